@@ -1,0 +1,44 @@
+# Each target does all the set-up that it needs, and that takes no time when nothing changed.
+#   make run ARGS="--port 9000 --llm PATH"     make test ARGS="tests/unit -k stream"     make PYTHON=python3.12 run
+
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+export VENV PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench setup clean
+
+help:
+	@echo "make run    start everything on this machine, then open http://127.0.0.1:8000"
+	@echo "make test   run the tests"
+	@echo "make check  lint, format and type checks"
+	@echo "make bench  measure the plumbing"
+	@echo "make setup  only install, for development"
+	@echo "make clean  remove what the others made, the virtual environment included"
+
+run:
+	@scripts/setup all
+	@exec $(BIN)/motet up $(ARGS)
+
+test:
+	@scripts/setup dev
+	@scripts/ensure_chromium
+	$(BIN)/python -m pytest $(ARGS)
+
+check:
+	@scripts/setup dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench:
+	@scripts/setup dev
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+setup:
+	@scripts/setup dev
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

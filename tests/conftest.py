@@ -1,0 +1,34 @@
+"""Shared test set-up. With `MOTET_REQUIRE_ALL=1` (CI) a skipped test is a failed one, so that none goes missing quietly."""
+
+import os
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+# What a machine may lack for good reason; everything else is set up by `make test`.
+MAY_SKIP = ("gpu", "docker", "microphone")
+REQUIRE_ALL = os.environ.get("MOTET_REQUIRE_ALL") == "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    excused = any(item.get_closest_marker(name) for name in MAY_SKIP) or hasattr(report, "wasxfail")
+    if REQUIRE_ALL and report.skipped and not excused:
+        _fail(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if REQUIRE_ALL and report.skipped:
+        _fail(report)
+    return report
+
+
+def _fail(report: Any) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+    report.outcome = "failed"
+    report.longrepr = f"MOTET_REQUIRE_ALL=1 and this was skipped ({reason}): provide what it needs, or mark it {MAY_SKIP}"

@@ -1,0 +1,43 @@
+"""CI must not lose tests quietly: with MOTET_REQUIRE_ALL=1 a skip is a failure, unless it is excused by a marker."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = """
+import pytest
+
+def test_skips(): pytest.skip("no reason")
+
+@pytest.mark.skip(reason="by marker")
+def test_marked(): pass
+
+@pytest.mark.gpu
+def test_excused(): pytest.skip("no accelerator")
+
+@pytest.mark.xfail(reason="known", strict=True)
+def test_expected_failure(): assert False
+"""
+
+
+@pytest.mark.parametrize(("required", "summary"), [("0", "3 skipped, 1 xfailed"), ("1", "1 failed, 1 skipped, 1 xfailed, 1 error")])
+def test_skips_fail_where_all_tests_are_required(tmp_path: Path, required: str, summary: str) -> None:
+    assert summary in run_pytest(tmp_path, SUITE, required)
+
+
+@pytest.mark.parametrize(("required", "summary"), [("0", "1 skipped"), ("1", "1 error")])
+def test_skipped_modules_fail_too(tmp_path: Path, required: str, summary: str) -> None:
+    suite = "import pytest\npytest.importorskip('no_such_module')\ndef test_one(): pass\n"
+    assert summary in run_pytest(tmp_path, suite, required)
+
+
+def run_pytest(folder: Path, suite: str, required: str) -> str:
+    root = Path(__file__).parents[2]
+    (folder / "conftest.py").write_text((root / "tests" / "conftest.py").read_text())
+    (folder / "test_suite.py").write_text(suite)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(root / "pyproject.toml"), str(folder)]
+    environment = os.environ | {"MOTET_REQUIRE_ALL": required}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
