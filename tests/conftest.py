@@ -1,4 +1,4 @@
-"""Shared test set-up. With `MOTET_REQUIRE_ALL=1` (CI) a skipped test is a failed one, so that none goes missing quietly."""
+"""With `MOTET_REQUIRE_ALL=1` (CI) a skipped test is a failed one, so that none goes missing quietly."""
 
 import os
 from collections.abc import Generator
@@ -31,4 +31,4 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 def _fail(report: Any) -> None:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
     report.outcome = "failed"
-    report.longrepr = f"MOTET_REQUIRE_ALL=1 and this was skipped ({reason}): provide what it needs, or mark it {MAY_SKIP}"
+    report.longrepr = f"skipped in spite of MOTET_REQUIRE_ALL=1 ({reason}): provide what it needs or mark it {MAY_SKIP}"

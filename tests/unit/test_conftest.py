@@ -23,7 +23,9 @@ def test_expected_failure(): assert False
 """
 
 
-@pytest.mark.parametrize(("required", "summary"), [("0", "3 skipped, 1 xfailed"), ("1", "1 failed, 1 skipped, 1 xfailed, 1 error")])
+@pytest.mark.parametrize(
+    ("required", "summary"), [("0", "3 skipped, 1 xfailed"), ("1", "1 failed, 1 skipped, 1 xfailed, 1 error")]
+)
 def test_skips_fail_where_all_tests_are_required(tmp_path: Path, required: str, summary: str) -> None:
     assert summary in run_pytest(tmp_path, SUITE, required)
 
@@ -38,6 +40,15 @@ def run_pytest(folder: Path, suite: str, required: str) -> str:
     root = Path(__file__).parents[2]
     (folder / "conftest.py").write_text((root / "tests" / "conftest.py").read_text())
     (folder / "test_suite.py").write_text(suite)
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(root / "pyproject.toml"), str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(root / "pyproject.toml"),
+        str(folder),
+    ]
     environment = os.environ | {"MOTET_REQUIRE_ALL": required}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout

@@ -4,8 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fix_torchaudio
 import pytest
+
+import fix_torchaudio
 
 SCRIPT = Path(fix_torchaudio.__file__)
 
@@ -60,7 +61,9 @@ def test_leaves_a_cuda_torch_alone(tmp_path: Path) -> None:
 
 def test_leaves_an_extension_that_loads_alone(tmp_path: Path) -> None:
     site_packages = make_site_packages(tmp_path, cuda=None)
-    library = next(Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line)
+    library = next(
+        Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so" in line
+    )
     for name in BOTH:
         path = site_packages / "torchaudio/lib" / name
         path.unlink()
