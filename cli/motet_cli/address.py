@@ -1,0 +1,53 @@
+"""Addresses to listen on: loopback or not, free or not. Checked before anything is started."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+
+from motet_shared.errors import ConfigError
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def local_view(host: str) -> str:
+    """The address under which this machine itself reaches a server that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def free_port(host: str, port: int = 0) -> int:
+    """`port` if it can be listened on; for 0 one that is free now. ConfigError says what is in the way."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:
+        raise ConfigError(f"--host: {host!r} is not known here; give an address of this machine") from None
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            raise ConfigError(_refusal(host, port, error)) from None
+        return int(probe.getsockname()[1])
+
+
+def _refusal(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"--port: {port} on {host} is in use; end what listens there or choose another port"
+    if error.errno == errno.EACCES:
+        return f"--port: {port} needs privileges; choose one above 1023"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host: {host!r} is no address of this machine"
+    return f"--port: cannot listen on {host}:{port}: {error.strerror}"

@@ -1,0 +1,47 @@
+"""When to start a dead process again: at once, then later and later, and never too often in a row."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackoffPolicy:
+    """Delays grow from `first` by `factor` up to `cap` seconds. A run of `healthy_after` seconds starts them afresh.
+
+    More than `burst` exits within `window` seconds are a crash loop: the next try waits `pause` seconds.
+    """
+
+    first: float = 0.1
+    factor: float = 2.0
+    cap: float = 5.0
+    healthy_after: float = 10.0
+    burst: int = 5
+    window: float = 120.0
+    pause: float = 30.0
+
+
+class Backoff:
+    """The restart history of one process."""
+
+    def __init__(self, policy: BackoffPolicy) -> None:
+        self.policy = policy
+        self._exits: deque[float] = deque(maxlen=policy.burst + 1)
+        self._streak = 0
+
+    def exited(self, now: float, ran_for: float) -> float:
+        """Records an exit at `now` (monotonic seconds) and returns how long to wait before the next start."""
+        policy = self.policy
+        self._streak = 0 if ran_for >= policy.healthy_after else self._streak
+        self._exits.append(now)
+        if self.crash_loop(now):
+            return policy.pause
+        delay = min(policy.cap, policy.first * policy.factor**self._streak)
+        self._streak += 1
+        return delay
+
+    def crash_loop(self, now: float) -> bool:
+        """Whether more than `burst` exits happened within the last `window` seconds."""
+        recent = [t for t in self._exits if now - t <= self.policy.window]
+        return len(recent) > self.policy.burst

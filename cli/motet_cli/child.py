@@ -1,0 +1,155 @@
+"""One supervised process: started on a leash, its output split into lines, ended politely and then by force."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+_PR_SET_PDEATHSIG = 1
+_TAIL_LINES = 20
+_LONGEST_LINE = 64 * 1024
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """What to run. `stage` orders the stop: the lowest ends first, equal ones together."""
+
+    name: str  # in the log, unique
+    role: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold passwords: never printed
+    stage: int = 0
+    grace: float = 5.0  # seconds from SIGTERM to SIGKILL
+    model: str | None = None
+
+
+def _leash(parent: int) -> Callable[[], None]:
+    """To be run in the new process before exec: the kernel kills it when `parent` ends, however it ends."""
+
+    def leash() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # the parent died before the signal was set
+            os._exit(1)
+
+    return leash
+
+
+def _exit_words(status: int) -> str:
+    """`exit code 3`, or `killed by SIGKILL`."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+class Child(asyncio.SubprocessProtocol):
+    """A running process. Every start has an instance id of its own: stream numbers of a dead one never come back."""
+
+    def __init__(self, spec: ChildSpec, on_line: Callable[[str], None]) -> None:
+        self.spec = spec
+        self.instance = f"{spec.role}-{secrets.token_hex(4)}"
+        self.pid = 0
+        self.status: int | None = None  # as in subprocess: negative is a signal
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.started_at = time.monotonic()
+        self._on_line = on_line
+        self._partial = b""
+        self._gone = asyncio.Event()
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    @classmethod
+    async def start(cls, spec: ChildSpec, on_line: Callable[[str], None]) -> Child:
+        """Runs the command in a process group of its own, so that a terminal's Ctrl-C reaches the supervisor only."""
+        child = cls(spec, on_line)
+        env = {**os.environ, **spec.env, "MOTET_INSTANCE": child.instance}
+        transport, _ = await asyncio.get_running_loop().subprocess_exec(
+            lambda: child,
+            *spec.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            process_group=0,
+            preexec_fn=_leash(os.getpid()),
+        )
+        child._transport = transport
+        child.pid = transport.get_pid()
+        return child
+
+    @property
+    def exit_words(self) -> str:
+        return "running" if self.status is None else _exit_words(self.status)
+
+    async def wait(self) -> int:
+        """The exit status; all that the process printed has been handed on by then."""
+        await self._gone.wait()
+        if self.status is None:
+            raise RuntimeError(f"{self.spec.name}: gone without an exit status")
+        return self.status
+
+    async def stop(self) -> bool:
+        """SIGTERM, and SIGKILL after the grace period. True if it ended by itself."""
+        self.signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self.wait(), self.spec.grace)
+        except TimeoutError:
+            await self.kill()
+            return False
+        return True
+
+    async def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        await self.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.status is None and self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    # ------------------------------------------------------------------------------------- asyncio.SubprocessProtocol
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > _LONGEST_LINE:
+            lines.append(self._partial)
+            self._partial = b""
+        for line in lines:
+            self._emit(line)
+
+    def process_exited(self) -> None:
+        if self._transport is not None:
+            self.status = self._transport.get_returncode()
+        # Output that is still in the pipe follows. A grandchild may hold the pipe open: do not wait for it long.
+        asyncio.get_running_loop().call_later(1.0, self._finish)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._gone.is_set():
+            return
+        if self.status is None and self._transport is not None:
+            self.status = self._transport.get_returncode()
+        if self._partial:
+            self._emit(self._partial)
+            self._partial = b""
+        if self._transport is not None:
+            self._transport.close()
+        self._gone.set()
+
+    def _emit(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip()
+        if text:
+            self.tail.append(text)
+            self._on_line(text)

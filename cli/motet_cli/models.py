@@ -1,0 +1,93 @@
+"""Which model folders there are on this machine, and whether a folder can be served.
+
+A model is a checkpoint folder as transformers saves it, served under the folder's name. What is inside it, the
+services find out; here only that it is one, before anything is started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet_shared.errors import ConfigError
+
+BUILT_IN = "pocket-chat"
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    name: str
+    path: Path
+
+
+def model_dirs(env: dict[str, str] | None = None) -> list[Path]:
+    """Where models are looked for by name: `MOTET_MODELS` (several with colons), then the source tree."""
+    value = (os.environ if env is None else env).get("MOTET_MODELS", "")
+    given = [Path(part).expanduser() for part in value.split(os.pathsep) if part]
+    source_tree = Path(__file__).resolve().parents[2] / "models"
+    return [path for path in (*given, source_tree) if path.is_dir()]
+
+
+def missing_parts(folder: Path) -> list[str]:
+    """What a checkpoint folder must have and this one has not; empty if it can be served."""
+    missing = []
+    if _model_type(folder) is None:
+        missing.append('config.json with a "model_type"')
+    if not (folder / "tokenizer.json").is_file():
+        missing.append("tokenizer.json")
+    if not any((folder / name).is_file() for name in _WEIGHTS):
+        missing.append(f"{_WEIGHTS[0]} (or {_WEIGHTS[1]} with its parts)")
+    return missing
+
+
+def _model_type(folder: Path) -> str | None:
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return config.get("model_type") if isinstance(config, dict) else None
+
+
+def local_models() -> list[ModelFolder]:
+    """Every servable folder in the model directories; of equal names, the first."""
+    found: dict[str, ModelFolder] = {}
+    for directory in model_dirs():
+        for path in sorted(directory.iterdir()):
+            if path.is_dir() and not missing_parts(path):
+                found.setdefault(path.name, ModelFolder(path.name, path))
+    return list(found.values())
+
+
+def resolve(given: str) -> ModelFolder:
+    """The model for what `--llm` was given: a folder, or the name of a local model. ConfigError says what is wrong."""
+    path = Path(given).expanduser()
+    if not path.is_dir() and os.sep not in given:
+        named = [directory / given for directory in model_dirs() if (directory / given).is_dir()]
+        path = named[0] if named else path
+    if not path.is_dir():
+        raise ConfigError(
+            f"--llm: {given!r} is neither a folder nor a local model ({_known()}); give a checkpoint folder"
+        )
+    if missing := missing_parts(path):
+        raise ConfigError(f"--llm: {given!r} is no checkpoint folder: it lacks {' and '.join(missing)}")
+    path = path.resolve()
+    return ModelFolder(path.name, path)
+
+
+def resolve_all(given: Sequence[str]) -> list[ModelFolder]:
+    """One model per `--llm`; the built-in one if none is given. Two of one name are refused."""
+    models = [resolve(item) for item in given or (BUILT_IN,)]
+    for model in models:
+        same = [str(other.path) for other in models if other.name == model.name]
+        if len(same) > 1:
+            raise ConfigError(f"--llm: {' and '.join(same)} would both be served as {model.name!r}; rename one folder")
+    return models
+
+
+def _known() -> str:
+    names = [model.name for model in local_models()]
+    return "known: " + ", ".join(names) if names else "none found; MOTET_MODELS can name a directory of models"

@@ -1,0 +1,71 @@
+"""Asks the gateway whether the stack can serve, and says what it still waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Health:
+    """An answer of `/health/ready`; status 0: nobody answers yet."""
+
+    status: int
+    waits_for: str = ""
+
+
+async def probe(host: str, port: int, timeout: float = 2.0) -> Health:
+    """One request by hand: an HTTP client library would take longer to import than the rest of the command."""
+    try:
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(f"GET /health/ready HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                reply = await reader.read(65536)
+                while chunk := await reader.read(65536):
+                    reply += chunk
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return Health(0)
+    return _parse(reply)
+
+
+def _parse(reply: bytes) -> Health:
+    head, _, body = reply.partition(b"\r\n\r\n")
+    words = head.split(None, 2)
+    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return Health(status)
+    waits = data.get("waiting_for") if isinstance(data, dict) else None
+    return Health(status, ", ".join(map(str, waits)) if isinstance(waits, list) else "")
+
+
+async def wait_until_ready(host: str, port: int, on_progress: Callable[[float, Health], None]) -> float:
+    """Polls until the answer is 200; seconds that it took. `on_progress` is told the time and answer so far."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    while (health := await probe(host, port)).status != 200:
+        on_progress(loop.time() - started, health)
+        await asyncio.sleep(0.1)
+    return loop.time() - started
+
+
+async def wait_for_port(host: str, port: int, timeout: float) -> bool:
+    """Whether something accepts connections there within `timeout` seconds."""
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(host, port)
+                except OSError:
+                    await asyncio.sleep(0.02)
+                else:
+                    writer.close()
+                    return True
+    except TimeoutError:
+        return False

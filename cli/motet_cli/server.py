@@ -1,0 +1,100 @@
+"""A Motet server as a terminal client sees it: models, and one streamed reply at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from motet_shared.errors import ConfigError, MotetError, Unavailable, from_wire
+
+Message = dict[str, Any]
+
+
+class Server:
+    """Errors come as `MotetError`, in words that a person can act on."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # A proxy of the environment is for the internet, not for a server that the user names himself.
+        self._http = httpx.Client(
+            base_url=self.url, headers=headers, timeout=httpx.Timeout(10, read=120), trust_env=False
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def models(self) -> list[str]:
+        """Names of the models that are served now."""
+        try:
+            reply = self._http.get("/v1/models")
+            _check(reply)
+            return [str(model["id"]) for model in reply.json()["data"]]
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        except (ValueError, KeyError, TypeError):
+            raise MotetError(f"{self.url} does not answer like a Motet server; is --url right?") from None
+
+    def reply(self, model: str, messages: list[Message]) -> Iterator[str]:
+        """Pieces of the answer. Closing the iterator cancels the request on the server."""
+        body = {"model": model, "messages": messages, "stream": True}
+        try:
+            with self._http.stream("POST", "/v1/chat/completions", json=body) as reply:
+                if reply.status_code != 200:
+                    reply.read()
+                _check(reply)
+                yield from _pieces(reply.iter_lines())
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
+        if isinstance(error, httpx.ConnectError):
+            return Unavailable(f"no server at {self.url}; start one with `motet up`, or give --url")
+        if isinstance(error, httpx.TimeoutException):
+            return Unavailable(f"{self.url} does not answer in time")
+        return Unavailable(f"the connection to {self.url} broke: {error}")
+
+
+def _check(reply: httpx.Response) -> None:
+    if reply.status_code == 200:
+        return
+    try:
+        error = reply.json()["error"]
+        raise from_wire(str(error.get("code") or "internal"), str(error["message"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise MotetError(f"the server answered {reply.status_code}: {reply.text[:200]}") from None
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[str]:
+    """Text of server-sent events; tool calls are shown as the model's side of a program would see them."""
+    for line in lines:
+        if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
+            continue
+        chunk = json.loads(data)
+        if error := chunk.get("error"):
+            raise from_wire(str(error.get("code") or "internal"), str(error.get("message")))
+        for choice in chunk.get("choices", []):
+            if text := choice.get("delta", {}).get("content"):
+                yield text
+
+
+def read_key(path: str | None) -> str | None:
+    """The key from a file, `MOTET_API_KEY_FILE` or `MOTET_API_KEY`; None if there is none."""
+    path = path or os.environ.get("MOTET_API_KEY_FILE")
+    if not path:
+        return os.environ.get("MOTET_API_KEY") or None
+    try:
+        return Path(path).expanduser().read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"--api-key-file: cannot read {path!r}: {error.strerror}; give a file with the key") from None

@@ -1,0 +1,104 @@
+"""What `motet up` starts: which processes, with which arguments, and how many threads each may use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet_cli.child import ChildSpec
+from motet_cli.logs import LogFormat
+from motet_cli.models import ModelFolder
+
+# Stop order: the door closes first and its requests end, then those who serve them, and NATS last of all.
+_GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
+_GATEWAY_GRACE, _SERVICE_GRACE = 15.0, 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Everything that `motet up` was asked for, already checked."""
+
+    models: tuple[ModelFolder, ...]
+    nats_url: str
+    nats_password: str | None  # None: the children read what the environment says, if anything
+    host: str = "127.0.0.1"
+    port: int = 8000
+    decode: int = 1  # instances per model
+    tokenizer: int = 1
+    api_key_file: Path | None = None
+    insecure: bool = False
+    log_format: LogFormat = "text"
+
+    def services(self) -> list[ChildSpec]:
+        """One spec per process, in the order of the log."""
+        return [self._gateway(), *self._tokenizers(), *self._decoders()]
+
+    def _gateway(self) -> ChildSpec:
+        argv = ["--host", self.host, "--port", str(self.port)]
+        if self.api_key_file is not None:
+            argv += ["--api-key-file", str(self.api_key_file)]
+        if self.insecure:
+            argv.append("--insecure")
+        return self._spec("gateway", "gateway", "motet_gateway", argv, stage=_GATEWAY_STAGE, grace=_GATEWAY_GRACE)
+
+    def _tokenizers(self) -> Iterator[ChildSpec]:
+        argv = [part for model in self.models for part in ("--model", str(model.path))]
+        for name in _numbered("tokenizer", self.tokenizer):
+            yield self._spec(name, "tokenizer", "motet_tokenizer", argv)
+
+    def _decoders(self) -> Iterator[ChildSpec]:
+        names = iter(_numbered("decode", self.decode * len(self.models)))
+        threads = max(1, len(os.sched_getaffinity(0)) // (self.decode * len(self.models)))
+        for model in self.models:
+            argv = ["--model", str(model.path)]
+            for _ in range(self.decode):
+                yield self._spec(next(names), "decode", "motet_llm", argv, threads=threads, model=model.name)
+
+    def _spec(
+        self,
+        name: str,
+        role: str,
+        module: str,
+        argv: list[str],
+        *,
+        threads: int = 1,
+        stage: int = _SERVICE_STAGE,
+        grace: float = _SERVICE_GRACE,
+        model: str | None = None,
+    ) -> ChildSpec:
+        common = ["--nats-url", self.nats_url, "--log-format", self.log_format]
+        return ChildSpec(
+            name=name,
+            role=role,
+            argv=(sys.executable, "-m", module, *argv, *common),
+            env=self._secrets() | thread_limits(threads) | {"PYTHONUNBUFFERED": "1"},
+            stage=stage,
+            grace=grace,
+            model=model,
+        )
+
+    def _secrets(self) -> dict[str, str]:
+        return {} if self.nats_password is None else {"MOTET_NATS_PASSWORD": self.nats_password}
+
+
+def thread_limits(threads: int) -> dict[str, str]:
+    """Environment that keeps a process to `threads` in its numeric libraries; what the user set himself wins.
+
+    Idle OpenMP threads spin by default, which on a shared machine takes the cores from the other services.
+    """
+    limits = {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "RAYON_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "KMP_BLOCKTIME": "0",
+    }
+    return {name: value for name, value in limits.items() if name not in os.environ}
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]

@@ -1,0 +1,140 @@
+"""Keeps a set of processes running: starts, restarts with back-off, stops in order.
+
+What to run is the caller's (`stack`); what one process is, `child` knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from motet_cli.backoff import Backoff, BackoffPolicy
+from motet_cli.child import Child, ChildSpec
+from motet_cli.logs import Log
+
+SlotState = Literal["waiting", "running", "failing", "stopped"]
+_SHOWN_TAIL = 8
+
+
+class Slot:
+    """The place of one process, over all its restarts."""
+
+    def __init__(self, spec: ChildSpec, policy: BackoffPolicy) -> None:
+        self.spec = spec
+        self.state: SlotState = "waiting"
+        self.child: Child | None = None
+        self.restarts = 0
+        self.last_exit = ""
+        self.backoff = Backoff(policy)
+
+    def describe(self) -> dict[str, Any]:
+        child = self.child if self.state == "running" else None
+        return {
+            "name": self.spec.name,
+            "role": self.spec.role,
+            "model": self.spec.model,
+            "state": self.state,
+            "pid": child.pid if child else None,
+            "instance": child.instance if child else None,
+            "restarts": self.restarts,
+            "last_exit": self.last_exit,
+        }
+
+
+class Supervisor:
+    """Runs every spec until `stop`. One that keeps dying is reported with its last lines; the others run on."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        policy: BackoffPolicy | None = None,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` is called after every start and exit."""
+        self.slots: list[Slot] = []
+        self._log = log
+        self._policy = policy or BackoffPolicy()
+        self._on_change = on_change
+        self._tasks: dict[Slot, asyncio.Task[None]] = {}
+        self._stopping = False
+
+    def start(self, specs: Iterable[ChildSpec]) -> None:
+        """Adds processes; they start at once, all together."""
+        for spec in specs:
+            slot = Slot(spec, self._policy)
+            self.slots.append(slot)
+            self._tasks[slot] = asyncio.create_task(self._keep_running(slot), name=f"keep {spec.name}")
+
+    async def stop(self) -> bool:
+        """Ends all processes, stage by stage. True if none had to be killed."""
+        self._stopping = True
+        clean = True
+        stages = sorted(self.slots, key=lambda slot: slot.spec.stage)
+        for _, group in itertools.groupby(stages, key=lambda slot: slot.spec.stage):
+            results = await asyncio.gather(*(self._stop_slot(slot) for slot in group))
+            clean = clean and all(results)
+        return clean
+
+    async def kill(self) -> None:
+        """Ends all processes at once."""
+        self._stopping = True
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*(slot.child.kill() for slot in self.slots if slot.child))
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [slot.describe() for slot in self.slots]
+
+    async def _stop_slot(self, slot: Slot) -> bool:
+        clean = True
+        if slot.child is not None and slot.state == "running":
+            clean = await slot.child.stop()
+            if not clean:
+                self._log.note(f"{slot.spec.name} did not end within {slot.spec.grace:g} s: killed", "warning")
+        self._tasks[slot].cancel()
+        await asyncio.gather(self._tasks[slot], return_exceptions=True)
+        slot.state = "stopped"
+        self._on_change()
+        return clean
+
+    async def _keep_running(self, slot: Slot) -> None:
+        while not self._stopping:
+            delay = await self._run_once(slot)
+            if self._stopping:
+                return
+            await asyncio.sleep(delay)
+            slot.restarts += 1
+
+    async def _run_once(self, slot: Slot) -> float:
+        """Runs the process to its end; how long to wait before the next start."""
+        name, started = slot.spec.name, time.monotonic()
+        try:
+            slot.child = await Child.start(slot.spec, lambda line: self._log.child(name, slot.spec.role, line))
+        except OSError as error:
+            slot.last_exit = f"cannot start: {error}"
+        else:
+            slot.state = "running"
+            self._on_change()
+            await slot.child.wait()
+            slot.last_exit = slot.child.exit_words
+        now = time.monotonic()
+        delay = slot.backoff.exited(now, now - started)
+        failing = slot.backoff.crash_loop(now)
+        slot.state = "failing" if failing else "waiting"
+        if not self._stopping:
+            self._report_exit(slot, delay, failing)
+        self._on_change()
+        return delay
+
+    def _report_exit(self, slot: Slot, delay: float, failing: bool) -> None:
+        again = f"next start in {delay:g} s"
+        if not failing:
+            self._log.note(f"{slot.spec.name} ended ({slot.last_exit}); {again}", "warning")
+            return
+        tail = list(slot.child.tail)[-_SHOWN_TAIL:] if slot.child else []
+        said = "; it said last:" + "".join(f"\n    {line}" for line in tail) if tail else ""
+        self._log.note(f"{slot.spec.name} keeps ending ({slot.last_exit}); {again}{said}", "error")

@@ -1,0 +1,183 @@
+"""`motet up`: NATS and every service as supervised processes on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import sys
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet_cli import address, models, nats
+from motet_cli.logs import Log
+from motet_cli.readiness import Health, wait_for_port, wait_until_ready
+from motet_cli.stack import Stack
+from motet_cli.supervisor import Supervisor
+from motet_shared.errors import ConfigError
+
+_NATS_START = 10.0
+_STILL_LOADING = 10.0  # seconds between lines where there is no terminal to redraw
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked command line: nothing was started yet."""
+
+    stack: Stack
+    nats_port: int | None  # None: a server of the user's own
+    state_file: Path | None
+
+
+def plan(args: Namespace) -> Plan:
+    """ConfigError for what cannot work, before anything is started."""
+    key_file = args.api_key_file or os.environ.get("MOTET_API_KEY_FILE")
+    _check_exposure(args.host, bool(key_file or os.environ.get("MOTET_API_KEY")), args.insecure)
+    if key_file and not Path(key_file).is_file():
+        raise ConfigError(f"--api-key-file: {key_file!r} is no file; write the key into one")
+    for name in ("decode", "tokenizer"):
+        if getattr(args, name) < 1:
+            raise ConfigError(f"--{name}: {getattr(args, name)} is too few; give at least 1")
+    nats_port = None if args.nats else address.free_port("127.0.0.1")
+    password = os.environ.get("MOTET_NATS_PASSWORD")
+    stack = Stack(
+        models=tuple(models.resolve_all(args.llm)),
+        nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
+        nats_password=password or (None if args.nats else secrets.token_urlsafe(24)),
+        host=args.host,
+        port=address.free_port(args.host, args.port),
+        decode=args.decode,
+        tokenizer=args.tokenizer,
+        api_key_file=Path(args.api_key_file) if args.api_key_file else None,
+        insecure=args.insecure,
+        log_format=args.log_format,
+    )
+    if nats_port is not None:
+        nats.find_server(), nats.find_config()
+    return Plan(stack, nats_port, Path(args.state_file) if args.state_file else None)
+
+
+def _check_exposure(host: str, has_key: bool, insecure: bool) -> None:
+    if not (address.is_loopback(host) or has_key or insecure):
+        raise ConfigError(
+            f"--host: {host!r} can be reached from other machines; protect it with --api-key-file PATH"
+            " (or MOTET_API_KEY_FILE), or say --insecure"
+        )
+
+
+def run(args: Namespace) -> int:
+    """Blocks until Ctrl-C or SIGTERM. 0: all ended in order; 1: something had to be killed."""
+    todo = plan(args)
+    terminal = sys.stdout.isatty()
+    colour = terminal and not os.environ.get("NO_COLOR")
+    log = Log(sys.stdout, fmt=todo.stack.log_format, colour=colour, live=terminal)
+    try:
+        return asyncio.run(Up(todo, log).run())
+    finally:
+        log.close()
+
+
+class Up:
+    """One run of the stack, from the first process to the last."""
+
+    def __init__(self, todo: Plan, log: Log) -> None:
+        self._plan, self._log = todo, log
+        self._supervisor = Supervisor(log, on_change=self._changed)
+        self._stop = asyncio.Event()
+        self._kill = asyncio.Event()
+        self._unready = asyncio.Event()
+        self._reported = 0.0
+
+    @property
+    def url(self) -> str:
+        return address.url(address.local_view(self._plan.stack.host), self._plan.stack.port)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        tasks = [asyncio.create_task(self._start()), asyncio.create_task(self._stop.wait())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a bug in starting is not to be taken for an order to stop
+        finally:
+            tasks[0].cancel()
+            self._log.progress("")
+            clean = await self._end()
+        return 0 if clean else 1
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set() and number == signal.SIGINT:
+            self._kill.set()
+        if not self._stop.is_set():
+            how = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
+            self._log.note(f"stopping: requests in flight may finish{how}")
+        self._stop.set()
+
+    async def _start(self) -> None:
+        """Starts everything, then reports `ready` each time that the stack becomes so; never ends by itself."""
+        services = self._plan.stack.services()
+        self._log.reserve([spec.name for spec in services])
+        await self._start_nats()
+        self._supervisor.start(services)
+        self._log.note("serving " + ", ".join(model.name for model in self._plan.stack.models))
+        host, port = address.local_view(self._plan.stack.host), self._plan.stack.port
+        while True:
+            self._unready.clear()
+            took = await wait_until_ready(host, port, self._show_progress)
+            self._log.progress("")
+            self._log.note(f"ready after {took:.1f} s: {self.url}")
+            await self._unready.wait()
+
+    async def _start_nats(self) -> None:
+        port = self._plan.nats_port
+        if port is None:
+            return
+        env = {"MOTET_NATS_PASSWORD": self._plan.stack.nats_password or ""}
+        self._supervisor.start([nats.spec(port, env)])
+        while not await wait_for_port("127.0.0.1", port, _NATS_START):
+            self._log.note(f"NATS does not listen on port {port} yet", "warning")
+
+    async def _end(self) -> bool:
+        """In order, unless a second Ctrl-C asks for haste."""
+        stopping = asyncio.create_task(self._supervisor.stop())
+        hurry = asyncio.create_task(self._kill.wait())
+        await asyncio.wait([stopping, hurry], return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not stopping.done():
+            stopping.cancel()
+            await self._supervisor.kill()
+            return False
+        return stopping.result()
+
+    def _show_progress(self, seconds: float, health: Health) -> None:
+        waits = health.waits_for or ("the gateway" if health.status == 0 else "the models")
+        self._log.progress(f"loading: waiting for {waits} ({seconds:.0f} s)")
+        if seconds - self._reported >= _STILL_LOADING or seconds < self._reported:
+            self._reported = seconds
+            if not self._log.live:
+                self._log.note(f"loading: waiting for {waits} ({seconds:.0f} s)")
+
+    def _changed(self) -> None:
+        self._unready.set()
+        if self._plan.state_file is not None:
+            _write_state(self._plan.state_file, self._state())
+
+    def _state(self) -> dict[str, object]:
+        return {
+            "pid": os.getpid(),
+            "url": self.url,
+            "nats_url": self._plan.stack.nats_url,
+            "children": self._supervisor.describe(),
+        }
+
+
+def _write_state(path: Path, state: dict[str, object]) -> None:
+    """Replaced in one go: a reader never sees half of it."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(state, indent=1))
+    part.replace(path)

@@ -1,0 +1,141 @@
+"""What `motet up` refuses before it starts anything, and what it would start."""
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from motet_cli import models, up
+from motet_cli.main import main, parser
+from motet_cli.stack import Stack
+from motet_shared.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Looks like a checkpoint from outside."""
+    path = tmp_path / "tiny-llama"
+    path.mkdir()
+    (path / "config.json").write_text('{"model_type": "llama"}')
+    (path / "tokenizer.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(b"")
+    return path
+
+
+def plan(*argv: str) -> up.Plan:
+    return up.plan(parser().parse_args(["up", *argv]))
+
+
+def refusal(*argv: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan(*argv)
+    return caught.value.message
+
+
+def test_a_port_in_use_is_refused_by_name(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"--port: {port} on 127.0.0.1 is in use" in refusal("--port", str(port), "--llm", str(folder))
+
+
+def test_other_hosts_need_a_key_or_insecure(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MOTET_API_KEY", "MOTET_API_KEY_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    common = ("--port", "0", "--llm", str(folder), "--host", "0.0.0.0")
+    assert "--api-key-file" in refusal(*common)
+    assert plan(*common, "--insecure").stack.insecure
+    key = tmp_path / "key"
+    assert "is no file" in refusal(*common, "--api-key-file", str(key))
+    key.write_text("k")
+    assert plan(*common, "--api-key-file", str(key)).stack.api_key_file == key
+
+
+def test_an_unknown_host_is_refused(folder: Path) -> None:
+    assert "192.0.2.1" in refusal("--host", "192.0.2.1", "--insecure", "--llm", str(folder))
+
+
+@pytest.mark.parametrize("flag", ["--decode", "--tokenizer"])
+def test_no_instances_are_refused(flag: str, folder: Path) -> None:
+    assert "at least 1" in refusal(flag, "0", "--llm", str(folder), "--port", "0")
+
+
+@pytest.mark.parametrize("part", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_folder_that_is_no_checkpoint_names_what_it_lacks(part: str, folder: Path) -> None:
+    (folder / part).unlink()
+    message = refusal("--llm", str(folder), "--port", "0")
+    assert str(folder) in message
+    assert f"it lacks {part}" in message
+
+
+def test_a_path_that_is_not_there_names_the_known_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTET_MODELS", str(folder.parent))
+    assert "known: tiny-llama" in refusal("--llm", "/nowhere", "--port", "0")
+
+
+def test_models_are_found_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTET_MODELS", str(folder.parent))
+    assert models.resolve("tiny-llama").path == folder
+
+
+def test_two_models_of_one_name_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    folder.rename(other / "tiny-llama")
+    (other / "again").mkdir()
+    copy = other / "again" / "tiny-llama"
+    copy.mkdir()
+    for file in (other / "tiny-llama").iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    assert "both be served as 'tiny-llama'" in refusal("--llm", str(other / "tiny-llama"), "--llm", str(copy))
+
+
+def test_one_decode_process_per_model_and_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTET_NATS_PASSWORD", "pw-of-the-run")
+    todo = plan("--llm", str(folder), "--decode", "2", "--tokenizer", "2", "--port", "0")
+    services = todo.stack.services()
+    assert [s.name for s in services] == ["gateway", "tokenizer-1", "tokenizer-2", "decode-1", "decode-2"]
+    assert services[-1].model == "tiny-llama"
+    assert all(s.env["MOTET_NATS_PASSWORD"] == "pw-of-the-run" for s in services)
+    assert not any("pw-of-the-run" in arg for s in services for arg in s.argv)
+    assert [s.stage for s in services] == sorted(s.stage for s in services)
+
+
+def test_each_run_has_a_password_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOTET_NATS_PASSWORD", raising=False)
+    first, second = (plan("--llm", str(folder), "--port", "0").stack.nats_password for _ in range(2))
+    assert first
+    assert first != second
+
+
+def test_a_nats_server_of_ones_own_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MOTET_NATS_PASSWORD", raising=False)
+    todo = plan("--llm", str(folder), "--port", "0", "--nats", "nats://elsewhere:4222")
+    assert (todo.nats_port, todo.stack.nats_url, todo.stack.nats_password) == (None, "nats://elsewhere:4222", None)
+
+
+def test_threads_are_shared_out_and_the_users_word_wins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    model = models.ModelFolder("m", folder)
+    stack = Stack(models=(model,), nats_url="", nats_password=None, decode=2)
+    threads = {s.role: s.env["OMP_NUM_THREADS"] for s in stack.services()}
+    assert threads == {"gateway": "1", "tokenizer": "1", "decode": "4"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert all("OMP_NUM_THREADS" not in s.env for s in stack.services())
+
+
+@pytest.mark.parametrize(
+    ("argv", "word"),
+    [(["up", "--llm", "/nowhere", "--port", "0"], "neither a folder"), (["up", "--decode", "0"], "at least 1")],
+)
+def test_a_wrong_setting_is_exit_code_2_and_one_line(
+    argv: Sequence[str], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("motet up: ")
+    assert word in error
+    assert error.count("\n") == 1
