@@ -166,7 +166,7 @@ def scene_talk(rng: Random, *, category: str | None = None) -> Conversation | No
     introduce(writer, sample_scene(rng, arrangement=arrangement, least=2 if category else 1))
     if category:
         return writer.done(category) if writer.ask(category) else None
-    turns = rng.choice((2, 3, 4, 5, 6, 8)) if rng.random() < 0.95 else rng.randint(10, 28)
+    turns = rng.choice((2, 3, 4, 5, 6, 8, 8)) if rng.random() < 0.95 else rng.randint(10, 28)
     weights = dict(SCENE_WEIGHTS)
     for _ in range(turns):
         writer.ask(weighted(rng, weights))
@@ -201,15 +201,15 @@ def draw_talk(rng: Random, *, single: bool = False) -> Conversation:
     if single:
         _draw_turn(writer, tools.drawable(rng, least=2), can_draw, finish=False)
         return writer.done("tool-call", tuple(declared))
-    for _ in range(rng.choice((1, 2, 3, 4))):
+    for _ in range(rng.choice((1, 2, 3, 4, 5))):
         draw = rng.random()
-        if draw < 0.7:
+        if draw < 0.6:
             _draw_turn(writer, tools.drawable(rng), can_draw)
-        elif draw < 0.8:
+        elif draw < 0.72:
             scene = sample_scene(rng, arrangement="scatter")
             introduce(writer, scene, first=False)
             _draw_turn(writer, tools.drawing_of(scene), can_draw, ask=rng.choice(tools.ASK_SCENE))
-        elif draw < 0.9:
+        elif draw < 0.85:
             introduce(writer, sample_scene(rng), first=False)
             if not writer.ask(weighted(rng, SCENE_WEIGHTS)):
                 writer.ask("description")

@@ -97,7 +97,7 @@ class Batch:
 class Stream:
     """Batches by step. Causal attention needs no mask for padding on the right."""
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, *, rows_by: int = 2304) -> None:
+    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, *, rows_by: int = 1536) -> None:
         self.recipe, self.tokenizer, self.rows_by = recipe, tokenizer, rows_by
         self.turn = f"{chat_tokenizer.TURN_START}assistant\n"
 

@@ -44,9 +44,9 @@ class Kind:
             and self.size in (None, other.size)
         )
 
-    def phrase(self, *, plural: bool = False) -> str:
-        """The noun phrase without article: "small red circle", "red things"."""
-        noun = (self.shape or "thing") + ("s" if plural else "")
+    def phrase(self, *, plural: bool = False, anything: str = "thing") -> str:
+        """The noun phrase without article: "small red circle", "red things"; `anything` stands for an open shape."""
+        noun = (self.shape or anything) + ("s" if plural else "")
         return " ".join(word for word in (self.size, self.colour, noun) if word)
 
 

@@ -26,6 +26,8 @@ from world import (
     with_article,
 )
 
+ANYTHING = ("thing", "thing", "shape", "object")
+
 
 def _some_kind(scene: Scene, rng: Random, *, present: float) -> Kind:
     """A partial kind to ask about; with probability `present` one that fits something in the scene."""
@@ -50,7 +52,8 @@ def ask_count(scene: Scene, rng: Random) -> Question:
     forms = ("How many {0} are there?", "How many {0} are there?", "How many {0} do you see?", "Count the {0}.")
     text = rng.choice((*forms, "How many {0} are in the scene?", "What is the number of {0}?"))
     count = len(scene.find(kind))
-    return Question("count", text.format(kind.phrase(plural=True)), sentence(NUMBERS[count] if count else "none"))
+    what = kind.phrase(plural=True, anything=rng.choice(ANYTHING))
+    return Question("count", text.format(what), sentence(NUMBERS[count] if count else "none"))
 
 
 def ask_colour(scene: Scene, rng: Random) -> Question | None:
@@ -87,8 +90,9 @@ def ask_shape(scene: Scene, rng: Random) -> Question | None:
         return None
     kind, thing = rng.choice(options)
     what = " ".join(word for word in (kind.size, kind.colour) if word)
-    forms = ("What shape is the {0} thing?", "What shape is the {0} one?", "Which shape is {0}?", "What is the {0} thing?")
-    return Question("shape", rng.choice(forms).format(what), sentence(with_article(thing.shape)))
+    which = " and ".join(word for word in (kind.size, kind.colour) if word)
+    forms = ("What shape is the {0} thing?", "What shape is the {0} one?", "Which shape is {1}?", "What is the {0} thing?")
+    return Question("shape", rng.choice(forms).format(what, which), sentence(with_article(thing.shape)))
 
 
 def ask_size(scene: Scene, rng: Random) -> Question | None:
@@ -117,7 +121,8 @@ def ask_size(scene: Scene, rng: Random) -> Question | None:
 def ask_existence(scene: Scene, rng: Random) -> Question:
     """ "Is there a red circle?" "Yes." """
     kind = _some_kind(scene, rng, present=0.5)
-    one, many = with_article(kind.phrase()), kind.phrase(plural=True)
+    noun = rng.choice(ANYTHING)
+    one, many = with_article(kind.phrase(anything=noun)), kind.phrase(plural=True, anything=noun)
     forms = ("Is there {0}?", "Is there {0}?", "Do you see {0}?", "Are there any {1}?", "Can you see {0}?", "Is there {0} in the scene?")
     return Question("existence", rng.choice(forms).format(one, many), "Yes." if scene.find(kind) else "No.")
 
@@ -169,9 +174,11 @@ def _ask_relation(scene: Scene, rng: Random, category: str) -> Question | None:
 def ask_description(scene: Scene, rng: Random) -> Question:
     """ "Describe the scene." "Two red circles and a blue square."; also lists of colours and shapes."""
     draw = rng.random()
-    if draw < 0.15 and scene.things:
-        colours = list(dict.fromkeys(thing.colour for thing in scene.things))
-        return Question("description", rng.choice(("Which colours are there?", "What colours do you see?")), sentence(listing(colours)))
+    if draw < 0.25 and scene.things:
+        what = "colour" if draw < 0.12 else "shape"
+        found = listing(list(dict.fromkeys(getattr(thing, what) for thing in scene.things)))
+        text = rng.choice(("Which {0} are there?", "What {0} do you see?", "Which {0} do you see?"))
+        return Question("description", text.format(what + "s"), sentence(found))
     forms = ("Describe the scene.", "What is there?", "What do you see?", "What is in the scene?", "Describe it.", "Tell me what you see.", "What is in the picture?", "List all things.")
     return Question("description", rng.choice(forms), canonical(scene))
 
