@@ -1,0 +1,337 @@
+"""The worker's side of streaming calls: accept, send within credit, be cancelled, beat.
+
+A handler is a coroutine that gets a `Call`. Returning ends the stream, raising fails it, and it is cancelled when the
+caller cancels, its process dies, or the deadline passes. Engines that produce for many calls at once use `push` from
+one callback instead of `send`, and respect `credit_left` themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from . import subjects
+from .clock import Clock
+from .errors import (
+    BadRequest,
+    DeadlineExceeded,
+    Draining,
+    MalformedMessage,
+    MotetError,
+    Overloaded,
+    PayloadTooLarge,
+    ProtocolMismatch,
+    as_motet_error,
+)
+from .messages import (
+    PROTOCOL,
+    Accepted,
+    Beat,
+    Body,
+    Cancel,
+    Credit,
+    End,
+    Error,
+    Frame,
+    Frames,
+    Item,
+    Open,
+    Pong,
+    Usage,
+    decode_controls,
+    decode_open,
+    encode,
+)
+from .outbox import Outbox
+from .transport import Message, Transport
+
+log = logging.getLogger(__name__)
+
+BEAT_AFTER = 0.2  # seconds without a frame
+
+Handler = Callable[["Call", Any], Awaitable[None]]
+
+
+class Call:
+    """One stream that this process serves."""
+
+    def __init__(self, calls: Calls, request: Open, now: float):
+        self._calls = calls
+        self.caller = request.caller
+        self.stream = request.stream
+        self.epoch = request.epoch
+        self.request = request.body
+        self.id = f"{request.caller}/{request.stream}"
+        self.expires = None if request.deadline_ms is None else now + request.deadline_ms / 1000
+        self.credit_total = request.credit
+        self.sent = 0
+        self.on_credit: Callable[[int], None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.quiet = 0.0  # seconds since the last frame, in ticks of the monitor
+        self.expired = False
+        self._subject = subjects.frames_to(request.caller)
+        self._credit: asyncio.Event = asyncio.Event()
+        self._status = "stop"
+        self._usage: Usage | None = None
+        self._timing: dict[str, float] = {}
+
+    @property
+    def credit_left(self) -> int:
+        return self.credit_total - self.sent
+
+    def remaining(self) -> float | None:
+        """Seconds until the deadline, None without one."""
+        return None if self.expires is None else self.expires - self._calls.clock.now()
+
+    async def send(self, body: Body) -> None:
+        """Queue one item; waits while the caller has granted no credit. This wait is the backpressure."""
+        while self.sent >= self.credit_total:
+            self._credit.clear()
+            await self._credit.wait()
+        self.push(body)
+
+    def push(self, body: Body) -> None:
+        """Queue one item at once. The pusher must keep within `credit_left`."""
+        self._put(Item(self.stream, self.sent, body))
+        self.sent += 1
+
+    def finish(
+        self, status: str = "stop", usage: Usage | None = None, timing: dict[str, float] | None = None
+    ) -> None:
+        """What the End will carry. It is sent when the handler returns."""
+        self._status, self._usage, self._timing = status, usage, timing or {}
+
+    def _put(self, frame: Frame) -> None:
+        self.quiet = 0.0
+        self._calls.outbox.put(self._subject, frame)
+
+    def accept(self) -> None:
+        self._put(Accepted(self.stream))
+
+    def beat(self) -> None:
+        self._put(Beat(self.stream, self.sent))
+
+    def grant(self, total: int) -> None:
+        if total > self.credit_total:
+            self.credit_total = total
+            self._credit.set()
+            if self.on_credit is not None:
+                self.on_credit(total)
+
+    def end(self) -> None:
+        self._put(End(self.stream, self.sent, self._status, self._usage, self._timing))
+
+    def error(self, error: MotetError) -> None:
+        self._put(Error(self.stream, self.sent, error.code, error.message, error.retryable, error.param))
+
+
+class Calls:
+    """All streams that this process serves, and the place where opens and controls arrive."""
+
+    def __init__(self, instance: str, frames: Transport, clock: Clock, max_active: int = 1024):
+        self.instance = instance
+        self.clock = clock
+        self.max_active = max_active
+        self.state = "starting"
+        self.active: dict[tuple[str, int], Call] = {}
+        self.handlers: dict[str, Handler] = {}
+        self.dropped: dict[str, int] = {}
+        self.requests = 0
+        self.errors = 0
+        self.last_error = ""
+        self.busy_seconds = 0.0
+        self._finished: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.outbox = Outbox(frames, lambda parts: encode(Frames(PROTOCOL, instance, parts)), _oversize)
+
+    def start(self) -> None:
+        self.outbox.start()
+
+    # ---------------------------------------------------------------------------------------------------------- opening
+    def on_open(self, message: Message) -> None:
+        """An Open, maybe for the second time."""
+        try:
+            request = read_open(message.data)
+        except BadRequest as error:
+            self._drop(error.code)
+            self._reply_error(message.reply, error)
+            return
+        key = (request.caller, request.stream)
+        if (call := self.active.get(key)) is not None:
+            call.accept()  # our Accepted was lost
+        elif key not in self._finished:
+            self._admit(key, request, message)
+
+    def _admit(self, key: tuple[str, int], request: Open, message: Message) -> None:
+        handler = self.handlers.get(str(type(request.body).__struct_config__.tag))
+        call = Call(self, request, self.clock.now())
+        refusal: MotetError | None = None
+        if handler is None:
+            refusal = BadRequest(f"{self.instance} has no operation {type(request.body).__name__!r}")
+        elif self.state != "ready":
+            refusal = Draining(f"{self.instance} is {self.state} and takes no new work")
+        elif len(self.active) >= self.max_active:
+            refusal = Overloaded(f"{self.instance} already serves {len(self.active)} calls (max_active)")
+        if refusal is not None or handler is None:
+            call.error(refusal or BadRequest("no handler"))
+            self._remember(key)
+            return
+        self.requests += 1
+        self.active[key] = call
+        self._idle.clear()
+        call.accept()
+        call.task = asyncio.get_running_loop().create_task(self._serve(key, call, handler, message.headers))
+
+    async def _serve(
+        self, key: tuple[str, int], call: Call, handler: Handler, headers: dict[str, str] | None
+    ) -> None:
+        from .telemetry import serving
+
+        started = self.clock.now()
+        try:
+            with serving(headers, type(call.request).__name__, getattr(call.request, "request_id", "") or call.id):
+                await handler(call, call.request)
+            call.end()
+        except asyncio.CancelledError:
+            if call.expired:
+                call.error(DeadlineExceeded("the deadline passed before the stream was complete"))
+        except Exception as error:
+            self._failed(call, error)
+        finally:
+            self.busy_seconds += self.clock.now() - started
+            self.active.pop(key, None)
+            self._remember(key)
+            if not self.active:
+                self._idle.set()
+
+    def _failed(self, call: Call, error: Exception) -> None:
+        wire = as_motet_error(error)
+        self.errors += 1
+        self.last_error = wire.message
+        if wire.code == "internal":
+            log.exception("call %s failed", call.id)
+        call.error(wire)
+
+    def _remember(self, key: tuple[str, int]) -> None:
+        self._finished[key] = None
+        if len(self._finished) > 8192:
+            self._finished.popitem(last=False)
+
+    # ---------------------------------------------------------------------------------------------------------- control
+    def on_control(self, message: Message) -> Pong | None:
+        """Credits and cancels of one caller. An empty list is a probe; the answer to a probe is returned."""
+        try:
+            batch = decode_controls(message.data)
+        except ValueError:
+            self._drop("malformed_controls")
+            return None
+        if batch.v != PROTOCOL:
+            self._drop("protocol_mismatch")
+            return None
+        for control in batch.controls:
+            key = (batch.caller, control.stream)
+            call = self.active.get(key)
+            if isinstance(control, Cancel):
+                if call is not None:
+                    self.cancel(call)
+                else:
+                    self._remember(key)  # it may overtake its Open
+            elif call is not None and isinstance(control, Credit):
+                call.grant(control.total)
+        return None if batch.controls else Pong(PROTOCOL, self.instance, self.state)
+
+    def cancel(self, call: Call) -> None:
+        if call.task is not None:
+            call.task.cancel()
+
+    def caller_lost(self, caller: str) -> None:
+        """Cancel everything that a dead process asked for."""
+        for (owner, _), call in list(self.active.items()):
+            if owner == caller:
+                self.cancel(call)
+
+    def callers(self) -> set[str]:
+        return {caller for caller, _ in self.active}
+
+    def tick(self, elapsed: float) -> None:
+        """Let `elapsed` seconds pass: beat for silent calls, end those whose deadline has passed."""
+        now = self.clock.now()
+        for call in list(self.active.values()):
+            call.quiet += elapsed
+            if call.expires is not None and now >= call.expires and not call.expired:
+                call.expired = True
+                self.cancel(call)
+            elif call.quiet >= BEAT_AFTER - 0.01:
+                call.beat()
+
+    # ----------------------------------------------------------------------------------------------------------- ending
+    async def drain(self, timeout: float) -> None:
+        """Wait until all calls are complete, at most `timeout` seconds; the rest is cancelled."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout)
+        except TimeoutError:
+            for call in list(self.active.values()):
+                call.error(Draining(f"{self.instance} stops; the call may be repeated elsewhere"))
+                self.cancel(call)
+            await asyncio.wait_for(self._idle.wait(), 5)
+
+    async def close(self) -> None:
+        tasks = [call.task for call in self.active.values() if call.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.outbox.close()
+
+    def check_integrity(self) -> None:
+        """Raises if a call is listed whose task is over."""
+        if stale := [c.id for c in self.active.values() if c.task is not None and c.task.done()]:
+            raise RuntimeError(f"calls {stale} are listed as active but are over")
+
+    def _drop(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    def _reply_error(self, reply: str, error: MotetError) -> None:
+        if reply:
+            self.outbox.put(reply, Error(0, 0, error.code, error.message, error.retryable, error.param))
+
+
+def read_open(data: bytes) -> Open:
+    """Decode and check an Open; MalformedMessage points at the field, ProtocolMismatch names both versions."""
+    try:
+        request = decode_open(data)
+        if request.v == PROTOCOL:
+            subjects.role_of(request.caller)
+            if request.credit < 0 or request.stream < 0:
+                raise ValueError(f"credit and stream must not be negative, got {request.credit} and {request.stream}")
+            return request
+    except ValueError as error:
+        version = _version(data)
+        if version in (None, PROTOCOL):
+            raise MalformedMessage(f"open cannot be read: {error}") from error
+    raise ProtocolMismatch(f"open has protocol version {_version(data)!r}, this process speaks {PROTOCOL}")
+
+
+def _version(data: bytes) -> object:
+    try:
+        document = msgspec.msgpack.decode(data)
+    except ValueError:
+        return None
+    return document.get("v") if isinstance(document, dict) else None
+
+
+def _oversize(frame: Frame, error: PayloadTooLarge) -> Frame | None:
+    """The error that a caller gets instead of a frame that no message can hold."""
+    if isinstance(frame, Error):
+        return None
+    seq = frame.seq if isinstance(frame, (Item, Beat, End)) else 0
+    return Error(frame.stream, seq, error.code, error.message)
+
+
+def pong(instance: str, state: str) -> bytes:
+    return encode(Pong(PROTOCOL, instance, state))

@@ -1,0 +1,295 @@
+"""Every struct on the wire: the protocol on one page.
+
+A message is MessagePack. What opens work is a *map* (fields may be added, unknown ones are ignored); what flows in
+bulk is an *array* with its tag first. One NATS message carries many frames: an actor sends one `Frames` per step and
+destination process.
+
+    caller  → worker   Open            on motet.v1.<role>.<op>  or  motet.v1.<role>.i.<instance>.open
+    worker  → caller   Frames[…]       on motet.v1.inbox.<role>.<instance>.frames
+    caller  → worker   Controls[…]     on motet.v1.<role>.i.<instance>.ctl
+    anyone  → anyone   Heartbeat       on motet.v1.ev.<role>.<instance>.heartbeat
+
+A stream is named by its caller's instance id and a number that the caller never uses again. `seq` counts the items of
+a stream from 0; every other frame carries the number of items sent so far, so that a lost tail is noticed.
+Deadlines are remaining milliseconds, never wall-clock times.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+PROTOCOL = 1
+
+
+# ---------------------------------------------------------------------------------------------------- small parts
+class BlobRef(Struct, frozen=True, omit_defaults=True):
+    """Bulk bytes that travel out of band. `address` is the transport's (segment name, or host:port)."""
+
+    transport: Literal["shm", "tcp"]
+    address: str
+    key: str
+    nbytes: int
+    dtype: str = "uint8"
+    shape: tuple[int, ...] = ()
+    digest: str = ""  # BLAKE2b-128 of the bytes, hex; empty: not computed
+    fallback: str = ""  # host:port of the owner's TCP server, used when attaching fails
+    owner: str = ""  # instance id that holds the bytes
+
+
+class Usage(Struct, omit_defaults=True, gc=False):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0  # of prompt_tokens, served from a prefix cache
+    reasoning_tokens: int = 0
+
+
+class Sampling(Struct, omit_defaults=True, kw_only=True):
+    """How to draw the next token. Noise is keyed by (seed, position): the same seed goes on after a move."""
+
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output, as in transformers
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    logprobs: int = -1  # -1: none; 0: of the chosen token; n: and of the n most likely
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+
+
+class TokenLogprob(Struct, array_like=True, gc=False):
+    id: int
+    logprob: float
+    top: list[tuple[int, float]] = []  # most likely first
+
+
+class ToolCallDelta(Struct, array_like=True, omit_defaults=True, gc=False):
+    """A piece of a tool call. The first of an index carries id and name; `arguments` pieces concatenate to JSON."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class TextLogprob(Struct, array_like=True, gc=False):
+    """Log-probability of one emitted token, with the bytes it stands for."""
+
+    token: bytes
+    logprob: float
+    top: list[tuple[bytes, float]] = []
+
+
+class Resume(Struct, omit_defaults=True):
+    """What a client already has of a broken stream. Replaying `ids` restores all text state; `text_len` checks it."""
+
+    ids: list[int]
+    text_len: int  # characters of content and of tool-call arguments together
+
+
+# -------------------------------------------------------------------------------------------------------- requests
+class Request(Struct, kw_only=True, omit_defaults=True):
+    """Base of what an Open asks for. The subclass tag is also the operation's name in the subject."""
+
+
+class Chat(Request, tag="chat"):
+    """gateway → tokenizer: messages in OpenAI's shape, text (and tool calls) back as `Text` items."""
+
+    model: str
+    messages: list[dict[str, Any]]
+    sampling: Sampling
+    tools: list[dict[str, Any]] = []
+    tool_choice: str = "auto"  # "auto" | "none" | "required"
+    stop: list[str] = []
+    max_tokens: int | None = None  # None: as many as the context holds
+    resume: Resume | None = None
+    request_id: str = ""
+
+
+class Complete(Request, tag="complete"):
+    """gateway → tokenizer: a raw prompt (text or token ids), `Text` items back."""
+
+    model: str
+    prompt: str | list[int]
+    sampling: Sampling
+    echo: bool = False
+    stop: list[str] = []
+    max_tokens: int | None = 16
+    resume: Resume | None = None
+    request_id: str = ""
+
+
+class Generate(Request, tag="generate"):
+    """tokenizer → decode: token ids in, `Tokens` items back. `output` holds tokens that were emitted before a move."""
+
+    model: str
+    prompt: list[int]
+    sampling: Sampling
+    output: list[int] = []
+    request_id: str = ""
+
+
+class Echo(Request, tag="echo"):
+    """To any actor that serves it (tests, the doctor): `count` items come back, `delay_ms` apart."""
+
+    count: int = 1
+    delay_ms: float = 0.0
+    text: str = ""
+    fail_at: int = -1  # raise before this item; -1: never
+
+
+# --------------------------------------------------------------------------------------------------- bodies of items
+class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
+    """decode → tokenizer: the tokens of one engine step (one, or several under speculation)."""
+
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+
+
+class Text(Struct, array_like=True, omit_defaults=True, gc=False, tag="x"):
+    """tokenizer → gateway: text that is safe to show, and the ids consumed so far that it came from.
+
+    `ids` may run ahead of `text`: half a character, a possible stop string or tag is held back.
+    """
+
+    text: str
+    ids: list[int]
+    tools: list[ToolCallDelta] | None = None
+    logprobs: list[TextLogprob] | None = None
+
+
+class Blob(Struct, array_like=True, tag="r"):
+    ref: BlobRef
+
+
+Body = Tokens | Text | Blob
+
+
+# ---------------------------------------------------------------------------------------------------------- frames
+class Accepted(Struct, array_like=True, gc=False, tag="a"):
+    """An instance took the stream; sent once per stream, before any item."""
+
+    stream: int
+
+
+class Item(Struct, array_like=True, gc=False, tag="i"):
+    stream: int
+    seq: int
+    body: Body
+
+
+class Beat(Struct, array_like=True, gc=False, tag="b"):
+    """Nothing to say, still at work. `seq`: items sent so far."""
+
+    stream: int
+    seq: int
+
+
+class End(Struct, array_like=True, omit_defaults=True, tag="e"):
+    """The stream is complete. `status` is the finish reason; `timing` holds seconds by `<role>.<stage>`."""
+
+    stream: int
+    seq: int
+    status: str = "stop"
+    usage: Usage | None = None
+    timing: dict[str, float] = {}
+
+
+class Error(Struct, array_like=True, omit_defaults=True, gc=False, tag="!"):
+    stream: int
+    seq: int
+    code: str
+    message: str
+    retryable: bool = False
+    param: str | None = None
+
+
+Frame = Accepted | Item | Beat | End | Error
+
+
+class Frames(Struct, array_like=True, tag="f"):
+    """All frames of one step for one destination process. `sender` is the worker's instance id."""
+
+    v: int
+    sender: str
+    frames: list[Frame]
+
+
+# --------------------------------------------------------------------------------------------------- opens, control
+class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
+    """Start a stream. Carries its first credit, so that work starts at once. May arrive twice: `(caller, stream)`."""
+
+    v: int
+    caller: str  # instance id, "<role>-<hex>"
+    stream: int
+    credit: int  # items that may be sent before the first Credit
+    body: Chat | Complete | Generate | Echo
+    deadline_ms: int | None = None
+    epoch: int = 0  # of a realtime session: an actor drops work of an older epoch
+
+
+class Credit(Struct, array_like=True, gc=False, tag="c"):
+    """`total` items may be sent since the start; cumulative, so a lost grant is harmless."""
+
+    stream: int
+    total: int
+
+
+class Cancel(Struct, array_like=True, gc=False, tag="x"):
+    stream: int
+
+
+class Controls(Struct, array_like=True, tag="k"):
+    """Control of many streams of one caller at one instance. An empty list is a probe: the reply is `Pong`."""
+
+    v: int
+    caller: str
+    controls: list[Credit | Cancel]
+
+
+class Pong(Struct, array_like=True, gc=False, tag="p"):
+    v: int
+    instance: str
+    state: str
+
+
+# ---------------------------------------------------------------------------------------------------------- events
+class ModelCard(Struct, omit_defaults=True, kw_only=True):
+    """A model that an instance serves, as peers and `/v1/models` see it."""
+
+    name: str
+    context: int  # longest prompt plus output, tokens
+    created: int = 0  # Unix seconds of the checkpoint
+    tools: bool = False
+    vocab: int = 0
+
+
+class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
+    """Who is alive and how loaded. Sent every half second and on every change of state."""
+
+    v: int
+    role: str
+    instance: str
+    state: str  # starting | warming | ready | draining | stopped
+    seq: int
+    models: list[ModelCard] = []
+    load: dict[str, float] = {}  # e.g. active, queued, kv_free
+    host: str = ""
+    pid: int = 0
+
+
+_frames = msgspec.msgpack.Encoder()
+encode = _frames.encode
+decode_frames = msgspec.msgpack.Decoder(Frames).decode
+decode_open = msgspec.msgpack.Decoder(Open).decode
+decode_controls = msgspec.msgpack.Decoder(Controls).decode
+decode_pong = msgspec.msgpack.Decoder(Pong).decode
+decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode

@@ -1,0 +1,89 @@
+"""Joins what one process says to another into one message per loop iteration.
+
+An engine pushes the tokens of a whole step in one callback, and tasks that were woken by one message run in one
+iteration: so what leaves is one message per step and destination, without a timer that would add latency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from .errors import MotetError, PayloadTooLarge
+from .transport import Transport
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Per-destination queues. `envelope(parts)` gives the bytes of one message with these parts."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        envelope: Callable[[list[Any]], bytes],
+        oversize: Callable[[Any, PayloadTooLarge], Any] | None = None,
+    ):
+        self._transport = transport
+        self._envelope = envelope
+        self._oversize = oversize  # the part to send instead of one that is too large alone
+        self._pending: dict[str, list[Any]] = {}
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.messages = 0
+        self.parts = 0
+        self.failed = 0
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="outbox")
+
+    def put(self, subject: str, part: Any) -> None:
+        queue = self._pending.get(subject)
+        if queue is None:
+            self._pending[subject] = [part]
+            self._wake.set()
+        else:
+            queue.append(part)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self.flush()
+
+    async def flush(self) -> None:
+        pending, self._pending = self._pending, {}
+        for subject, parts in pending.items():
+            await self._send(subject, parts)
+
+    async def _send(self, subject: str, parts: list[Any]) -> None:
+        try:
+            await self._transport.publish(subject, self._envelope(parts))
+            self.messages += 1
+            self.parts += len(parts)
+        except PayloadTooLarge as error:
+            await self._send_smaller(subject, parts, error)
+        except MotetError as error:
+            # The receiver notices: by the gap in seq, by missing beats, or by a repeated grant.
+            self.failed += len(parts)
+            log.warning("%d parts for %s are lost: %s", len(parts), subject, error)
+
+    async def _send_smaller(self, subject: str, parts: list[Any], error: PayloadTooLarge) -> None:
+        if len(parts) > 1:
+            half = len(parts) // 2
+            await self._send(subject, parts[:half])
+            await self._send(subject, parts[half:])
+        elif self._oversize is not None and (instead := self._oversize(parts[0], error)) is not None:
+            await self._send(subject, [instead])
+        else:
+            self.failed += 1
+            log.error("%s", error)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+        await self.flush()

@@ -1,0 +1,360 @@
+"""The caller's side of streaming calls: open, take items, grant credit, cancel, notice death.
+
+    stream = bus.open("tokenizer", Chat(...), deadline=30)
+    async with stream:                          # leaving early is a remote cancel
+        async for bodies in stream.batches():   # everything that has arrived, in order
+            ...
+    print(stream.end.usage)
+
+A stream that breaks raises a retryable `StreamBroken`; what was delivered before stays delivered and is in order.
+`peers.Monitor` supplies the passage of time: resends of unanswered opens, deadlines, missed beats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from . import subjects
+from .clock import Clock
+from .errors import (
+    DeadlineExceeded,
+    MotetError,
+    StreamBroken,
+    StreamGap,
+    Unavailable,
+    WorkerLost,
+    from_wire,
+)
+from .messages import (
+    PROTOCOL,
+    Accepted,
+    Beat,
+    Body,
+    Cancel,
+    Controls,
+    Credit,
+    End,
+    Error,
+    Frame,
+    Item,
+    Open,
+    decode_frames,
+    encode,
+)
+from .outbox import Outbox
+from .transport import Message, Transport
+
+RESEND_AFTER = 0.25  # seconds without Accepted; doubles each time
+OPEN_ATTEMPTS = 5
+MISSED_BEATS = 0.65  # seconds of silence: three beats of 200 ms and some slack
+
+
+class Stream:
+    """One streaming call. Not created directly: `Bus.open`."""
+
+    def __init__(self, caller: Caller, number: int, subject: str, request: Open, window: int, expires: float | None):
+        self._caller = caller
+        self.number = number
+        self.subject = subject
+        self.request = request
+        self.window = window
+        self.expires = expires  # caller's clock
+        self.instance: str | None = None
+        self.end: End | None = None
+        self.received = 0  # items that have arrived
+        self._taken = 0  # items handed to the consumer
+        self._granted = window
+        self._items: deque[Body] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: MotetError | None = None
+        self._started = False
+        self.attempts = 0
+        self.next_resend = 0.0
+        self.silence = 0.0  # seconds since the last frame, in ticks of the monitor
+
+    # ---------------------------------------------------------------------------------------------- the consumer's face
+    async def __aenter__(self) -> Stream:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    async def start(self) -> None:
+        """Send the open. Idempotent; entering the stream's context calls it."""
+        if not self._started:
+            self._started = True
+            await self._caller.send_open(self)
+
+    @property
+    def done(self) -> bool:
+        return self.end is not None or self._error is not None
+
+    async def batches(self) -> AsyncIterator[list[Body]]:
+        """Lists of all items that have arrived since the last one. Taking them grants credit for as many."""
+        await self.start()
+        while True:
+            while not self._items and not self.done:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            if self._items:
+                batch = list(self._items)
+                self._items.clear()
+                self._taken += len(batch)
+                self._grant()
+                yield batch
+            elif self._error is not None:
+                raise self._error
+            else:
+                return
+
+    async def __aiter__(self) -> AsyncIterator[Body]:
+        async for batch in self.batches():
+            for body in batch:
+                yield body
+
+    async def aclose(self) -> None:
+        """End the call. If it still runs, the worker gets `Cancel` and frees what it holds."""
+        if not self.done:
+            self.fail(StreamBroken("the stream was closed by its caller"))
+            if self._started:
+                self._caller.cancel(self)
+        self._caller.forget(self)
+
+    def _grant(self) -> None:
+        """Raise the credit to a full window once half of it is used; cumulative, so a lost grant is harmless."""
+        if self.instance is not None and not self.done and self._granted - self._taken <= self.window // 2:
+            self._granted = self._taken + self.window
+            self._caller.control(self.instance, Credit(self.number, self._granted))
+
+    # ------------------------------------------------------------------------------------------------------ from the wire
+    def on_frame(self, sender: str, frame: Frame) -> None:
+        self.silence = 0.0
+        if self.instance is None:
+            self.instance = sender
+            self._caller.bind(self)
+        if isinstance(frame, Item):
+            if frame.seq == self.received:
+                self.received += 1
+                self._items.append(frame.body)
+                self._wake()
+            elif frame.seq > self.received:
+                self._gap(frame.seq)
+        elif isinstance(frame, Beat):
+            if frame.seq > self.received:
+                self._gap(frame.seq)
+            elif self._granted > self.window:
+                self._caller.control(sender, Credit(self.number, self._granted))  # in case the last grant was lost
+        elif isinstance(frame, End):
+            if frame.seq != self.received:
+                self._gap(frame.seq)
+            else:
+                self.end = frame
+                self._wake()
+        elif isinstance(frame, Error):
+            self.fail(from_wire(frame.code, frame.message, frame.retryable, frame.param))
+
+    def _gap(self, seq: int) -> None:
+        self.fail(StreamGap(f"stream {self.number}: expected item {self.received}, {self.instance} is at {seq}"))
+        self._caller.cancel(self)
+
+    def fail(self, error: MotetError) -> None:
+        if not self.done:
+            self._error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Caller:
+    """All streams that this process has opened, and the one place where frames for them arrive."""
+
+    def __init__(self, instance: str, control: Transport, clock: Clock):
+        self.instance = instance
+        self.streams: dict[int, Stream] = {}
+        self.by_peer: dict[str, set[Stream]] = {}
+        self.dropped: dict[str, int] = {}
+        self.on_lost: Callable[[str], None] = lambda instance: None
+        self._control = control
+        self._clock = clock
+        self._next = 0
+        self._refused: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._controls = Outbox(control, lambda parts: encode(Controls(PROTOCOL, instance, parts)))
+
+    def start(self) -> None:
+        self._controls.start()
+
+    async def close(self) -> None:
+        for stream in list(self.streams.values()):
+            await stream.aclose()
+        await self._controls.close()
+
+    def open(
+        self,
+        role: str,
+        body: Any,
+        *,
+        instance: str | None = None,
+        window: int = 64,
+        deadline: float | None = None,
+        epoch: int = 0,
+    ) -> Stream:
+        """A stream, not yet sent. `window`: items in flight. `deadline`: seconds until it must be complete."""
+        if window < 1:
+            raise ValueError(f"window must be at least 1 item, got {window}")
+        self._next += 1
+        op = str(body.__struct_config__.tag)
+        request = Open(v=PROTOCOL, caller=self.instance, stream=self._next, credit=window, body=body, epoch=epoch)
+        subject = subjects.open_at(instance) if instance else subjects.operation(role, op)
+        expires = None if deadline is None else self._clock.now() + deadline
+        stream = Stream(self, self._next, subject, request, window, expires)
+        self.streams[stream.number] = stream
+        if instance:
+            self.by_peer.setdefault(instance, set()).add(stream)
+        return stream
+
+    # ------------------------------------------------------------------------------------------------------------- sending
+    async def send_open(self, stream: Stream) -> None:
+        """Send, or send again: the receiver dedupes by (caller, stream)."""
+        now = self._clock.now()
+        stream.next_resend = now + RESEND_AFTER * 2**stream.attempts
+        stream.attempts += 1
+        if stream.expires is not None:
+            stream.request.deadline_ms = max(1, int((stream.expires - now) * 1000))
+        reply = subjects.open_reply(self.instance, stream.number)
+        try:
+            await self._control.publish(
+                stream.subject, encode(stream.request), reply=reply, headers=_trace_headers()
+            )
+        except MotetError as error:
+            stream.fail(error)
+
+    def control(self, instance: str, part: Credit | Cancel) -> None:
+        self._controls.put(subjects.control_at(instance), part)
+
+    def cancel(self, stream: Stream) -> None:
+        """Cancel at whoever serves it. If nobody has accepted yet, the late Accepted is refused when it comes."""
+        target = stream.instance or _instance_in(stream.subject)
+        if target is not None:
+            self.control(target, Cancel(stream.number))
+
+    # ----------------------------------------------------------------------------------------------------------- receiving
+    def on_frames(self, message: Message) -> None:
+        """Everything on `inbox.frames`."""
+        try:
+            batch = decode_frames(message.data)
+            subjects.role_of(batch.sender)
+        except ValueError:  # msgspec's errors are ValueErrors
+            self._drop("malformed_frames")
+            return
+        if batch.v != PROTOCOL:
+            self._drop("protocol_mismatch")
+            return
+        sender = batch.sender
+        for frame in batch.frames:
+            stream = self.streams.get(frame.stream)
+            if stream is None or stream.done or (stream.instance is not None and stream.instance != sender):
+                self._refuse(sender, frame)
+            else:
+                stream.on_frame(sender, frame)
+
+    def on_open_reply(self, message: Message) -> None:
+        """Everything on `inbox.open.<stream>`: no responders, or an error about an open that could not be read."""
+        stream = self.streams.get(int(tail)) if (tail := message.subject.rpartition(".")[2]).isdigit() else None
+        if stream is None or stream.instance is not None:
+            return
+        if message.no_responders:
+            target = _instance_in(stream.subject)
+            if target is not None:
+                self.on_lost(target)
+            stream.fail(Unavailable(f"no instance serves {stream.subject}"))
+            return
+        try:
+            error = next(f for f in decode_frames(message.data).frames if isinstance(f, Error))
+        except (ValueError, StopIteration):
+            self._drop("malformed_frames")
+            return
+        stream.fail(from_wire(error.code, error.message, error.retryable, error.param))
+
+    def _refuse(self, sender: str, frame: Frame) -> None:
+        """A frame nobody waits for: a second instance that took a resent open, or one that has not seen our Cancel."""
+        self._drop("stray_frames")
+        key = (sender, frame.stream)
+        if isinstance(frame, (Accepted, Item, Beat)) and (key not in self._refused or isinstance(frame, Beat)):
+            self._refused[key] = None
+            if len(self._refused) > 4096:
+                self._refused.popitem(last=False)
+            self.control(sender, Cancel(frame.stream))
+
+    def _drop(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
+    # ------------------------------------------------------------------------------------------------------------ the table
+    def bind(self, stream: Stream) -> None:
+        assert stream.instance is not None
+        self.by_peer.setdefault(stream.instance, set()).add(stream)
+
+    def forget(self, stream: Stream) -> None:
+        self.streams.pop(stream.number, None)
+        for peer in {stream.instance, _instance_in(stream.subject)} - {None}:
+            served = self.by_peer.get(str(peer))
+            if served is not None:
+                served.discard(stream)
+                if not served:
+                    del self.by_peer[str(peer)]
+
+    def lost(self, instance: str, why: str) -> None:
+        """Every stream served by `instance` fails with WorkerLost."""
+        for stream in list(self.by_peer.get(instance, ())):
+            stream.fail(WorkerLost(f"{instance} is gone: {why}"))
+        self.on_lost(instance)
+
+    async def tick(self, elapsed: float) -> None:
+        """Let `elapsed` seconds pass: resend unanswered opens, notice missed beats and passed deadlines."""
+        now = self._clock.now()
+        for stream in list(self.streams.values()):
+            if stream.done or not stream.attempts:
+                continue
+            if stream.expires is not None and now >= stream.expires:
+                stream.fail(DeadlineExceeded("the deadline passed before the stream was complete"))
+                self.cancel(stream)
+            elif stream.instance is None:
+                await self._retry_open(stream, now)
+            else:
+                stream.silence += elapsed
+                if stream.silence > MISSED_BEATS:
+                    self.cancel(stream)
+                    stream.fail(WorkerLost(f"{stream.instance} has been silent for {stream.silence:.1f} s"))
+                    self.on_lost(stream.instance)
+
+    async def _retry_open(self, stream: Stream, now: float) -> None:
+        if now < stream.next_resend:
+            return
+        if stream.attempts >= OPEN_ATTEMPTS:
+            stream.fail(Unavailable(f"{stream.subject} did not answer {stream.attempts} opens"))
+            self.cancel(stream)
+        else:
+            await self.send_open(stream)
+
+    def check_integrity(self) -> None:
+        """Raises if the tables disagree; with no stream open they must be empty."""
+        listed = {s for served in self.by_peer.values() for s in served}
+        if unknown := [s.number for s in listed if s.number not in self.streams]:
+            raise RuntimeError(f"streams {unknown} are listed by peer but not open")
+
+
+def _instance_in(subject: str) -> str | None:
+    """The instance that an open was addressed to, None for a queue group."""
+    parts = subject.split(".")
+    return parts[4] if len(parts) == 6 and parts[3] == "i" else None
+
+
+def _trace_headers() -> dict[str, str] | None:
+    from .telemetry import inject
+
+    return inject()

@@ -1,0 +1,61 @@
+"""The only place where a subject string is built.
+
+An instance id is `<role>-<hex>`: its role can be read off it, and both are valid NATS tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+ROOT = "motet.v1"
+HEARTBEATS = f"{ROOT}.ev.*.*.heartbeat"
+
+_INSTANCE = re.compile(r"[a-z]+-[0-9a-f]{4,32}")
+
+
+def new_instance(role: str) -> str:
+    """A fresh instance id. A restarted process takes a new one: its streams and leases are not its predecessor's."""
+    return f"{role}-{secrets.token_hex(4)}"
+
+
+def role_of(instance: str) -> str:
+    """The role of an instance id; ValueError if it is none (it may come from the wire)."""
+    if not _INSTANCE.fullmatch(instance):
+        raise ValueError(f"instance id must look like '<role>-<hex>', got {instance!r}")
+    return instance.partition("-")[0]
+
+
+def operation(role: str, op: str) -> str:
+    """Reaches any instance of the role (its queue group)."""
+    return f"{ROOT}.{role}.{op}"
+
+
+def open_at(instance: str) -> str:
+    return f"{ROOT}.{role_of(instance)}.i.{instance}.open"
+
+
+def control_at(instance: str) -> str:
+    return f"{ROOT}.{role_of(instance)}.i.{instance}.ctl"
+
+
+def inbox(instance: str) -> str:
+    """Prefix of everything sent to one process: `.frames`, `.open.<stream>` (errors of an open), `.r.<n>` (replies)."""
+    return f"{ROOT}.inbox.{role_of(instance)}.{instance}"
+
+
+def frames_to(instance: str) -> str:
+    return f"{inbox(instance)}.frames"
+
+
+def open_reply(instance: str, stream: int) -> str:
+    return f"{inbox(instance)}.open.{stream}"
+
+
+def heartbeat(instance: str) -> str:
+    return f"{ROOT}.ev.{role_of(instance)}.{instance}.heartbeat"
+
+
+def service(verb: str, name: str = "", instance: str = "") -> str:
+    """A subject of the NATS service API (ADR-32): $SRV.PING, .INFO or .STATS, of all, of a name, of an instance."""
+    return ".".join(part for part in ("$SRV", verb, name, instance) if part)
