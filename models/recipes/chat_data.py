@@ -18,7 +18,13 @@ from world import ARRANGEMENTS, Scene, canonical, describe, sample_scene
 from world_questions import ASKERS
 
 SYSTEMS = (
-    *("You are a helpful assistant.", "You are a helpful assistant.", "You are Pocket.", "Answer briefly.", "Be brief."),
+    *(
+        "You are a helpful assistant.",
+        "You are a helpful assistant.",
+        "You are Pocket.",
+        "Answer briefly.",
+        "Be brief.",
+    ),
     *("You are a friendly assistant.", "You are a voice assistant. Keep answers short.", "You are an AI assistant."),
     *("You are a helpful assistant that can see shapes.", "Be polite and short.", "Help the user.", "Speak English."),
     *("You are a careful assistant. Answer in one sentence.", "You can draw pictures with tools.", "Be concise."),
@@ -35,7 +41,14 @@ SCENE_WEIGHTS = {
     "description": 0.6,
     "instruction": 1.6,
 }
-TALK_WEIGHTS = {"small-talk": 1.0, "arithmetic": 3.0, "too-large": 0.3, "counting": 0.4, "refusal": 1.4, "no-scene": 0.2}
+TALK_WEIGHTS = {
+    "small-talk": 1.0,
+    "arithmetic": 3.0,
+    "too-large": 0.3,
+    "counting": 0.4,
+    "refusal": 1.4,
+    "no-scene": 0.2,
+}
 KINDS = {"scene": 0.62, "talk": 0.24, "draw": 0.14}
 
 
@@ -112,7 +125,7 @@ class Writer:
         assert self.scene is not None
         if category == "instruction":
             edit = instruct(self.scene, self.rng)
-            if edit is None or not edit.scene.things and self.rng.random() < 0.7:
+            if edit is None or (not edit.scene.things and self.rng.random() < 0.7):
                 return False
             self.exchange(edit.text, edit.answer)
             self.set_scene(edit.scene)
@@ -134,9 +147,7 @@ class Writer:
         self.exchange(question.text, question.answer)
 
     def done(self, category: str = "mixed", declared: tuple[dict[str, Any], ...] = ()) -> Conversation:
-        return Conversation(
-            messages=tuple(self.messages), tools=declared, category=category, keys=frozenset(self.keys)
-        )
+        return Conversation(messages=tuple(self.messages), tools=declared, category=category, keys=frozenset(self.keys))
 
 
 def introduce(writer: Writer, scene: Scene, *, first: bool = True) -> None:

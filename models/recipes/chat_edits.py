@@ -9,7 +9,13 @@ from typing import NamedTuple
 
 from world import COLOURS, GRID, MAX_THINGS, SIZES, Kind, Scene, Thing, canonical, counted, name, place, sample_kind
 
-FOLLOW_UPS = ("What is left?", "What is there now?", "Describe the scene.", "What do you see now?", "What do we have now?")
+FOLLOW_UPS = (
+    "What is left?",
+    "What is there now?",
+    "Describe the scene.",
+    "What do you see now?",
+    "What do we have now?",
+)
 
 
 class Edit(NamedTuple):
@@ -87,7 +93,7 @@ def add(scene: Scene, rng: Random) -> Edit | None:
     count = rng.choice((1, 1, 2)) if free > 1 else 1
     columns = set(range(GRID)) - {thing.column for thing in scene.things}
     rows = set(range(GRID)) - {thing.row for thing in scene.things}
-    cells = zip(rng.sample(sorted(columns), count), rng.sample(sorted(rows), count))
+    cells = zip(rng.sample(sorted(columns), count), rng.sample(sorted(rows), count), strict=True)
     verb = rng.choice(("Add", "Add", "Put in", "Also add"))
     grown = Scene(things=scene.things + tuple(place(kind, *cell) for cell in cells))
     return Edit(f"{verb} {counted(count, kind)}", _regroup(grown))

@@ -42,7 +42,7 @@ class Muon(torch.optim.Optimizer):
             for (rows, columns), params in shapes.items():
                 update = orthogonalize(torch.stack([self._momentum(p, group["momentum"]) for p in params]))
                 scale = group["lr"] * max(1.0, rows / columns) ** 0.5
-                for param, direction in zip(params, update):
+                for param, direction in zip(params, update, strict=True):
                     param.mul_(1 - group["lr"] * group["decay"]).sub_(direction, alpha=scale)
 
     def _momentum(self, param: nn.Parameter, momentum: float) -> Tensor:

@@ -15,7 +15,16 @@ ABILITY = "I can answer questions about coloured shapes and do small sums."
 
 _SMALL_TALK: dict[str, tuple[str, ...]] = {
     "Hello! How can I help?": (
-        *("Hello{n}!", "Hello{n}.", "Hi{n}!", "Hi{n}.", "Hey{n}!", "Good morning{n}!", "Good evening{n}.", "Hi there{n}!"),
+        *(
+            "Hello{n}!",
+            "Hello{n}.",
+            "Hi{n}!",
+            "Hi{n}.",
+            "Hey{n}!",
+            "Good morning{n}!",
+            "Good evening{n}.",
+            "Hi there{n}!",
+        ),
         *("Hello there{n}!", "Good afternoon{n}.", "Hello, I am {w}.", "Hi, my name is {w}.", "Hey, this is {w}."),
         *("Hello, can you help me?", "Hi, are you there?", "Hello again{n}!", "Greetings{n}!", "Say hello{n}."),
     ),
@@ -37,11 +46,21 @@ _SMALL_TALK: dict[str, tuple[str, ...]] = {
         *("Hi{n}, who are you?", "Hello{n}, what is your name?", "Introduce yourself{n}.", "Are you a robot{n}?"),
     ),
     ABILITY: (
-        *("What can you do{n}?", "How can you help me{n}?", "What do you know{n}?", "Help{n}!", "What are you able to do?"),
+        *(
+            "What can you do{n}?",
+            "How can you help me{n}?",
+            "What do you know{n}?",
+            "Help{n}!",
+            "What are you able to do?",
+        ),
         *("Hi{n}, what can you do?", "Hello{n}, what do you know?", "What are you good at{n}?", "Can you help me{n}?"),
     ),
     sentence(listing(SHAPES)): ("Which shapes do you know{n}?", "What shapes do you know{n}?", "Name all shapes{n}."),
-    sentence(listing(COLOURS)): ("Which colours do you know{n}?", "What colors do you know{n}?", "Name all colours{n}."),
+    sentence(listing(COLOURS)): (
+        "Which colours do you know{n}?",
+        "What colors do you know{n}?",
+        "Name all colours{n}.",
+    ),
 }
 
 
@@ -49,8 +68,10 @@ def small_talk(rng: Random, *, named: bool = False) -> Question:
     """Greetings, thanks, goodbyes, who it is and what it can do; `named` ones always contain a name."""
     answer = rng.choice(list(_SMALL_TALK))
     text = rng.choice([form for form in _SMALL_TALK[answer] if "{" in form or not named])
-    who = rng.choice(NAMES + ("Pocket", "friend", "my friend", "everyone"))
-    return Question("small-talk", text.format(n=f", {who}" if named or rng.random() < 0.4 else "", w=rng.choice(NAMES)), answer)
+    who = rng.choice((*NAMES, "Pocket", "friend", "my friend", "everyone"))
+    return Question(
+        "small-talk", text.format(n=f", {who}" if named or rng.random() < 0.4 else "", w=rng.choice(NAMES)), answer
+    )
 
 
 def _number(value: int, *, digits: bool) -> str:
@@ -58,14 +79,32 @@ def _number(value: int, *, digits: bool) -> str:
 
 
 _PLUS = (
-    *("What is {0} plus {1}?", "What is {0} plus {1}?", "{0} plus {1}", "How much is {0} plus {1}?", "Add {0} and {1}."),
-    *("What is the sum of {0} and {1}?", "Calculate {0} plus {1}.", "What does {0} plus {1} make?", "And {0} plus {1}?"),
+    *(
+        "What is {0} plus {1}?",
+        "What is {0} plus {1}?",
+        "{0} plus {1}",
+        "How much is {0} plus {1}?",
+        "Add {0} and {1}.",
+    ),
+    *(
+        "What is the sum of {0} and {1}?",
+        "Calculate {0} plus {1}.",
+        "What does {0} plus {1} make?",
+        "And {0} plus {1}?",
+    ),
 )
 _MINUS = (
     *("What is {0} minus {1}?", "What is {0} minus {1}?", "{0} minus {1}", "How much is {0} minus {1}?"),
     *("Calculate {0} minus {1}.", "Subtract {1} from {0}.", "What is {0} take away {1}?", "And {0} minus {1}?"),
 )
-_SIGNS = ("What is {0} {s} {1}?", "{0} {s} {1}", "{0} {s} {1} =", "{0}{s}{1}", "What is {0}{s}{1}?", "Calculate {0} {s} {1}.")
+_SIGNS = (
+    "What is {0} {s} {1}?",
+    "{0} {s} {1}",
+    "{0} {s} {1} =",
+    "{0}{s}{1}",
+    "What is {0}{s}{1}?",
+    "Calculate {0} {s} {1}.",
+)
 
 
 def arithmetic(rng: Random) -> Question:
@@ -105,7 +144,10 @@ def counting(rng: Random) -> Question:
     start, stop = sorted(rng.sample(range(21), 2))
     draw = rng.random()
     if draw < 0.6 and stop > 1:
-        start, form = 1, rng.choice(("Count to {1}.", "Count up to {1}.", "Please count to {1}.", "Can you count to {1}?"))
+        start, form = (
+            1,
+            rng.choice(("Count to {1}.", "Count up to {1}.", "Please count to {1}.", "Can you count to {1}?")),
+        )
     elif draw < 0.8:
         form = "Count from {0} to {1}."
     else:
@@ -116,7 +158,25 @@ def counting(rng: Random) -> Question:
     return Question("counting", text, sentence(", ".join(NUMBERS[number] for number in numbers)))
 
 
-_SYLLABLES = ("ba", "lo", "ri", "ten", "mas", "qua", "ver", "no", "pil", "sha", "gu", "ex", "or", "dim", "sky", "fe", "zan")
+_SYLLABLES = (
+    "ba",
+    "lo",
+    "ri",
+    "ten",
+    "mas",
+    "qua",
+    "ver",
+    "no",
+    "pil",
+    "sha",
+    "gu",
+    "ex",
+    "or",
+    "dim",
+    "sky",
+    "fe",
+    "zan",
+)
 
 
 def _random_word(rng: Random) -> str:

@@ -15,11 +15,31 @@ NO_DRAW = "Sorry, I cannot draw here."
 FAILED = "Sorry, the drawing failed."
 
 _ASK = (
-    *("Draw {0}.", "Draw {0}.", "Draw {0}", "Please draw {0}.", "Can you draw {0}?", "Draw me {0}.", "Paint a picture of {0}."),
+    *(
+        "Draw {0}.",
+        "Draw {0}.",
+        "Draw {0}",
+        "Please draw {0}.",
+        "Can you draw {0}?",
+        "Draw me {0}.",
+        "Paint a picture of {0}.",
+    ),
     *("Could you draw {0} for me?", "I want a picture of {0}.", "Show me a picture of {0}.", "Make an image of {0}."),
-    *("Create a picture of {0}.", "Generate an image of {0}.", "Sketch {0}, please.", "I would like to see a drawing of {0}."),
+    *(
+        "Create a picture of {0}.",
+        "Generate an image of {0}.",
+        "Sketch {0}, please.",
+        "I would like to see a drawing of {0}.",
+    ),
 )
-ASK_SCENE = ("Draw it.", "Draw the scene.", "Please draw it.", "Can you draw it?", "Draw that.", "Draw this scene, please.")
+ASK_SCENE = (
+    "Draw it.",
+    "Draw the scene.",
+    "Please draw it.",
+    "Can you draw it?",
+    "Draw that.",
+    "Draw this scene, please.",
+)
 
 _DESCRIPTIONS = (
     *("Draw a picture.", "Draws a picture from a description.", "Generate an image from a text prompt.", ""),

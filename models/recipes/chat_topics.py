@@ -26,7 +26,8 @@ _ALL_THINGS = tuple(
     "tomorrow yesterday sleep dream love happiness friendship family mother brother baby marriage job salary interview "
     "email letter password website camera television radio guitar piano violin drum dance painting museum theatre "
     "dinosaur dragon ghost magic superhero olympics tennis basketball swimming marathon volcano earthquake hurricane "
-    "desert forest island beach climate pollution recycling vaccine surgery brain heart blood bone skin tooth eye".split()
+    "desert forest island beach climate pollution recycling vaccine surgery brain heart blood bone skin tooth "
+    "eye".split()
 )
 HELD_OUT_THINGS = _ALL_THINGS[::8]
 THINGS = tuple(thing for thing in _ALL_THINGS if thing not in HELD_OUT_THINGS)

@@ -81,7 +81,7 @@ def judge(
     for start in range(0, len(ordered), batch):
         chunk = ordered[start : start + batch]
         answers = decode(model, tokenizer, [prompt(item, tokenizer) for item in chunk])
-        for item, said in zip(chunk, answers):
+        for item, said in zip(chunk, answers, strict=True):
             yield Verdict(item, said, same(said, expected(item, tokenizer)))
 
 

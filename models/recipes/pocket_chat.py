@@ -177,8 +177,8 @@ class Trainer:
             loss += float(said)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         factor = self.schedule.at(self.step)
-        for optimizer, peaks in zip(self.optimizers, self.peaks):
-            for group, peak in zip(optimizer.param_groups, peaks):
+        for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -196,7 +196,7 @@ class Trainer:
         state = torch.load(path, weights_only=True)
         self.step = state["step"]
         self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"]):
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
 
     def export(self, out: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -158,7 +159,8 @@ def sample_scene(
         elif (kind := sample_kind(rng, sized=sized)) not in kinds:
             kinds.append(kind)
     kinds = sorted(kinds, key=kinds.index)  # equal kinds side by side, so that order of mention is order of things
-    return Scene(things=tuple(place(kind, *cell) for kind, cell in zip(kinds, _cells(rng, arrangement, count))))
+    cells = _cells(rng, arrangement, count)
+    return Scene(things=tuple(place(kind, *cell) for kind, cell in zip(kinds, cells, strict=True)))
 
 
 def _cells(rng: Random, arrangement: Arrangement, count: int) -> list[tuple[int, int]]:
@@ -167,7 +169,7 @@ def _cells(rng: Random, arrangement: Arrangement, count: int) -> list[tuple[int,
         return [(column, fixed) for column in line]
     if arrangement == "column":
         return [(fixed, row) for row in line]
-    return list(zip(rng.sample(range(GRID), count), rng.sample(range(GRID), count)))
+    return list(zip(rng.sample(range(GRID), count), rng.sample(range(GRID), count), strict=True))
 
 
 # Words
@@ -245,7 +247,7 @@ def _pairwise(scene: Scene, rng: Random) -> Iterator[str]:
     """Neighbours related one sentence at a time: "A red circle is left of a blue square." """
     forward, backward = RELATIONS[:2] if scene.arrangement == "row" else RELATIONS[2:]
     known: set[Thing] = set()
-    for first, second in zip(scene.things, scene.things[1:]):
+    for first, second in pairwise(scene.things):
         relation, pair = (forward, (first, second)) if rng.random() < 0.5 else (backward, (second, first))
         words = [
             f"the {thing.kind.phrase()}" if thing in known else with_article(thing.kind.phrase()) for thing in pair

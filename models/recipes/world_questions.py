@@ -31,7 +31,9 @@ ANYTHING = ("thing", "thing", "shape", "object")
 
 def _some_kind(scene: Scene, rng: Random, *, present: float) -> Kind:
     """A partial kind to ask about; with probability `present` one that fits something in the scene."""
-    keys = rng.choice((("shape",), ("shape",), ("colour",), ("shape", "colour"), ("shape", "colour"), ("size", "shape")))
+    keys = rng.choice(
+        (("shape",), ("shape",), ("colour",), ("shape", "colour"), ("shape", "colour"), ("size", "shape"))
+    )
     if scene.things and rng.random() < present:
         source = rng.choice(scene.things).kind
     else:
@@ -59,7 +61,13 @@ def ask_count(scene: Scene, rng: Random) -> Question:
 def ask_colour(scene: Scene, rng: Random) -> Question | None:
     """ "What colour is the circle?" "Red."; for an absent shape "There is no circle." """
     colour = rng.choice(("colour", "colour", "color"))
-    forms = ("What {0} is {1}?", "What {0} is {1}?", "Which {0} is {1}?", "Tell me the {0} of {1}.", "What {0} does {1} have?")
+    forms = (
+        "What {0} is {1}?",
+        "What {0} is {1}?",
+        "Which {0} is {1}?",
+        "Tell me the {0} of {1}.",
+        "What {0} does {1} have?",
+    )
     if rng.random() < 0.12:
         missing = [shape for shape in SHAPES if not scene.find(Kind(shape=shape))]
         if missing:
@@ -91,7 +99,12 @@ def ask_shape(scene: Scene, rng: Random) -> Question | None:
     kind, thing = rng.choice(options)
     what = " ".join(word for word in (kind.size, kind.colour) if word)
     which = " and ".join(word for word in (kind.size, kind.colour) if word)
-    forms = ("What shape is the {0} thing?", "What shape is the {0} one?", "Which shape is {1}?", "What is the {0} thing?")
+    forms = (
+        "What shape is the {0} thing?",
+        "What shape is the {0} one?",
+        "Which shape is {1}?",
+        "What is the {0} thing?",
+    )
     return Question("shape", rng.choice(forms).format(what, which), sentence(with_article(thing.shape)))
 
 
@@ -123,7 +136,14 @@ def ask_existence(scene: Scene, rng: Random) -> Question:
     kind = _some_kind(scene, rng, present=0.5)
     noun = rng.choice(ANYTHING)
     one, many = with_article(kind.phrase(anything=noun)), kind.phrase(plural=True, anything=noun)
-    forms = ("Is there {0}?", "Is there {0}?", "Do you see {0}?", "Are there any {1}?", "Can you see {0}?", "Is there {0} in the scene?")
+    forms = (
+        "Is there {0}?",
+        "Is there {0}?",
+        "Do you see {0}?",
+        "Are there any {1}?",
+        "Can you see {0}?",
+        "Is there {0} in the scene?",
+    )
     return Question("existence", rng.choice(forms).format(one, many), "Yes." if scene.find(kind) else "No.")
 
 
@@ -179,7 +199,16 @@ def ask_description(scene: Scene, rng: Random) -> Question:
         found = listing(list(dict.fromkeys(getattr(thing, what) for thing in scene.things)))
         text = rng.choice(("Which {0} are there?", "What {0} do you see?", "Which {0} do you see?"))
         return Question("description", text.format(what + "s"), sentence(found))
-    forms = ("Describe the scene.", "What is there?", "What do you see?", "What is in the scene?", "Describe it.", "Tell me what you see.", "What is in the picture?", "List all things.")
+    forms = (
+        "Describe the scene.",
+        "What is there?",
+        "What do you see?",
+        "What is in the scene?",
+        "Describe it.",
+        "Tell me what you see.",
+        "What is in the picture?",
+        "List all things.",
+    )
     return Question("description", rng.choice(forms), canonical(scene))
 
 

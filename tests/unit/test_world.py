@@ -7,9 +7,10 @@ import re
 from random import Random
 
 import pytest
-from chat_edits import instruct
 from hypothesis import given
 from hypothesis import strategies as st
+
+from chat_edits import instruct
 from world import (
     ARRANGEMENTS,
     COLOURS,
@@ -134,7 +135,8 @@ def test_answers_agree_with_a_second_reading(seed: int) -> None:
     scene = sample_scene(rng)
     for category, text, answer in questions(scene, rng):
         assert category in ASKERS
-        assert answer[0].isupper() and answer.endswith(".")
+        assert answer[0].isupper()
+        assert answer.endswith(".")
         if category == "count":
             wanted = len(scene.find(read(text)))
             assert answer == (NUMBERS[wanted].capitalize() + "." if wanted else "None.")
