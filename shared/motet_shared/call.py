@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from . import subjects
+from . import subjects, telemetry
 from .clock import Clock
 from .errors import (
     BadRequest,
@@ -191,11 +191,11 @@ class Calls:
     async def _serve(
         self, key: tuple[str, int], call: Call, handler: Handler, headers: dict[str, str] | None
     ) -> None:
-        from .telemetry import serving
-
         started = self.clock.now()
+        operation = str(type(call.request).__struct_config__.tag)
+        telemetry.request_id.set(getattr(call.request, "request_id", "") or call.id)  # the task's own context
         try:
-            with serving(headers, type(call.request).__name__, getattr(call.request, "request_id", "") or call.id):
+            with telemetry.span(f"{subjects.role_of(self.instance)}.{operation}", parent=telemetry.extract(headers)):
                 await handler(call, call.request)
             call.end()
         except asyncio.CancelledError:
@@ -331,7 +331,3 @@ def _oversize(frame: Frame, error: PayloadTooLarge) -> Frame | None:
         return None
     seq = frame.seq if isinstance(frame, (Item, Beat, End)) else 0
     return Error(frame.stream, seq, error.code, error.message)
-
-
-def pong(instance: str, state: str) -> bytes:
-    return encode(Pong(PROTOCOL, instance, state))

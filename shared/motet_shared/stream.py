@@ -17,7 +17,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from . import subjects
+from . import subjects, telemetry
 from .clock import Clock
 from .errors import (
     DeadlineExceeded,
@@ -228,9 +228,8 @@ class Caller:
             stream.request.deadline_ms = max(1, int((stream.expires - now) * 1000))
         reply = subjects.open_reply(self.instance, stream.number)
         try:
-            await self._control.publish(
-                stream.subject, encode(stream.request), reply=reply, headers=_trace_headers()
-            )
+            data = encode(stream.request)
+            await self._control.publish(stream.subject, data, reply=reply, headers=telemetry.inject())
         except MotetError as error:
             stream.fail(error)
 
@@ -352,9 +351,3 @@ def _instance_in(subject: str) -> str | None:
     """The instance that an open was addressed to, None for a queue group."""
     parts = subject.split(".")
     return parts[4] if len(parts) == 6 and parts[3] == "i" else None
-
-
-def _trace_headers() -> dict[str, str] | None:
-    from .telemetry import inject
-
-    return inject()

@@ -1,6 +1,6 @@
 """The only place where a subject string is built.
 
-An instance id is `<role>-<hex>`: its role can be read off it, and both are valid NATS tokens.
+An instance id is `<role>-<hex>` (or a name of the operator's own, `<role>-<name>`): its role can be read off it, and both are valid NATS tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import secrets
 ROOT = "motet.v1"
 HEARTBEATS = f"{ROOT}.ev.*.*.heartbeat"
 
-_INSTANCE = re.compile(r"[a-z]+-[0-9a-f]{4,32}")
+_INSTANCE = re.compile(r"[a-z]+(-[a-z0-9]{1,32}){1,4}")
 
 
 def new_instance(role: str) -> str:
@@ -22,7 +22,7 @@ def new_instance(role: str) -> str:
 def role_of(instance: str) -> str:
     """The role of an instance id; ValueError if it is none (it may come from the wire)."""
     if not _INSTANCE.fullmatch(instance):
-        raise ValueError(f"instance id must look like '<role>-<hex>', got {instance!r}")
+        raise ValueError(f"instance id must look like '<role>-<name>', got {instance!r}")
     return instance.partition("-")[0]
 
 
@@ -50,6 +50,11 @@ def frames_to(instance: str) -> str:
 
 def open_reply(instance: str, stream: int) -> str:
     return f"{inbox(instance)}.open.{stream}"
+
+
+def open_replies(instance: str) -> str:
+    """Wildcard over `open_reply` of all streams."""
+    return f"{inbox(instance)}.open.*"
 
 
 def heartbeat(instance: str) -> str:

@@ -1,0 +1,169 @@
+"""A process on the wire: two connections, one inbox, streams in both directions, and what it knows of its peers.
+
+Control (opens, credits, probes, heartbeats) and frames have a connection each, so that a flood of frames never delays
+a cancel. All frames for this process arrive on one subject, whatever the number of streams.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from . import subjects
+from .call import Calls
+from .clock import Clock, SystemClock
+from .config import ProcessConfig
+from .discovery import HEARTBEAT_EVERY, Directory, ServiceResponder
+from .messages import PROTOCOL, Heartbeat, ModelCard, encode
+from .outbox import Outbox
+from .peers import Monitor
+from .stream import Caller, Stream
+from .transport import Message, NatsTransport, Transport
+
+
+class Bus:
+    """Everything a process says and hears. `Bus.connect` for NATS; tests build it on a `MemoryTransport`."""
+
+    def __init__(self, instance: str, control: Transport, frames: Transport, clock: Clock | None = None):
+        self.instance = instance
+        self.role = subjects.role_of(instance)
+        self.control = control
+        self.frames = frames
+        self.clock = clock or SystemClock()
+        self.caller = Caller(instance, control, self.clock)
+        self.calls = Calls(instance, frames, self.clock)
+        self.directory = Directory(self.caller)
+        self.monitor = Monitor(self.caller, self.calls, control, self.clock)
+        self.describe: Callable[[], dict[str, Any]] = dict
+        self.presence: Callable[[], tuple[list[ModelCard], dict[str, float]]] = lambda: ([], {})
+        self._events = Outbox(control, lambda parts: parts[-1])  # heartbeats: only the newest matters
+        self._replies = Outbox(control, lambda parts: parts[0])
+        self._beats = 0
+        self._since_beat = 0.0
+        self.caller.on_lost = self.directory.suspect
+        self.directory.on_newcomer = self.heartbeat
+        self.monitor.duties = [self.directory.tick, self._beat_when_due]
+
+    @classmethod
+    async def connect(cls, role: str, config: ProcessConfig) -> Bus:
+        """Two NATS connections under the role's user. ConfigError if the server cannot be reached in 5 s."""
+        instance = config.instance_id(role)
+        connect = functools.partial(
+            NatsTransport.connect,
+            config.nats_url,
+            user=config.nats_user or role,
+            password=config.nats_password,
+        )
+        prefix = subjects.inbox(instance)
+        control = await connect(name=instance, inbox_prefix=f"{prefix}.r")
+        frames = await connect(name=f"{instance}/frames", inbox_prefix=f"{prefix}.r")
+        bus = cls(instance, control, frames)
+        await bus.start()
+        return bus
+
+    async def start(self) -> None:
+        """Subscribe and begin to beat. Opens are refused as `draining` until `calls.state` is ready."""
+        for part in (self.caller, self.calls, self._events, self._replies):
+            part.start()
+        await self.frames.subscribe(subjects.frames_to(self.instance), self.caller.on_frames)
+        await self.control.subscribe(subjects.open_replies(self.instance), self.caller.on_open_reply)
+        await self.control.subscribe(subjects.control_at(self.instance), self._on_control)
+        await self.control.subscribe(subjects.HEARTBEATS, self.directory.on_heartbeat)
+        responder = ServiceResponder(self.calls, self._replies, lambda: self.stats() | self.describe())
+        for subject in responder.subjects():
+            await self.control.subscribe(subject, responder.on_request)
+        await self.control.flush()
+        await self.frames.flush()
+        self.monitor.start()
+        self.heartbeat()
+
+    async def serve(self, handlers: dict[str, Callable[[Any, Any], Awaitable[None]]]) -> None:
+        """Take opens for these operations, sent to the role's queue group or to this instance."""
+        self.calls.handlers = handlers
+        for op in handlers:
+            await self.control.subscribe(subjects.operation(self.role, op), self.calls.on_open, queue=self.role)
+        await self.control.subscribe(subjects.open_at(self.instance), self.calls.on_open)
+        await self.control.flush()
+
+    def open(
+        self,
+        role: str,
+        body: Any,
+        *,
+        instance: str | None = None,
+        window: int = 64,
+        deadline: float | None = None,
+        epoch: int = 0,
+    ) -> Stream:
+        """A streaming call: see `stream`. `instance=None` reaches any instance of the role."""
+        return self.caller.open(role, body, instance=instance, window=window, deadline=deadline, epoch=epoch)
+
+    # ------------------------------------------------------------------------------------------------------------ presence
+    @property
+    def state(self) -> str:
+        return self.calls.state
+
+    def set_state(self, state: str) -> None:
+        """starting → warming → ready → draining → stopped; announced at once."""
+        self.calls.state = state
+        self.heartbeat()
+
+    def heartbeat(self) -> None:
+        models, load = self.presence()
+        beat = Heartbeat(
+            v=PROTOCOL,
+            role=self.role,
+            instance=self.instance,
+            state=self.state,
+            seq=self._beats,
+            models=models,
+            load={"active": float(len(self.calls.active))} | load,
+        )
+        self._beats += 1
+        self._since_beat = 0.0
+        self._events.put(subjects.heartbeat(self.instance), encode(beat))
+
+    async def _beat_when_due(self, elapsed: float) -> None:
+        self._since_beat += elapsed
+        if self._since_beat >= HEARTBEAT_EVERY - 0.01:
+            self.heartbeat()
+
+    def _on_control(self, message: Message) -> None:
+        pong = self.calls.on_control(message)
+        if pong is not None and message.reply:
+            self._replies.put(message.reply, encode(pong))
+
+    # -------------------------------------------------------------------------------------------------------------- health
+    def stats(self) -> dict[str, Any]:
+        """Counters of the wire; the actor adds its own."""
+        dropped = {**self.caller.dropped, **self.calls.dropped, **self.directory.dropped}
+        return {
+            "state": self.state,
+            "active": len(self.calls.active),
+            "requests": self.calls.requests,
+            "errors": self.calls.errors,
+            "streams_open": len(self.caller.streams),
+            "messages_out": self.calls.outbox.messages,
+            "frames_out": self.calls.outbox.parts,
+            "dropped": dropped,
+            "loop_lag_seconds": round(self.monitor.lag, 4),
+        }
+
+    def check_integrity(self) -> None:
+        self.caller.check_integrity()
+        self.calls.check_integrity()
+
+    async def close(self) -> None:
+        """Say goodbye, cancel what runs, close both connections."""
+        self.set_state("stopped")
+        await self.monitor.close()
+        await self.caller.close()
+        await self.calls.close()
+        await self._events.close()
+        await self._replies.close()
+        for transport in (self.frames, self.control):
+            try:
+                await transport.flush()
+            finally:
+                await transport.close()

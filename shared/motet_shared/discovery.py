@@ -1,0 +1,170 @@
+"""Who is alive and how loaded, from heartbeats; and the answers of the NATS service API.
+
+`Directory` is what this process knows of the others: there is no registry. `ServiceResponder` answers
+`$SRV.{PING,INFO,STATS}` in the wire format of ADR-32 (JSON), so that the `nats` command-line tool lists our services;
+nats-py's own `micro` serves one request at a time and drops requests on stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from . import __version__, subjects
+from .call import Calls
+from .messages import PROTOCOL, Heartbeat, decode_heartbeat
+from .outbox import Outbox
+from .stream import Caller
+from .transport import Message
+
+HEARTBEAT_EVERY = 0.5
+EXPIRES_AFTER = 3.0  # seconds, counted in our own ticks
+
+
+@dataclass(slots=True)
+class _Peer:
+    heartbeat: Heartbeat
+    age: float = 0.0
+    suspected_at: int = -1  # heartbeat number at which it was reported lost
+
+
+class Directory:
+    """All instances that have been heard of lately."""
+
+    def __init__(self, caller: Caller):
+        self._caller = caller
+        self._peers: dict[str, _Peer] = {}
+        self._changed = asyncio.Event()
+        self.on_newcomer: Callable[[], None] = lambda: None
+        self.dropped: Counter[str] = Counter()
+
+    # ----------------------------------------------------------------------------------------------------------- reading
+    def instances(self, role: str) -> list[Heartbeat]:
+        """Every living instance of a role, in any state."""
+        return [p.heartbeat for p in self._peers.values() if p.heartbeat.role == role]
+
+    def ready(self, role: str, model: str | None = None) -> list[Heartbeat]:
+        """Instances that take new work (for `model`), without those that were just reported lost."""
+        return [
+            peer.heartbeat
+            for peer in self._peers.values()
+            if peer.heartbeat.role == role
+            and peer.heartbeat.state == "ready"
+            and peer.heartbeat.seq > peer.suspected_at
+            and (model is None or any(card.name == model for card in peer.heartbeat.models))
+        ]
+
+    def outstanding(self, instance: str) -> int:
+        """Streams that this process has open at an instance."""
+        return len(self._caller.by_peer.get(instance, ()))
+
+    async def wait_for(self, condition: Callable[[Directory], Any], timeout: float) -> Any:
+        """The first true value of `condition(self)`, tried at every change; TimeoutError after `timeout` seconds."""
+        async with asyncio.timeout(timeout):
+            while not (value := condition(self)):
+                self._changed.clear()
+                await self._changed.wait()
+            return value
+
+    # ----------------------------------------------------------------------------------------------------------- learning
+    def on_heartbeat(self, message: Message) -> None:
+        try:
+            beat = decode_heartbeat(message.data)
+            genuine = message.subject == subjects.heartbeat(beat.instance) and beat.v == PROTOCOL
+        except ValueError:
+            self.dropped["malformed_heartbeat"] += 1
+            return
+        if not genuine:  # permissions bind the subject to a role: the content must agree with it
+            self.dropped["forged_heartbeat"] += 1
+            return
+        known = self._peers.get(beat.instance)
+        if beat.state == "stopped":
+            self._peers.pop(beat.instance, None)
+        elif known is None:
+            self._peers[beat.instance] = _Peer(beat)
+            self.on_newcomer()
+        else:
+            known.heartbeat, known.age = beat, 0.0
+        self._changed.set()
+
+    def suspect(self, instance: str) -> None:
+        """It was lost: not offered again until it has sent newer heartbeats than the next one (in case it hangs)."""
+        peer = self._peers.get(instance)
+        if peer is not None:
+            peer.suspected_at = peer.heartbeat.seq + 1
+            self._changed.set()
+
+    async def tick(self, elapsed: float) -> None:
+        for instance, peer in list(self._peers.items()):
+            peer.age += elapsed
+            if peer.age > EXPIRES_AFTER:
+                del self._peers[instance]
+                self._changed.set()
+
+
+class ServiceResponder:
+    """`$SRV.PING`, `.INFO` and `.STATS` of one process, for all, for its name, and for its id."""
+
+    def __init__(self, calls: Calls, outbox: Outbox, describe: Callable[[], dict[str, Any]]):
+        self._calls = calls
+        self._outbox = outbox
+        self._describe = describe  # the actor's stats()
+        self._started = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        self._role = subjects.role_of(calls.instance)
+        self.name = f"motet-{self._role}"
+
+    def subjects(self) -> list[str]:
+        instance = self._calls.instance
+        return [
+            subjects.service(verb, *scope)
+            for verb in ("PING", "INFO", "STATS")
+            for scope in ((), (self.name,), (self.name, instance))
+        ]
+
+    def on_request(self, message: Message) -> None:
+        verb = message.subject.split(".")[1]
+        answer = {"PING": self._ping, "INFO": self._info, "STATS": self._stats}[verb]()
+        if message.reply:
+            self._outbox.put(message.reply, msgspec.json.encode(answer))
+
+    def _identity(self, kind: str) -> dict[str, Any]:
+        return {
+            "type": f"io.nats.micro.v1.{kind}",
+            "name": self.name,
+            "id": self._calls.instance,
+            "version": __version__,
+            "metadata": {"state": self._calls.state, "protocol": str(PROTOCOL)},
+        }
+
+    def _ping(self) -> dict[str, Any]:
+        return self._identity("ping_response")
+
+    def _endpoints(self) -> list[dict[str, Any]]:
+        return [
+            {"name": op, "subject": subjects.operation(self._role, op), "queue_group": self._role}
+            for op in self._calls.handlers
+        ]
+
+    def _info(self) -> dict[str, Any]:
+        endpoints = [{**endpoint, "metadata": {}} for endpoint in self._endpoints()]
+        return {**self._identity("info_response"), "description": f"Motet {self._role}", "endpoints": endpoints}
+
+    def _stats(self) -> dict[str, Any]:
+        calls = self._calls
+        busy = int(calls.busy_seconds * 1e9)
+        counts = {
+            "num_requests": calls.requests,
+            "num_errors": calls.errors,
+            "last_error": calls.last_error,
+            "processing_time": busy,
+            "average_processing_time": busy // max(calls.requests, 1),
+            "data": self._describe(),
+        }
+        endpoints = [{**endpoint, **counts} for endpoint in self._endpoints()]
+        return {**self._identity("stats_response"), "started": self._started, "endpoints": endpoints}
