@@ -99,7 +99,7 @@ class Bus:
         """A streaming call: see `stream`. `instance=None` reaches any instance of the role."""
         return self.caller.open(role, body, instance=instance, window=window, deadline=deadline, epoch=epoch)
 
-    # ------------------------------------------------------------------------------------------------------------ presence
+    # ------------------------------------------------------------------------------------------------------- presence
     @property
     def state(self) -> str:
         return self.calls.state
@@ -134,7 +134,7 @@ class Bus:
         if pong is not None and message.reply:
             self._replies.put(message.reply, encode(pong))
 
-    # -------------------------------------------------------------------------------------------------------------- health
+    # --------------------------------------------------------------------------------------------------------- health
     def stats(self) -> dict[str, Any]:
         """Counters of the wire; the actor adds its own."""
         dropped = {**self.caller.dropped, **self.calls.dropped, **self.directory.dropped}

@@ -100,9 +100,7 @@ class Call:
         self._put(Item(self.stream, self.sent, body))
         self.sent += 1
 
-    def finish(
-        self, status: str = "stop", usage: Usage | None = None, timing: dict[str, float] | None = None
-    ) -> None:
+    def finish(self, status: str = "stop", usage: Usage | None = None, timing: dict[str, float] | None = None) -> None:
         """What the End will carry. It is sent when the handler returns."""
         self._status, self._usage, self._timing = status, usage, timing or {}
 
@@ -153,7 +151,7 @@ class Calls:
     def start(self) -> None:
         self.outbox.start()
 
-    # ---------------------------------------------------------------------------------------------------------- opening
+    # -------------------------------------------------------------------------------------------------------- opening
     def on_open(self, message: Message) -> None:
         """An Open, maybe for the second time."""
         try:
@@ -188,9 +186,7 @@ class Calls:
         call.accept()
         call.task = asyncio.get_running_loop().create_task(self._serve(key, call, handler, message.headers))
 
-    async def _serve(
-        self, key: tuple[str, int], call: Call, handler: Handler, headers: dict[str, str] | None
-    ) -> None:
+    async def _serve(self, key: tuple[str, int], call: Call, handler: Handler, headers: dict[str, str] | None) -> None:
         started = self.clock.now()
         operation = str(type(call.request).__struct_config__.tag)
         telemetry.request_id.set(getattr(call.request, "request_id", "") or call.id)  # the task's own context
@@ -223,7 +219,7 @@ class Calls:
         if len(self._finished) > 8192:
             self._finished.popitem(last=False)
 
-    # ---------------------------------------------------------------------------------------------------------- control
+    # -------------------------------------------------------------------------------------------------------- control
     def on_control(self, message: Message) -> Pong | None:
         """Credits and cancels of one caller. An empty list is a probe; the answer to a probe is returned."""
         try:
@@ -270,7 +266,7 @@ class Calls:
             elif call.quiet >= BEAT_AFTER - 0.01:
                 call.beat()
 
-    # ----------------------------------------------------------------------------------------------------------- ending
+    # --------------------------------------------------------------------------------------------------------- ending
     async def drain(self, timeout: float) -> None:
         """Wait until all calls are complete, at most `timeout` seconds; the rest is cancelled."""
         try:

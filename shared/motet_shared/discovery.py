@@ -44,7 +44,7 @@ class Directory:
         self.on_newcomer: Callable[[], None] = lambda: None
         self.dropped: Counter[str] = Counter()
 
-    # ----------------------------------------------------------------------------------------------------------- reading
+    # -------------------------------------------------------------------------------------------------------- reading
     def instances(self, role: str) -> list[Heartbeat]:
         """Every living instance of a role, in any state."""
         return [p.heartbeat for p in self._peers.values() if p.heartbeat.role == role]
@@ -72,7 +72,7 @@ class Directory:
                 await self._changed.wait()
             return value
 
-    # ----------------------------------------------------------------------------------------------------------- learning
+    # ------------------------------------------------------------------------------------------------------- learning
     def on_heartbeat(self, message: Message) -> None:
         try:
             beat = decode_heartbeat(message.data)

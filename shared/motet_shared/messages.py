@@ -24,7 +24,7 @@ from msgspec import Struct
 PROTOCOL = 1
 
 
-# ---------------------------------------------------------------------------------------------------- small parts
+# -------------------------------------------------------------------------------------------------------- small parts
 class BlobRef(Struct, frozen=True, omit_defaults=True):
     """Bulk bytes that travel out of band. `address` is the transport's (segment name, or host:port)."""
 
@@ -95,7 +95,7 @@ class Resume(Struct, omit_defaults=True):
     text_len: int  # characters of content and of tool-call arguments together
 
 
-# -------------------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------------------------- requests
 class Request(Struct, kw_only=True, omit_defaults=True):
     """Base of what an Open asks for. The subclass tag is also the operation's name in the subject."""
 
@@ -146,7 +146,7 @@ class Echo(Request, tag="echo"):
     fail_at: int = -1  # raise before this item; -1: never
 
 
-# --------------------------------------------------------------------------------------------------- bodies of items
+# ---------------------------------------------------------------------------------------------------- bodies of items
 class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
     """decode → tokenizer: the tokens of one engine step (one, or several under speculation)."""
 
@@ -173,7 +173,7 @@ class Blob(Struct, array_like=True, tag="r"):
 Body = Tokens | Text | Blob
 
 
-# ---------------------------------------------------------------------------------------------------------- frames
+# ------------------------------------------------------------------------------------------------------------- frames
 class Accepted(Struct, array_like=True, gc=False, tag="a"):
     """An instance took the stream; sent once per stream, before any item."""
 
@@ -223,7 +223,7 @@ class Frames(Struct, array_like=True, tag="f"):
     frames: list[Frame]
 
 
-# --------------------------------------------------------------------------------------------------- opens, control
+# ----------------------------------------------------------------------------------------------------- opens, control
 class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     """Start a stream. Carries its first credit, so that work starts at once. May arrive twice: `(caller, stream)`."""
 
@@ -261,7 +261,7 @@ class Pong(Struct, array_like=True, gc=False, tag="p"):
     state: str
 
 
-# ---------------------------------------------------------------------------------------------------------- events
+# ------------------------------------------------------------------------------------------------------------- events
 class ModelCard(Struct, omit_defaults=True, kw_only=True):
     """A model that an instance serves, as peers and `/v1/models` see it."""
 

@@ -75,7 +75,7 @@ class Stream:
         self.next_resend = 0.0
         self.silence = 0.0  # seconds since the last frame, in ticks of the monitor
 
-    # ---------------------------------------------------------------------------------------------- the consumer's face
+    # -------------------------------------------------------------------------------------------- the consumer's face
     async def __aenter__(self) -> Stream:
         await self.start()
         return self
@@ -130,7 +130,7 @@ class Stream:
             self._granted = self._taken + self.window
             self._caller.control(self.instance, Credit(self.number, self._granted))
 
-    # ------------------------------------------------------------------------------------------------------ from the wire
+    # -------------------------------------------------------------------------------------------------- from the wire
     def on_frame(self, sender: str, frame: Frame) -> None:
         self.silence = 0.0
         if self.instance is None:
@@ -218,7 +218,7 @@ class Caller:
             self.by_peer.setdefault(instance, set()).add(stream)
         return stream
 
-    # ------------------------------------------------------------------------------------------------------------- sending
+    # -------------------------------------------------------------------------------------------------------- sending
     async def send_open(self, stream: Stream) -> None:
         """Send, or send again: the receiver dedupes by (caller, stream)."""
         now = self._clock.now()
@@ -242,7 +242,7 @@ class Caller:
         if target is not None:
             self.control(target, Cancel(stream.number))
 
-    # ----------------------------------------------------------------------------------------------------------- receiving
+    # ------------------------------------------------------------------------------------------------------ receiving
     def on_frames(self, message: Message) -> None:
         """Everything on `inbox.frames`."""
         try:
@@ -293,7 +293,7 @@ class Caller:
     def _drop(self, reason: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
-    # ------------------------------------------------------------------------------------------------------------ the table
+    # ------------------------------------------------------------------------------------------------------ the table
     def bind(self, stream: Stream) -> None:
         assert stream.instance is not None
         self.by_peer.setdefault(stream.instance, set()).add(stream)

@@ -1,6 +1,7 @@
 """The only place where a subject string is built.
 
-An instance id is `<role>-<hex>` (or a name of the operator's own, `<role>-<name>`): its role can be read off it, and both are valid NATS tokens.
+An instance id is `<role>-<hex>`, or a name of the operator's own, `<role>-<name>`: its role can be read off it, and
+both are valid NATS tokens.
 """
 
 from __future__ import annotations

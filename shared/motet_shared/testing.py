@@ -1,9 +1,9 @@
 """What tests of anything on the wire need: a real nats-server, an in-memory look-alike, and a clock that obeys.
 
-    async with NatsServer() as nats:                       # services/nats.conf, free loopback port
-        bus = await nats.bus("gateway")
+async with NatsServer() as nats:                       # services/nats.conf, free loopback port
+    bus = await nats.bus("gateway")
 
-    async with memory_buses("gateway", "tokenizer") as (gateway, tokenizer): ...
+async with memory_buses("gateway", "tokenizer") as (gateway, tokenizer): ...
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class NatsServer:
     async def start(self, timeout: float = 20.0) -> None:
         argv = [str(nats_binary()), "-c", str(self._config), "-a", "127.0.0.1", "-p", str(self.port)]
         env = {**os.environ, "MOTET_NATS_PASSWORD": self.password}
-        self._process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = await asyncio.to_thread(subprocess.Popen, argv, env=env, **quiet)
         async with asyncio.timeout(timeout):
             while not await self._answers():
                 if self._process.poll() is not None:
@@ -265,7 +266,9 @@ async def memory_bus(hub: MemoryHub, role: str, clock: Clock | None = None) -> B
 
 
 @contextlib.asynccontextmanager
-async def memory_buses(*roles: str, hub: MemoryHub | None = None, clock: Clock | None = None) -> AsyncIterator[list[Bus]]:
+async def memory_buses(
+    *roles: str, hub: MemoryHub | None = None, clock: Clock | None = None
+) -> AsyncIterator[list[Bus]]:
     """One started bus per role on one hub; they know of each other when the block begins."""
     hub = hub or MemoryHub()
     buses = [await memory_bus(hub, role, clock) for role in roles]

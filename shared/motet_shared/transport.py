@@ -103,7 +103,7 @@ class NatsTransport:
                     name=name,
                     inbox_prefix=inbox_prefix,
                     max_reconnect_attempts=-1,  # nats-py gives up after 60 by default
-                    reconnect_time_wait=0.1,
+                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # it is only slept on
                     connect_timeout=2,
                     ping_interval=5,
                     error_cb=transport._on_error,
