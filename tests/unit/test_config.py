@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from motet_shared.config import Bytes, Duration, ProcessConfig, load, setting
 from motet_shared.errors import ConfigError
 

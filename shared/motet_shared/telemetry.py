@@ -1,0 +1,251 @@
+"""What a process tells about itself: logs, traces that cross NATS, Prometheus metrics, and time per stage.
+
+    metrics = telemetry.setup("tokenizer", instance, config)
+    encoded = metrics.counter("prompt", "tokens", "prompt tokens encoded", labels=("model",))
+
+    with telemetry.span("tokenizer.chat", parent=telemetry.extract(headers), model=name):
+        timing = Stopwatch("tokenizer")
+        with timing.stage("encode"):
+            ...
+
+Traces are exported when OTEL_EXPORTER_OTLP_ENDPOINT is set and the OpenTelemetry SDK is installed (extra `telemetry`).
+Without them a span costs next to nothing, and a caller's trace id still passes through. The log format is in `logs`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from time import perf_counter
+from typing import Any
+
+import prometheus_client as prometheus
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from prometheus_client.metrics_core import Metric
+
+from motet_shared import logs
+from motet_shared.config import ProcessConfig
+from motet_shared.errors import ConfigError
+from motet_shared.logs import request_id
+
+__all__ = ["Metrics", "Stopwatch", "extract", "inject", "request_id", "setup", "shutdown", "span", "trace_with"]
+
+log = logging.getLogger(__name__)
+
+
+def setup(role: str, instance: str, config: ProcessConfig) -> Metrics:
+    """Start logs and traces of this process; returns its metrics (not yet served). Call once, before anything else."""
+    logs.install(role, instance, config)
+    if os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
+        trace_with(_otlp_provider(role, instance))
+    return Metrics(role, instance)
+
+
+def shutdown() -> None:
+    """Send the spans that wait for export."""
+    flush = getattr(_tracing.provider, "force_flush", None)
+    if flush is not None:
+        flush()
+
+
+# ------------------------------------------------------------------------------------------------------------ traces
+class _Tracing:
+    """The tracer of this process; None while nobody collects spans. Not OpenTelemetry's global: that can't be reset."""
+
+    provider: trace.TracerProvider | None = None
+    tracer: trace.Tracer | None = None
+
+
+_tracing = _Tracing()
+_propagator = TraceContextTextMapPropagator()
+_NO_SPAN = nullcontext(trace.INVALID_SPAN)
+_EMPTY = Context()
+
+
+def trace_with(provider: trace.TracerProvider | None) -> None:
+    """Send spans to `provider` from now on; None switches tracing off."""
+    _tracing.provider = provider
+    _tracing.tracer = provider.get_tracer("motet") if provider is not None else None
+
+
+def _otlp_provider(role: str, instance: str) -> trace.TracerProvider | None:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError:
+        log.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, but nothing can export traces; install `motet[telemetry]`")
+        return None
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": f"motet-{role}", "service.instance.id": instance})
+    )
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+def span(name: str, *, parent: Context | None = None, **attributes: Any) -> AbstractContextManager[trace.Span]:
+    """A span around a block of work, child of `parent` or else of the current span. An exception marks it failed.
+
+    Attributes that are None are left out. Enter and leave it in one task: not around the `yield` of a generator.
+    """
+    if _tracing.tracer is not None:
+        known = {key: value for key, value in attributes.items() if value is not None}
+        return _tracing.tracer.start_as_current_span(name, context=parent, attributes=known)
+    return _NO_SPAN if not parent else _pass_through(parent)
+
+
+@contextmanager
+def _pass_through(parent: Context) -> Iterator[trace.Span]:
+    token = otel_context.attach(parent)
+    try:
+        yield trace.get_current_span()
+    finally:
+        otel_context.detach(token)
+
+
+def inject() -> dict[str, str] | None:
+    """NATS headers that carry the current trace to the next process; None outside a trace."""
+    if not trace.get_current_span().get_span_context().is_valid:
+        return None
+    headers: dict[str, str] = {}
+    _propagator.inject(headers)
+    return headers
+
+
+def extract(headers: Mapping[str, str] | None) -> Context:
+    """The trace that a message belongs to, for `span(parent=…)`. Empty without a (well-formed) `traceparent`."""
+    if not headers:
+        return _EMPTY
+    return _propagator.extract({key.lower(): value for key, value in headers.items()}, context=Context())
+
+
+# ----------------------------------------------------------------------------------------------------------- metrics
+_NAME = re.compile(r"[a-z]+(_[a-z0-9]+)*")
+# Seconds, from one wire hop to a long answer.
+SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Metrics(prometheus.CollectorRegistry):
+    """The metrics of one actor, named `motet_<noun>_<unit>`. Each sample carries its role and instance.
+
+    The labels are added when somebody reads, so that counting costs no more than without them.
+    """
+
+    def __init__(self, role: str, instance: str):
+        super().__init__()
+        self._owner = {"role": role, "instance": instance}
+        self._servers: list[Any] = []
+        for collector in (prometheus.ProcessCollector, prometheus.PlatformCollector, prometheus.GCCollector):
+            collector(registry=self)
+
+    def counter(self, noun: str, unit: str, help: str, labels: Sequence[str] = ()) -> prometheus.Counter:
+        """Only grows; its sample is called `motet_<noun>_<unit>_total`."""
+        return prometheus.Counter(_name(noun, unit), help, labels, registry=self)
+
+    def gauge(self, noun: str, unit: str, help: str, labels: Sequence[str] = ()) -> prometheus.Gauge:
+        return prometheus.Gauge(_name(noun, unit), help, labels, registry=self)
+
+    def histogram(
+        self, noun: str, unit: str, help: str, labels: Sequence[str] = (), buckets: Sequence[float] = SECONDS
+    ) -> prometheus.Histogram:
+        return prometheus.Histogram(_name(noun, unit), help, labels, registry=self, buckets=buckets)
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in super().collect():
+            owned = Metric(metric.name, metric.documentation, metric.type, metric.unit)
+            owned.samples = [sample._replace(labels={**self._owner, **sample.labels}) for sample in metric.samples]
+            yield owned
+
+    def render(self) -> bytes:
+        """The Prometheus text format, for processes that have an HTTP server of their own."""
+        return prometheus.generate_latest(self)
+
+    def serve(self, port: int = 0, host: str = "127.0.0.1") -> int:
+        """Answer `/metrics` on a thread of its own; returns the port. 0: any free port; -1: do nothing, return -1."""
+        if port < 0:
+            return -1
+        try:
+            server, _ = prometheus.start_http_server(port, host, registry=self)
+        except OSError as error:
+            message = (
+                f"metrics_port: cannot listen on {host}:{port}: {error.strerror}; choose another, 0 for any free one"
+            )
+            raise ConfigError(message, param="metrics_port") from None
+        self._servers.append(server)
+        return int(server.server_port)
+
+    def close(self) -> None:
+        """Stop serving."""
+        while self._servers:
+            server = self._servers.pop()
+            server.shutdown()
+            server.server_close()
+
+
+def _name(noun: str, unit: str) -> str:
+    name = f"motet_{noun}_{unit}"
+    if not _NAME.fullmatch(noun) or not _NAME.fullmatch(unit):
+        raise ValueError(f"metric {name!r}: noun and unit are lower-case words joined by underscores")
+    return name
+
+
+# ------------------------------------------------------------------------------------------------------------ timing
+class _Stage:
+    """Adds the time between enter and leave to one stage. A hand-written class: `contextmanager` is 3 times slower."""
+
+    __slots__ = ("_began", "_key", "_seconds")
+
+    def __init__(self, seconds: dict[str, float], key: str):
+        self._seconds, self._key = seconds, key
+
+    def __enter__(self) -> None:
+        self._began = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        spent = perf_counter() - self._began
+        self._seconds[self._key] = self._seconds.get(self._key, 0.0) + spent
+
+
+class Stopwatch:
+    """Seconds that one request spends at one hop, by `<role>.<stage>`. For one task at a time.
+
+    A hop adds up its stages and merges what the hop behind it reported. Each hop's `<role>.total` is wall time since
+    its stopwatch was made, so the totals of two neighbours differ by what the outer one and the wire cost.
+    """
+
+    __slots__ = ("_began", "_prefix", "_seconds")
+
+    def __init__(self, role: str):
+        self._prefix = role + "."
+        self._seconds: dict[str, float] = {}
+        self._began = perf_counter()
+
+    def stage(self, name: str) -> _Stage:
+        """`with timing.stage("encode"):` adds the block's wall time to `<role>.encode`."""
+        return _Stage(self._seconds, self._prefix + name)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add time that was measured elsewhere, on an engine's thread for one."""
+        key = self._prefix + name
+        self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+
+    def merge(self, child: Stopwatch | Mapping[str, float]) -> None:
+        """Take over what another hop measured; the same stage twice (a moved request) adds up."""
+        for key, seconds in (child.as_dict() if isinstance(child, Stopwatch) else child).items():
+            self._seconds[key] = self._seconds.get(key, 0.0) + seconds
+
+    @property
+    def total(self) -> float:
+        """Seconds since this stopwatch was made."""
+        return perf_counter() - self._began
+
+    def as_dict(self) -> dict[str, float]:
+        """All stages, merged ones too, and `<role>.total`; as `messages.End.timing`."""
+        return {**self._seconds, self._prefix + "total": self.total}
