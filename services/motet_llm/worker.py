@@ -1,0 +1,137 @@
+"""The engine as an actor: role `decode`, operation `generate`.
+
+The engine's thread hands over the outputs of a whole step in one callback; the frames that come of it leave as one
+message per tokenizer process. Credit goes the other way: a request whose caller does not read is paused by the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from dataclasses import dataclass, fields
+from typing import Any
+
+from motet_shared.actor import Actor, operation
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.config import Bytes, ProcessConfig, setting
+from motet_shared.errors import UnknownModel
+from motet_shared.messages import Generate, ModelCard, Tokens
+
+from .config import EngineConfig
+from .engine import Engine, StepOutput
+from .thread import EngineThread
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig(ProcessConfig):
+    """Flags of `python -m motet_llm`. `EngineConfig` says what the engine's own settings mean and checks them."""
+
+    model: str = setting("folder of the checkpoint to serve")
+    name: str = setting("what clients call the model (default: the folder's name)", default="")
+    dtype: str = setting("auto, float32 or bfloat16", default="auto")
+    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    block_size: int = setting("tokens per KV block", default=16, min=1)
+    num_blocks: int = setting("KV blocks; 0: as many as fit into kv_memory", default=0, min=0)
+    kv_memory: Bytes = setting("memory of the KV cache", default=256 << 20, min=1)
+    token_budget: int = setting("tokens computed per step, decode and prefill together", default=512, min=1)
+    max_running: int = setting("most requests in one step", default=64, min=1)
+    max_waiting: int = setting("most requests in the queue; further ones are refused", default=256, min=1)
+    context: int = setting("longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0)
+
+    def engine(self) -> EngineConfig:
+        shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
+        return EngineConfig(**{name: getattr(self, name) for name in shared})
+
+
+class Decode(Actor):
+    """Serves one model. Prefills for itself."""
+
+    role = "decode"
+
+    def __init__(self, config: DecodeConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.max_active = config.max_running + config.max_waiting
+        self._running: dict[str, tuple[Call, asyncio.Future[StepOutput]]] = {}
+        self._thread: EngineThread | None = None
+        self._card: ModelCard | None = None
+
+    async def warm(self) -> None:
+        loop = asyncio.get_running_loop()
+        engine = await asyncio.to_thread(Engine, self.config.engine())
+        self._card = engine.card()
+        self._thread = EngineThread(
+            engine,
+            on_outputs=functools.partial(loop.call_soon_threadsafe, self._deliver),
+            on_crash=functools.partial(loop.call_soon_threadsafe, self.crash),
+        )
+        self._thread.start()
+        log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.stop)
+
+    @property
+    def thread(self) -> EngineThread:
+        if self._thread is None:
+            raise RuntimeError("the engine is not loaded yet")
+        return self._thread
+
+    @operation(Generate)
+    async def generate(self, call: Call, request: Generate) -> None:
+        """Tokens of one request, one item per engine step, until it ends."""
+        if self._card is None or request.model != self._card.name:
+            served = self._card.name if self._card else "nothing yet"
+            raise UnknownModel(f"model {request.model!r} is not served by {self.bus.instance}, which serves {served}")
+        done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
+        self._running[call.id] = (call, done)
+        call.on_credit = functools.partial(self.thread.grant, call.id)
+        self.thread.submit(
+            call.id, request.prompt, request.sampling, request.output, call.credit_total, call.expires
+        )
+        try:
+            last = await done
+        finally:
+            del self._running[call.id]
+            if not done.done() or done.cancelled():
+                self.thread.cancel(call.id)
+        timing = {f"decode.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
+        call.finish(last.finish or "stop", last.usage, timing)
+
+    def _deliver(self, outputs: list[StepOutput]) -> None:
+        """All outputs of one step, on the loop. A request that was cancelled meanwhile is no longer listed."""
+        for output in outputs:
+            call, done = self._running.get(output.key, (None, None))
+            if call is None or done is None or done.done():
+                continue
+            if output.ids:
+                call.push(Tokens(output.ids, output.logprobs))
+            if output.error is not None:
+                done.set_exception(output.error)
+            elif output.finish is not None:
+                done.set_result(output)
+
+    def load(self) -> dict[str, float]:
+        if self._thread is None:
+            return {}
+        stats = self._thread.stats()
+        return {
+            "running": stats["running"],
+            "queued": stats["waiting"] + stats["commands"],
+            "kv_free": stats["blocks_free"] / max(stats["blocks_total"], 1),
+        }
+
+    def models(self) -> list[ModelCard]:
+        return [self._card] if self._card else []
+
+    def stats(self) -> dict[str, Any]:
+        return dict(self._thread.stats()) if self._thread is not None else {}
+
+    def check_integrity(self) -> None:
+        """For an idle actor: the engine is checked on this thread."""
+        super().check_integrity()
+        self.thread.engine.check_integrity()
