@@ -90,9 +90,7 @@ class Decode(Actor):
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
         call.on_credit = functools.partial(self.thread.grant, call.id)
-        self.thread.submit(
-            call.id, request.prompt, request.sampling, request.output, call.credit_total, call.expires
-        )
+        self.thread.submit(call.id, request.prompt, request.sampling, request.output, call.credit_total, call.expires)
         try:
             last = await done
         finally:

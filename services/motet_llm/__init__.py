@@ -1,0 +1,1 @@
+"""The LLM engine, and the actor that serves it."""

@@ -1,0 +1,49 @@
+"""Noise that depends on nothing but (seed, position, token): a counter-based generator.
+
+A request that goes on elsewhere draws the very noise it would have drawn here, with no state to move. The generator is
+SplitMix64's finalizer (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) over a counter,
+in wrapping 64-bit integer arithmetic, so it is the same on every machine and for any subset of the tokens.
+
+Shapes: R rows, C candidate tokens per row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """The 64-bit two's complement of a Python integer, as torch's int64 wants it."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's own carries the sign along."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _FIRST
+    x = (x ^ _shift_right(x, 27)) * _SECOND
+    return x ^ _shift_right(x, 31)
+
+
+def gumbel(seeds: list[int], positions: list[int], tokens_RC: Tensor) -> Tensor:
+    """Standard Gumbel noise `[R, C]`, float32, for the given token ids at each row's absolute output position.
+
+    `argmax(logits + noise)` is then a draw from `softmax(logits)`. Seeds of any size count modulo 2**64.
+    """
+    seeds_R1 = torch.tensor([_signed(seed) for seed in seeds]).unsqueeze(1)
+    positions_R1 = torch.tensor(positions).unsqueeze(1)
+    stream_R1 = _mix(_mix(seeds_R1 + _GOLDEN) + positions_R1 * _GOLDEN)
+    bits_RC = _shift_right(_mix(stream_R1 + (tokens_RC + 1) * _GOLDEN), 40)
+    # 24 bits and a half: never 0 and never 1, so both logarithms are finite.
+    uniform_RC = (bits_RC.to(torch.float64) + 0.5) * 2.0**-24
+    return -torch.log(-torch.log(uniform_RC)).float()
