@@ -1,0 +1,114 @@
+"""A Docker engine of our own, which leaves no trace on the machine: its own socket, no firewall rules, no bridge."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "motet"
+START_SECONDS = 60
+STOP_SECONDS = 30
+
+
+class Docker:
+    """The command line of one engine. Commands raise CalledProcessError, with what they printed in it."""
+
+    def __init__(self, socket: Path) -> None:
+        # The classic builder: Debian's engine comes without BuildKit's client.
+        self.env = os.environ | {"DOCKER_HOST": f"unix://{socket}", "DOCKER_BUILDKIT": "0"}
+
+    def run(self, *args: str, timeout: float = 60, stdin: bytes | None = None) -> str:
+        return self._call(["docker", *args], self.env, timeout, stdin)
+
+    def compose(self, *args: str, env: dict[str, str], timeout: float = 120) -> str:
+        return self._call([*compose_command(), *args], self.env | env, timeout)
+
+    def _call(self, argv: Sequence[str], env: dict[str, str], timeout: float, stdin: bytes | None = None) -> str:
+        done = subprocess.run(
+            argv, env=env, input=stdin, timeout=timeout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        output = done.stdout.decode(errors="replace")
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(argv[:4])} … ended with {done.returncode}:\n{output[-4000:]}")
+        return output
+
+
+def compose_command() -> list[str]:
+    """The plugin where there is one, else the stand-alone program."""
+    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    return ["docker", "compose"] if plugin.returncode == 0 else ["docker-compose"]
+
+
+def missing() -> str | None:
+    """Why no engine can be started and filled here; None if it can."""
+    if os.geteuid() != 0:
+        return "only root can start a Docker engine"
+    absent = [name for name in ("docker", "dockerd", "debootstrap") if shutil.which(name) is None]
+    if compose_command() == ["docker-compose"] and shutil.which("docker-compose") is None:
+        absent.append("docker-compose")
+    return f"not installed: {', '.join(absent)}" if absent else None
+
+
+@contextmanager
+def engine() -> Iterator[Docker]:
+    """A running engine. Its images stay in the cache folder, so that the next build takes seconds.
+
+    Raises RuntimeError with the engine's log where it does not start.
+    """
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "docker.lock").open("w") as lock, tempfile.TemporaryDirectory(prefix="motet-docker-") as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two engines must not share a data folder
+        run = Path(folder)
+        with (run / "log").open("wb") as log:
+            process = subprocess.Popen(_command(run), stdout=log, stderr=log)
+        try:
+            docker = Docker(run / "socket")
+            _wait(docker, process, run / "log")
+            _remove_containers(docker)  # of a run that was killed
+            yield docker
+        finally:
+            _stop(process, run)
+
+
+def _command(run: Path) -> list[str]:
+    folders = ["--data-root", str(CACHE / "docker"), "--exec-root", str(run / "exec")]
+    sockets = ["--host", f"unix://{run / 'socket'}", "--pidfile", str(run / "pid")]
+    # Ports are published by the engine's own proxy processes, and containers of one network meet on its bridge.
+    network = ["--bridge=none", "--iptables=false", "--ip-forward=false", "--ip-masq=false"]
+    # Ends with this process, however that ends.
+    return ["setpriv", "--pdeathsig", "TERM", "dockerd", *folders, *sockets, *network]
+
+
+def _wait(docker: Docker, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            docker.run("version", timeout=10)
+            return
+        except (RuntimeError, subprocess.TimeoutExpired):
+            time.sleep(0.2)
+    raise RuntimeError(f"dockerd did not start:\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def _remove_containers(docker: Docker) -> None:
+    if containers := docker.run("ps", "--all", "--quiet").split():
+        docker.run("rm", "--force", "--volumes", *containers)
+    docker.run("network", "prune", "--force")
+
+
+def _stop(process: subprocess.Popen[bytes], run: Path) -> None:
+    """The engine stops its containers first; what it left mounted is in the way of removing its folder."""
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+    for mount in sorted({path for path in mounts if path.startswith(f"{run}/")}, reverse=True):
+        subprocess.run(["umount", "--lazy", mount], check=False)

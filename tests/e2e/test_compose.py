@@ -1,0 +1,174 @@
+"""compose.yaml on a real Docker engine: the same chat from containers, with two decode instances.
+
+Images are built without an image registry (tests/containers). The first run takes minutes, later ones seconds.
+"""
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import nats
+import openai
+import pytest
+
+from containers.engine import Docker, engine, missing
+from containers.images import NATS, TAG, NoCpuTorch, build_all
+from e2e.stack import until
+
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+PROJECT = "motet-test"
+MODEL = "pocket-chat"
+SCENE = "There are two red circles and a blue square. How many circles are there?"
+
+
+@dataclass
+class Containers:
+    """The stack of compose.yaml, with its gateway published on a free port."""
+
+    docker: Docker
+    port: int
+    password: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def compose(self, *args: str) -> str:
+        settings = {
+            "MOTET_TAG": TAG,
+            "NATS_IMAGE": NATS,
+            "MOTET_PUBLISH": f"127.0.0.1:{self.port}",
+            "MOTET_NATS_PASSWORD": self.password,
+            "MOTET_DECODE_THREADS": "1",
+        }
+        return self.docker.compose("--file", str(ROOT / "compose.yaml"), "--project-name", PROJECT, *args, env=settings)
+
+    def ids(self, service: str) -> list[str]:
+        return self.compose("ps", "--quiet", service).split()
+
+    def address(self, service: str) -> str:
+        """Of the first container of a service, on the network that only this machine and the containers are on."""
+        form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+        return self.docker.run("inspect", "--format", form, self.ids(service)[0]).strip()
+
+    def ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def decode_requests(self) -> dict[str, int]:
+        """Requests that each decode instance has seen, by the NATS service API."""
+        return asyncio.run(self._ask_decode())
+
+    async def _ask_decode(self) -> dict[str, int]:
+        client = await nats.connect(f"nats://{self.address('nats')}:4222", user="operator", password=self.password)
+        try:
+            inbox = client.new_inbox()
+            answers = await client.subscribe(inbox)
+            await client.publish("$SRV.STATS.decode", b"", reply=inbox)
+            found = {}
+            while True:
+                try:
+                    answer = json.loads((await answers.next_msg(timeout=1)).data)
+                except TimeoutError:
+                    return found
+                found[answer["id"]] = sum(endpoint["num_requests"] for endpoint in answer["endpoints"])
+        finally:
+            await client.close()
+
+
+@pytest.fixture(scope="module")
+def containers() -> Iterator[Containers]:
+    if reason := missing():
+        pytest.skip(f"no Docker engine: {reason}")
+    with engine() as docker:
+        try:
+            build_all(docker)
+        except NoCpuTorch as error:
+            pytest.skip(str(error))
+        found = Containers(docker, free_port(), "t" + secrets.token_hex(16))
+        try:
+            found.compose("up", "--detach", "--no-build", "--scale", "decode=2")
+            until(found.ready, "the gateway is ready", 120)
+            until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 60)
+            yield found
+        except Exception as error:
+            error.add_note(found.compose("logs", "--no-color", "--tail", "100"))
+            raise
+        finally:
+            found.compose("down", "--volumes", "--timeout", "10")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def stream_chat(url: str) -> list[str]:
+    """The pieces of an answer, as the official client gets them."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        stream = client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": SCENE}], temperature=0, stream=True
+        )
+        return [piece for chunk in stream for choice in chunk.choices if (piece := choice.delta.content)]
+
+
+def test_a_chat_streams_through_the_containers(containers: Containers) -> None:
+    pieces = stream_chat(containers.url)
+    assert len(pieces) > 1
+    assert "two" in "".join(pieces).lower()
+
+
+def test_both_decode_instances_serve(containers: Containers) -> None:
+    before = containers.decode_requests()
+    assert len(before) == 2
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(stream_chat, [containers.url] * 16))
+    assert {"".join(pieces) for pieces in answers} == {"".join(answers[0])}
+    after = containers.decode_requests()
+    assert all(after[instance] > before[instance] for instance in before)
+
+
+def test_the_chat_goes_on_when_a_decode_container_dies(containers: Containers) -> None:
+    containers.docker.run("kill", containers.ids("decode")[0])
+    for _ in range(4):
+        assert "two" in "".join(stream_chat(containers.url)).lower()
+
+
+def test_containers_are_confined(containers: Containers) -> None:
+    """What the compose file promises, as the engine sees it."""
+    for service in ("nats", "gateway", "tokenizer", "decode"):
+        [seen] = json.loads(containers.docker.run("inspect", containers.ids(service)[0]))
+        assert seen["Config"]["User"] not in ("", "root", "0"), service
+        assert seen["HostConfig"]["ReadonlyRootfs"], service
+        assert seen["HostConfig"]["CapDrop"] == ["ALL"], service
+
+
+def test_images_carry_only_what_their_service_needs(containers: Containers) -> None:
+    def packages(service: str) -> set[str]:
+        listing = containers.docker.run(
+            *("run", "--rm", "--network=none", "--entrypoint", "python", f"motet-{service}:{TAG}"),
+            *("-m", "pip", "list", "--format=json"),
+        )
+        return {package["name"].lower() for package in json.loads(listing.splitlines()[-1])}
+
+    gateway, tokenizer, llm = packages("gateway"), packages("tokenizer"), packages("llm")
+    assert {"motet", "fastapi"} <= gateway
+    assert not gateway & {"torch", "transformers", "pytest"}
+    assert {"motet", "transformers"} <= tokenizer
+    assert not tokenizer & {"torch", "fastapi"}
+    assert {"motet", "torch"} <= llm
+    assert "fastapi" not in llm
+    # Build arguments may hold an address with a password: nothing of them may stay in the image.
+    history = containers.docker.run("history", "--no-trunc", f"motet-gateway:{TAG}")
+    assert "PIP_FIND_LINKS" not in history
