@@ -75,7 +75,7 @@ class Containers:
             inbox = client.new_inbox()
             answers = await client.subscribe(inbox)
             await client.publish("$SRV.STATS.decode", b"", reply=inbox)
-            found = {}
+            found: dict[str, int] = {}
             while True:
                 try:
                     answer = json.loads((await answers.next_msg(timeout=1)).data)
