@@ -14,7 +14,7 @@ import chat_talk as talk
 import chat_tools as tools
 from chat_edits import instruct
 from chat_tools import Message
-from world import ARRANGEMENTS, Scene, canonical, describe, sample_scene
+from world import ARRANGEMENTS, Arrangement, Scene, canonical, describe, sample_scene
 from world_questions import ASKERS
 
 SYSTEMS = (
@@ -171,9 +171,9 @@ def introduce(writer: Writer, scene: Scene, *, first: bool = True) -> None:
 
 def scene_talk(rng: Random, *, category: str | None = None) -> Conversation | None:
     """Questions and instructions about a scene; with `category`, a single question of that category."""
-    wanted = {"relation-horizontal": "row", "relation-vertical": "column"}.get(category or "")
+    only: dict[str | None, Arrangement] = {"relation-horizontal": "row", "relation-vertical": "column"}
     writer = Writer(rng)
-    arrangement = wanted or rng.choice(ARRANGEMENTS)
+    arrangement = only.get(category) or rng.choice(ARRANGEMENTS)
     introduce(writer, sample_scene(rng, arrangement=arrangement, least=2 if category else 1))
     if category:
         return writer.done(category) if writer.ask(category) else None

@@ -33,7 +33,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             shapes: dict[tuple[int, int], list[nn.Parameter]] = defaultdict(list)
             for param in group["params"]:
@@ -73,7 +73,8 @@ class Schedule:
 
 def optimizers(model: nn.Module, *, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:
     """Muon for the weights inside layers; AdamW for the (tied) embedding and the norms."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, param in model.named_parameters():
         (matrices if param.ndim == 2 and "embed" not in name else others).append(param)
     muon = Muon(matrices, lr=matrix_lr, decay=0.05)

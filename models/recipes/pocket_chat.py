@@ -11,10 +11,11 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,7 +147,7 @@ class Stream:
                 yield ready
 
 
-def token_loss(model: torch.nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def token_loss(model: Callable[..., Any], batch: Batch) -> tuple[Tensor, Tensor]:
     """Weighted loss sum over all targets, and the plain loss sum over what the assistant says."""
     logits = model(input_ids=batch.tokens[:, :-1], use_cache=False).logits
     targets, weights = batch.tokens[:, 1:].flatten(), batch.weights[:, 1:].flatten()

@@ -147,19 +147,19 @@ def sample_scene(
     rng: Random, *, arrangement: Arrangement | None = None, least: int = 1, most: int = MAX_THINGS
 ) -> Scene:
     """A random scene; rows and columns hold distinct kinds, scattered scenes often repeat one."""
-    arrangement = arrangement or rng.choice(ARRANGEMENTS)
-    count = rng.randint(max(least, 1 if arrangement == "scatter" else 2), max(most, 2))
-    if arrangement == "scatter":
+    layout: Arrangement = arrangement or rng.choice(ARRANGEMENTS)
+    count = rng.randint(max(least, 1 if layout == "scatter" else 2), max(most, 2))
+    if layout == "scatter":
         count = min(count, most)
     kinds: list[Kind] = []
     sized = rng.choice((0.0, 0.3, 0.8))
     while len(kinds) < count:
-        if arrangement == "scatter" and kinds and rng.random() < 0.35:
+        if layout == "scatter" and kinds and rng.random() < 0.35:
             kinds.append(rng.choice(kinds))
         elif (kind := sample_kind(rng, sized=sized)) not in kinds:
             kinds.append(kind)
     kinds = sorted(kinds, key=kinds.index)  # equal kinds side by side, so that order of mention is order of things
-    cells = _cells(rng, arrangement, count)
+    cells = _cells(rng, layout, count)
     return Scene(things=tuple(place(kind, *cell) for kind, cell in zip(kinds, cells, strict=True)))
 
 
