@@ -1,0 +1,7 @@
+from motet_shared.actor import run
+
+from .config import GatewayConfig
+from .gateway import Gateway
+
+if __name__ == "__main__":
+    run(Gateway, GatewayConfig)

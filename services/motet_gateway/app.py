@@ -1,0 +1,148 @@
+"""The ASGI application: streams and the WebSocket raw, everything small through FastAPI."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+from motet_shared import telemetry
+from motet_shared.errors import MotetError
+
+from .asgi import ClientGone, Exchange, Receive, Scope, Send, header
+from .chat_api import chat_completions, completions
+from .health import health_router
+from .models_api import models_router
+from .problems import MethodNotAllowed, NotFound, Problem
+from .realtime.endpoint import realtime
+from .render import error_event
+from .service import Service
+
+log = logging.getLogger(__name__)
+
+Endpoint = Callable[[Service, Exchange], Awaitable[None]]
+
+_STREAMS: dict[str, Endpoint] = {
+    "/v1/chat/completions": chat_completions,
+    "/v1/completions": completions,
+}
+_STATIC = Path(__file__).parent / "static"
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+
+class App:
+    """Sends each request to its endpoint, and turns every error into OpenAI's shape."""
+
+    def __init__(self, service: Service):
+        self._service = service
+        self._api = build_api(service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        elif (endpoint := _STREAMS.get(scope["path"])) is not None:
+            await self._stream(endpoint, Exchange(scope, receive, send))
+        else:
+            await self._api(scope, receive, send)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/v1/realtime":
+            await realtime(self._service, scope, receive, send)
+        else:
+            await receive()
+            await send({"type": "websocket.close", "code": 4000})
+
+    async def _stream(self, endpoint: Endpoint, http: Exchange) -> None:
+        began = perf_counter()
+        token = telemetry.request_id.set(http.request_id)
+        try:
+            await self._answer(endpoint, http)
+        except ClientGone:
+            http.status = 499
+        finally:
+            self._service.metrics.request(http.scope["path"], http.status)
+            seconds = round(perf_counter() - began, 4)
+            log.info("%s %d", http.scope["path"], http.status, extra={"status": http.status, "seconds": seconds})
+            telemetry.request_id.reset(token)
+
+    async def _answer(self, endpoint: Endpoint, http: Exchange) -> None:
+        try:
+            self._service.keys.check(http.scope)
+            if http.scope["method"] != "POST":
+                raise MethodNotAllowed(f"{http.scope['path']} takes POST, not {http.scope['method']}")
+            with telemetry.span("gateway" + http.scope["path"], parent=_trace(http.scope)):
+                await endpoint(self._service, http)
+        except ClientGone:
+            raise
+        except Exception as error:
+            problem = Problem.of(error)
+            if http.started:
+                await http.finish(error_event(problem))
+            else:
+                await http.fail(problem)
+
+
+def _trace(scope: Scope) -> Any:
+    """The client's trace, if it sent one."""
+    parent = header(scope, b"traceparent")
+    return telemetry.extract({"traceparent": parent.decode("latin-1")}) if parent else None
+
+
+def build_api(service: Service) -> FastAPI:
+    """Models, health, metrics and the page. The page itself needs no key: it asks its user for one."""
+    # FastAPI's own documentation pages fetch scripts from elsewhere.
+    api = FastAPI(title="Motet", openapi_url=None, docs_url=None, redoc_url=None)
+
+    @api.middleware("http")
+    async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+        if request.url.path.startswith(("/v1/", "/metrics")):
+            try:
+                service.keys.check(request.scope)
+            except MotetError as error:
+                return _problem_response(error)
+        return await call_next(request)
+
+    @api.exception_handler(MotetError)
+    async def known(request: Request, error: MotetError) -> Response:
+        return _problem_response(error)
+
+    @api.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        kind = MethodNotAllowed if error.status_code == 405 else NotFound
+        return _problem_response(kind(f"{request.method} {request.url.path}: {error.detail}"))
+
+    @api.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return _problem_response(error)
+
+    api.include_router(models_router(service))
+    api.include_router(health_router(service))
+    api.mount("/", _Page(directory=_STATIC, html=True))
+    return api
+
+
+class _Page(StaticFiles):
+    """Static files with headers that forbid every outside request."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(_PAGE_HEADERS)
+        return response
+
+
+def _problem_response(error: Exception) -> Response:
+    problem = Problem.of(error)
+    headers = {name.decode(): value.decode() for name, value in problem.headers()}
+    return Response(problem.body(), problem.status, headers, "application/json")

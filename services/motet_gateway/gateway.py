@@ -1,0 +1,131 @@
+"""The gateway as an actor: uvicorn inside the process's one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from motet_shared.actor import Actor
+from motet_shared.bus import Bus
+from motet_shared.errors import ConfigError, InternalError
+from motet_shared.telemetry import Metrics
+
+from .app import App
+from .config import GatewayConfig
+from .service import Service
+from .websocket import BurstProtocol
+
+log = logging.getLogger(__name__)
+
+_KEEP_ALIVE = 75.0  # seconds; longer than the 60 of common proxies, so that they close first
+_CLOSING = 2  # seconds that clients get to take their last bytes
+
+
+class Gateway(Actor):
+    """Serves HTTP from `warm` to `close`; takes no operations over the bus."""
+
+    role = "gateway"
+    config: GatewayConfig
+
+    def __init__(self, config: GatewayConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.port = 0
+        self.service: Service | None = None
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def warm(self) -> None:
+        """Listen. ConfigError if the address cannot be had."""
+        self.service = Service(self.config, self.bus, self.metrics or Metrics(self.role, self.bus.instance))
+        listener = _listen(self.config.host, self.config.port)
+        self.port = listener.getsockname()[1]
+        self._server = _Server(_uvicorn_config(self.config, App(self.service)))
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        self._serving.add_done_callback(self._on_server_end)
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        log.info("listening on http://%s:%d", host, self.port, extra={"port": self.port})
+
+    async def close(self) -> None:
+        """Refuse what is new, let what runs end within the drain timeout, then stop listening."""
+        if self.service is None or self._server is None or self._serving is None:
+            return
+        self.service.limits.draining = True
+        try:
+            async with asyncio.timeout(self.config.drain_timeout):
+                await self._drained(self.service)
+        except TimeoutError:
+            log.warning("%d replies are cut off by the drain timeout", self.service.limits.active)
+        self._server.should_exit = True
+        await self._serving
+
+    async def _drained(self, service: Service) -> None:
+        await asyncio.gather(*(session.drain() for session in list(service.sessions)))
+        await service.limits.idle.wait()
+
+    def load(self) -> dict[str, float]:
+        if self.service is None:
+            return {}
+        return {"streams": float(self.service.limits.active), "sockets": float(len(self.service.sessions))}
+
+    def stats(self) -> dict[str, Any]:
+        refused = self.service.limits.refused if self.service is not None else 0
+        return {**self.load(), "refused": refused, "port": self.port}
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        if self.service is not None and self.service.limits.active < 0:
+            raise RuntimeError(f"{self.service.limits.active} active replies: a slot was released twice")
+
+    def _on_server_end(self, task: asyncio.Task[None]) -> None:
+        """The server stops only when it is told to; anything else is the end of this process."""
+        if not task.cancelled() and not (self._server and self._server.should_exit):
+            self.crash(task.exception() or InternalError("the HTTP server ended by itself"))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the actor's runtime has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(config: GatewayConfig, app: App) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws=BurstProtocol,
+        ws_max_size=config.max_message,
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=int(_KEEP_ALIVE),
+        timeout_graceful_shutdown=_CLOSING,
+    )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, proto)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+        listener.setblocking(False)
+    except OSError as error:
+        message = f"port: cannot listen on {host}:{port}: {error.strerror}; choose another, 0 for any free one"
+        raise ConfigError(message, param="port") from None
+    return listener

@@ -1,0 +1,107 @@
+"""Runs the requests of one HTTP call, streamed or whole. The endpoints differ only in what they render."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from motet_pipelines.chat import Outcome, chat
+from motet_shared.errors import InternalError, MotetError
+from motet_shared.messages import Chat, Complete, End, Text, Usage
+
+from .asgi import Exchange
+from .metrics import server_timing
+from .problems import Problem
+from .render import DONE, Chunks, error_event
+from .results import Collected, add_usage
+from .service import Service
+
+
+class Generation:
+    """The choices of one call, each a stream of its own."""
+
+    def __init__(self, service: Service, http: Exchange, requests: Sequence[Chat | Complete], prompts: int = 1):
+        self._service = service
+        self._http = http
+        self._requests = requests
+        self._prompts = prompts
+        self._outcomes = [Outcome() for _ in requests]
+        self._tracks = [service.metrics.begin(request.model) for request in requests]
+
+    async def stream(self, chunks: Chunks) -> None:
+        """Server-sent events. An error before the first text is raised; a later one is told and ends the stream."""
+        try:
+            async with self._http.while_connected():
+                await self._each(lambda index: self._stream_one(chunks, index))
+                await self._http.finish(chunks.usage(self._usage()) + DONE)
+        except MotetError as error:
+            if not self._http.started:
+                raise
+            await self._http.finish(error_event(Problem.of(error)))
+
+    async def collect(self, render: Callable[[list[Collected], Usage], bytes]) -> None:
+        """One JSON body."""
+        choices = [Collected() for _ in self._requests]
+        async with self._http.while_connected():
+            await self._each(lambda index: self._collect_one(choices[index], index))
+            timing = (b"server-timing", server_timing(self._tracks[0].stopwatch))
+            await self._http.reply(200, render(choices, self._usage()), [timing])
+
+    async def _each(self, run: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        """Run all choices, at the same time; the first error of any ends them all."""
+        if len(self._requests) == 1:
+            await run(0)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(self._requests)):
+                    group.create_task(run(index))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _stream_one(self, chunks: Chunks, index: int) -> None:
+        choice, track = chunks.choice(index), self._tracks[index]
+        opening = choice.start()
+        try:
+            async with aclosing(self._open(index)) as batches:
+                async for batch in batches:
+                    track.got(len(batch))
+                    # A client that does not read keeps us here: its stream gets no credit, the others go on.
+                    if data := opening + choice.batch(batch):
+                        await self._http.write(data)
+                        opening = b""
+        finally:
+            track.done(self._outcomes[index])
+        await self._http.write(opening + choice.finish(self._end(index)))
+
+    async def _collect_one(self, choice: Collected, index: int) -> None:
+        track = self._tracks[index]
+        try:
+            async with aclosing(self._open(index)) as batches:
+                async for batch in batches:
+                    track.got(len(batch))
+                    choice.add(batch)
+        finally:
+            track.done(self._outcomes[index])
+        choice.end = self._end(index)
+
+    def _open(self, index: int) -> AsyncGenerator[list[Text], None]:
+        config = self._service.config
+        return chat(
+            self._service.bus,
+            self._requests[index],
+            self._outcomes[index],
+            deadline=config.request_timeout,
+            patience=config.patience,
+        )
+
+    def _end(self, index: int) -> End:
+        end = self._outcomes[index].end
+        if end is None:
+            raise InternalError("a reply ended without its End frame")
+        return end
+
+    def _usage(self) -> Usage:
+        return add_usage([outcome.end for outcome in self._outcomes], self._prompts)

@@ -1,0 +1,72 @@
+"""The door of `/v1/realtime`: the upgrade succeeds, and what is wrong is said on the socket."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+from motet_shared import telemetry
+from motet_shared.errors import BadRequest, Draining, MotetError, Overloaded, Unavailable, UnsupportedParameter
+
+from ..asgi import ClientGone, Receive, Scope, Send, request_id
+from ..problems import Forbidden, Problem, Unauthorized
+from ..service import Service
+from .channel import Channel
+from .events import SPEECH_MISSING
+from .session import Session
+
+_CLOSE_CODES: tuple[tuple[type[MotetError], int], ...] = (
+    (Unauthorized, 3000),
+    (Forbidden, 3000),
+    (Draining, 1012),
+    (Overloaded, 1013),
+    (Unavailable, 1013),
+)
+_BAD_REQUEST = 4000
+
+
+async def realtime(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
+    """One connection, from its upgrade to its end."""
+    name = request_id(scope)
+    token = telemetry.request_id.set(name)
+    await receive()
+    subprotocol = "realtime" if "realtime" in scope.get("subprotocols", ()) else None
+    channel = Channel(scope, send)
+    try:
+        await channel.accept(subprotocol, [(b"x-request-id", name.encode())])
+        await _converse(service, scope, receive, channel)
+    except ClientGone:
+        pass  # nobody is left to tell
+    finally:
+        telemetry.request_id.reset(token)
+
+
+async def _converse(service: Service, scope: Scope, receive: Receive, channel: Channel) -> None:
+    try:
+        session = Session(service, channel, _admit(service, scope))
+    except MotetError as error:
+        problem = Problem.of(error)
+        await channel.send(channel.error(problem))
+        code = next((code for kind, code in _CLOSE_CODES if isinstance(error, kind)), _BAD_REQUEST)
+        await channel.close(code, problem.message)
+        return
+    service.sessions.add(session)
+    try:
+        await session.run(receive)
+    finally:
+        service.sessions.discard(session)
+
+
+def _admit(service: Service, scope: Scope) -> str:
+    """The model to talk to. Raises what the client must be told."""
+    service.keys.check(scope)
+    query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    if unknown := sorted(query.keys() - {"model", "intent"}):
+        raise UnsupportedParameter(f"unknown query parameter {unknown[0]!r}; remove it", param=unknown[0])
+    if "intent" in query:
+        raise UnsupportedParameter(f"`intent` {query['intent'][0]!r}: {SPEECH_MISSING}", param="intent")
+    if not query.get("model", [""])[0]:
+        raise BadRequest("`model` is required: /v1/realtime?model=…", param="model")
+    if len(service.sessions) >= service.config.max_sockets:
+        raise Overloaded(f"{len(service.sessions)} sockets are open, the most allowed here; try again in a moment")
+    service.admit(query["model"][0])
+    return query["model"][0]

@@ -1,0 +1,192 @@
+"""One response: a chat request run to its end, told as the event sequence of the realtime protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from motet_pipelines.chat import Outcome, chat
+from motet_shared.errors import ContextTooLong
+from motet_shared.messages import Chat, Sampling, Usage
+
+from ..asgi import ClientGone
+from ..problems import Problem
+from ..service import Service
+from ..wire import fresh_seed
+from .channel import Channel
+from .conversation import without_oldest
+from .outputs import Outputs
+from .settings import Settings
+
+
+@dataclass(slots=True)
+class Ending:
+    """How a response ended, as `response.done` tells it."""
+
+    status: str  # completed | incomplete | cancelled | failed
+    details: dict[str, Any] | None = None
+
+    @property
+    def item_status(self) -> str:
+        return "completed" if self.status == "completed" else "incomplete"
+
+
+def _ended(status: str, reason: str) -> Ending:
+    return Ending(status, {"type": status, "reason": reason})
+
+
+class Response:
+    """Runs in a task of its own; `cancel` ends it early with all its closing events."""
+
+    def __init__(
+        self,
+        service: Service,
+        channel: Channel,
+        outputs: Outputs,
+        settings: Settings,
+        messages: list[dict[str, Any]],
+        head: dict[str, Any],
+        epoch: int,
+    ):
+        self._service = service
+        self._channel = channel
+        self._outputs = outputs
+        self._settings = settings
+        self._messages = messages
+        self._head = head  # id, conversation_id, metadata
+        self._epoch = epoch
+        self._outcome = Outcome()
+        self._cancelling = False
+        self._running = False
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self._head["id"])
+
+    def cancel(self) -> None:
+        """End it as `client_cancelled`; a second call, or one after the end, does nothing."""
+        if not self._cancelling:
+            self._cancelling = True
+            if self._running and self.task is not None:  # else it has not begun, and will see the flag
+                self.task.cancel()
+
+    async def run(self) -> None:
+        """From `response.created` to `rate_limits.updated`."""
+        self._running = True
+        await self._channel.send(self._channel.event("response.created", response=self._shape(Ending("in_progress"))))
+        ending = _ended("cancelled", "client_cancelled")
+        try:
+            if not self._cancelling:
+                ending = await self._generate()
+        except asyncio.CancelledError:
+            if not self._cancelling:
+                raise
+            _uncancel()
+        except ClientGone:
+            raise
+        except Exception as error:
+            problem = Problem.of(error)
+            details = {"type": problem.type, "code": problem.code, "message": problem.message}
+            ending = Ending("failed", {"type": "failed", "error": details})
+        self._running, self._cancelling = False, True
+        events: list[bytes] = []
+        self._outputs.finish(ending.item_status, events)
+        events.append(self._channel.event("response.done", response=self._shape(ending)))
+        events.append(self._channel.event("rate_limits.updated", rate_limits=self._service.limits.as_rate_limits()))
+        await self._channel.send(*events)
+
+    async def _generate(self) -> Ending:
+        """Ask again without the oldest turns while the conversation is too long, if the session allows that."""
+        messages, dropped = self._messages, 0
+        while True:
+            try:
+                return await self._stream(self._request(messages))
+            except ContextTooLong:
+                dropped = dropped * 2 or 1
+                shorter = without_oldest(messages, dropped)
+                if self._settings.truncation == "disabled" or shorter is None or not self._outputs.empty:
+                    raise
+                messages = shorter
+
+    async def _stream(self, request: Chat) -> Ending:
+        track = self._service.metrics.begin(request.model)
+        batches = chat(
+            self._service.bus,
+            request,
+            self._outcome,
+            deadline=self._service.config.request_timeout,
+            patience=self._service.config.patience,
+            epoch=self._epoch,
+        )
+        try:
+            async with aclosing(batches):
+                async for batch in batches:
+                    track.got(len(batch))
+                    events: list[bytes] = []
+                    for item in batch:
+                        if item.text:
+                            self._outputs.text(item.text, events)
+                        for piece in item.tools or ():
+                            self._outputs.tool(piece, events)
+                    if events:
+                        await self._channel.send(*events)
+        finally:
+            track.done(self._outcome)
+        status = self._outcome.end.status if self._outcome.end is not None else "stop"
+        return _ended("incomplete", "max_output_tokens") if status == "length" else Ending("completed")
+
+    def _request(self, messages: list[dict[str, Any]]) -> Chat:
+        settings = self._settings
+        limit = None if settings.max_output_tokens == "inf" else settings.max_output_tokens
+        tools = settings.wire_tools()
+        sampling = Sampling(temperature=settings.temperature, seed=fresh_seed())
+        return Chat(
+            model=settings.model,
+            messages=messages,
+            sampling=sampling if limit is None else msgspec.structs.replace(sampling, max_tokens=limit),
+            tools=tools,
+            tool_choice="auto" if tools and settings.tool_choice == "auto" else "none",
+            max_tokens=limit,
+            request_id=self.id,
+        )
+
+    def _shape(self, ending: Ending) -> dict[str, Any]:
+        end = self._outcome.end
+        return {
+            "object": "realtime.response",
+            **self._head,
+            "status": ending.status,
+            "status_details": ending.details,
+            "output": self._outputs.items,
+            "output_modalities": ["text"],
+            "max_output_tokens": self._settings.max_output_tokens,
+            "usage": _usage(end.usage) if end is not None and end.usage is not None else None,
+        }
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    cached = {"text_tokens": usage.cached_tokens, "audio_tokens": 0, "image_tokens": 0}
+    return {
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.completion_tokens,
+        "input_token_details": {
+            "text_tokens": usage.prompt_tokens,
+            "audio_tokens": 0,
+            "image_tokens": 0,
+            "cached_tokens": usage.cached_tokens,
+            "cached_tokens_details": cached,
+        },
+        "output_token_details": {"text_tokens": usage.completion_tokens, "audio_tokens": 0},
+    }

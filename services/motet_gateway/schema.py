@@ -1,0 +1,279 @@
+"""What a client may send to the OpenAI-shaped endpoints, as structs that refuse everything else.
+
+Every parameter of the public schema is in one of three places: a typed field (implemented), `NO_EFFECT` (accepted at
+the values that ask for nothing), or nowhere (refused by name as unknown). None is ignored. Turning a valid body into
+a request for the tokenizer is `wire.py`'s job.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from motet_shared.errors import BadRequest, UnsupportedParameter
+
+from .decoding import Decoder
+
+MAX_CHOICES = 8
+MAX_STOPS = 4
+
+Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
+class Strict(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """Base of everything that a client sends."""
+
+
+# -------------------------------------------------------------------------------------------------- chat messages
+class TextPart(Strict, tag="text"):
+    text: str
+
+
+class ImagePart(Strict, tag="image_url"):
+    image_url: Any
+
+
+class AudioPart(Strict, tag="input_audio"):
+    input_audio: Any
+
+
+class FilePart(Strict, tag="file"):
+    file: Any
+
+
+class RefusalPart(Strict, tag="refusal"):
+    refusal: str
+
+
+Part = TextPart | ImagePart | AudioPart | FilePart | RefusalPart
+Content = str | list[Part]
+
+
+class FunctionCall(Strict):
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+
+
+class SystemMessage(Strict, tag_field="role", tag="system"):
+    content: Content
+    name: str | None = None
+
+
+class DeveloperMessage(Strict, tag_field="role", tag="developer"):
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Strict, tag_field="role", tag="user"):
+    content: Content
+    name: str | None = None
+
+
+class AssistantMessage(Strict, tag_field="role", tag="assistant"):
+    """As clients send it back: `refusal`, `annotations`, `audio` and `function_call` come along as null or empty."""
+
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: str | None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class ToolMessage(Strict, tag_field="role", tag="tool"):
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+# --------------------------------------------------------------------------------------------------- chat request
+class Function(Strict):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(Strict):
+    """What chat and plain completions share. The last five are extensions of ours."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Ratio | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    seed: Int64 | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[Count, Bias] | None = None
+    max_tokens: Positive | None = None
+    user: str | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Ratio | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    # They ask for nothing that changes the answer, so any value of the right type will do.
+    metadata: Metadata | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    # See NO_EFFECT.
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    response_format: Any = None
+    service_tier: Any = None
+    store: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class CompletionBody(SamplingFields, kw_only=True):
+    """Body of POST /v1/completions. `prompt`: a text, token ids, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # See NO_EFFECT.
+    best_of: Any = None
+    suffix: Any = None
+
+
+# Values, besides null, at which a parameter asks for nothing. Any other value is refused by the parameter's name.
+NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "function_call": (),
+    "functions": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True,),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+_chat = Decoder(ChatBody)
+_completion = Decoder(CompletionBody)
+
+
+def parse_chat(body: bytes) -> ChatBody:
+    """The checked body; BadRequest or UnsupportedParameter names the parameter."""
+    request = _chat.decode(body)
+    _check_common(request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise BadRequest("`top_logprobs` needs `logprobs: true`", param="top_logprobs")
+    both = (request.max_tokens, request.max_completion_tokens)
+    if None not in both and both[0] != both[1]:
+        message = f"`max_tokens` ({both[0]}) and `max_completion_tokens` ({both[1]}) disagree; give only the latter"
+        raise BadRequest(message, param="max_tokens")
+    for index, tool in enumerate(request.tools or []):
+        if tool.function.strict:
+            where = f"tools[{index}].function.strict"
+            raise UnsupportedParameter(f"`{where}`: arguments cannot be held to a schema yet; omit it", param=where)
+    check_tool_choice(request.tool_choice)
+    return request
+
+
+def parse_completion(body: bytes) -> CompletionBody:
+    """The checked body; BadRequest or UnsupportedParameter names the parameter."""
+    request = _completion.decode(body)
+    _check_common(request)
+    return request
+
+
+def check_tool_choice(choice: Any) -> None:
+    """ "auto" and "none" (and null) can be kept; anything else would be a promise that the model may break."""
+    if choice not in (None, "auto", "none"):
+        message = f"`tool_choice` {_shown(choice)} cannot be guaranteed yet; use 'auto' or 'none'"
+        raise UnsupportedParameter(message, param="tool_choice")
+
+
+def _check_common(request: ChatBody | CompletionBody) -> None:
+    for name, accepted in NO_EFFECT.items():
+        value = getattr(request, name, None)
+        if value is not None and not any(value == ok and type(value) is type(ok) for ok in accepted):
+            raise UnsupportedParameter(_refusal(name, value, accepted), param=name)
+    if request.stream_options is not None:
+        _check_stream_options(request.stream_options, request.stream)
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stops) > MAX_STOPS:
+        raise BadRequest(f"`stop` has {len(stops)} strings; at most {MAX_STOPS} are possible", param="stop")
+    if "" in stops:
+        raise BadRequest("`stop` must not contain an empty string", param="stop")
+
+
+def _check_stream_options(options: StreamOptions, stream: bool | None) -> None:
+    if not stream:
+        raise BadRequest("`stream_options` needs `stream: true`", param="stream_options")
+    if options.include_obfuscation:
+        name = "stream_options.include_obfuscation"
+        raise UnsupportedParameter(_refusal(name, True, (False,)), param=name)
+
+
+def _refusal(name: str, value: Any, accepted: tuple[Any, ...]) -> str:
+    allowed = " or ".join(["null", *map(_shown, accepted)])
+    return f"`{name}` {_shown(value)} is not supported; omit it or send {allowed}"
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 80 else text[:77] + "..."

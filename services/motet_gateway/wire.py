@@ -1,0 +1,183 @@
+"""Checked bodies into requests for the tokenizer: one per choice, each with a seed of its own."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import msgspec
+
+from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_shared.messages import Chat, Complete, Sampling
+
+from .schema import (
+    AssistantMessage,
+    ChatBody,
+    CompletionBody,
+    Content,
+    Message,
+    RefusalPart,
+    SamplingFields,
+    TextPart,
+    Tool,
+)
+
+_SEED_MASK = 2**63 - 1
+MAX_COMPLETIONS = 32  # prompts times n of one request
+
+
+def chat_requests(body: ChatBody, request_id: str) -> list[Chat]:
+    """One request per choice. The seed is fixed here: a stream that moves goes on with the noise that was due."""
+    tools_on = bool(body.tools) and body.tool_choice != "none"
+    base = Chat(
+        model=body.model,
+        messages=wire_messages(body.messages),
+        sampling=_sampling(body, body.max_completion_tokens or body.max_tokens, _chat_logprobs(body)),
+        tools=wire_tools(body.tools or []),
+        tool_choice="auto" if tools_on else "none",
+        stop=_stops(body.stop),
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        request_id=request_id,
+    )
+    return [_with_seed(base, seed) for seed in _seeds(body.seed, body.n or 1)]
+
+
+def completion_requests(body: CompletionBody, request_id: str) -> list[Complete]:
+    """One request per prompt and choice, in the order of the choices' indices."""
+    prompts, n = _prompts(body.prompt), body.n or 1
+    if len(prompts) * n > MAX_COMPLETIONS:
+        message = f"`prompt` times `n` asks for {len(prompts) * n} completions; at most {MAX_COMPLETIONS} are possible"
+        raise BadRequest(message, param="prompt")
+    max_tokens = body.max_tokens or 16
+    base = Complete(
+        model=body.model,
+        prompt="",
+        sampling=_sampling(body, max_tokens, -1 if body.logprobs is None else body.logprobs),
+        echo=bool(body.echo),
+        stop=_stops(body.stop),
+        max_tokens=max_tokens,
+        request_id=request_id,
+    )
+    return [
+        msgspec.structs.replace(_with_seed(base, seed), prompt=prompt)
+        for prompt in prompts
+        for seed in _seeds(body.seed, n)
+    ]
+
+
+def wire_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    """OpenAI's shape with plain strings as content. `developer` is the newer name of `system`."""
+    plain = []
+    for index, message in enumerate(messages):
+        shape: dict[str, Any] = msgspec.to_builtins(message)
+        if shape["role"] == "developer":
+            shape["role"] = "system"
+        if message.content is not None:
+            shape["content"] = flatten(message.content, f"messages[{index}].content")
+        if isinstance(message, AssistantMessage):
+            _check_assistant(message, index)
+            shape.setdefault("content", "")
+            shape.pop("annotations", None)
+        plain.append(shape)
+    return plain
+
+
+def flatten(content: Content, where: str) -> str:
+    """The text of a message: several text parts are lines of it. UnsupportedParameter for other media."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        elif isinstance(part, RefusalPart):
+            texts.append(part.refusal)
+        else:
+            kind, param = part.__struct_config__.tag, f"{where}[{index}]"
+            raise UnsupportedParameter(f"`{param}`: no service here reads `{kind}`; send text parts", param=param)
+    return "\n".join(texts)
+
+
+def wire_tools(tools: list[Tool]) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": msgspec.to_builtins(tool.function)} for tool in tools]
+
+
+def fresh_seed() -> int:
+    return secrets.randbits(63)
+
+
+def _check_assistant(message: AssistantMessage, index: int) -> None:
+    if message.content is None and not message.tool_calls and message.refusal is None:
+        param = f"messages[{index}].content"
+        raise BadRequest(f"`{param}` is required unless the message has `tool_calls`", param=param)
+
+
+def _stops(stop: str | list[str] | None) -> list[str]:
+    return [stop] if isinstance(stop, str) else stop or []
+
+
+def _seeds(seed: int | None, n: int) -> list[int]:
+    first = fresh_seed() if seed is None else seed & _SEED_MASK
+    return [(first + index) & _SEED_MASK for index in range(n)]
+
+
+def _with_seed(request: Any, seed: int) -> Any:
+    sampling = msgspec.structs.replace(request.sampling, seed=seed)
+    return msgspec.structs.replace(request, sampling=sampling)
+
+
+def _chat_logprobs(body: ChatBody) -> int:
+    return (body.top_logprobs or 0) if body.logprobs else -1
+
+
+def _sampling(body: SamplingFields, max_tokens: int | None, logprobs: int) -> Sampling:
+    min_tokens = body.min_tokens or 0
+    if max_tokens is not None and min_tokens > max_tokens:
+        raise BadRequest(f"`min_tokens` {min_tokens} exceeds the {max_tokens} tokens allowed", param="min_tokens")
+    top_k = max(body.top_k or 0, 0)
+    if body.top_p == 0:  # nothing but the likeliest token is left
+        top_k = 1
+    return Sampling(
+        temperature=_or(body.temperature, 1.0),
+        top_k=top_k,
+        top_p=body.top_p or 1.0,
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        logit_bias=body.logit_bias or {},
+        logprobs=logprobs,
+        min_tokens=min_tokens,
+        ignore_eos=bool(body.ignore_eos),
+        **({} if max_tokens is None else {"max_tokens": max_tokens}),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The prompts of a completion request; token ids and texts do not mix."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise BadRequest("`prompt` must not be empty", param="prompt")
+    kinds = {type(entry) for entry in prompt}
+    if len(kinds) > 1:
+        raise BadRequest("`prompt` must be a text, token ids, or a list of one of them", param="prompt")
+    ids = [entry for entry in prompt if isinstance(entry, int)]
+    if ids:
+        _check_ids(ids)
+        return [ids]
+    for entry in prompt:
+        if isinstance(entry, list):
+            _check_ids(entry)
+    return [entry for entry in prompt if not isinstance(entry, int)]
+
+
+def _check_ids(ids: list[int]) -> None:
+    if not ids:
+        raise BadRequest("`prompt` must not contain an empty list of token ids", param="prompt")
+    if min(ids) < 0:
+        raise BadRequest(f"`prompt` contains the token id {min(ids)}; ids start at 0", param="prompt")
