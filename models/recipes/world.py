@@ -147,7 +147,7 @@ def sample_scene(
     rng: Random, *, arrangement: Arrangement | None = None, least: int = 1, most: int = MAX_THINGS
 ) -> Scene:
     """A random scene; rows and columns hold distinct kinds, scattered scenes often repeat one."""
-    layout: Arrangement = arrangement or rng.choice(ARRANGEMENTS)
+    layout: Arrangement = rng.choice(ARRANGEMENTS) if arrangement is None else arrangement
     count = rng.randint(max(least, 1 if layout == "scatter" else 2), max(most, 2))
     if layout == "scatter":
         count = min(count, most)
