@@ -12,10 +12,11 @@ import os
 from pathlib import Path
 
 import torch
-from motet_shared.errors import ConfigError
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from motet_shared.errors import ConfigError
 
 from . import attention
 

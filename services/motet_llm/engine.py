@@ -126,7 +126,7 @@ class Engine:
             self.scheduler.finish(request)
 
     def grant(self, key: Key, total: int) -> None:
-        """Allow `total` `StepOutput`s with tokens since `add`. Cumulative: a lower total than before changes nothing."""
+        """Allow `total` `StepOutput`s with tokens since `add`. Cumulative; a lower total changes nothing."""
         request = self._requests.get(key)
         if request is not None:
             request.credit = max(request.credit, total)

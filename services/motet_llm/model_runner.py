@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from motet_shared.errors import ConfigError
 from torch import Tensor
+
+from motet_shared.errors import ConfigError
 
 from . import checkpoint
 from .attention import Rows, ShapeProbe, StepLayout

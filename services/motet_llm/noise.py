@@ -26,13 +26,14 @@ _SECOND = _signed(0x94D049BB133111EB)
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical shift: torch's own carries the sign along."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    x = (x ^ _shift_right(x, 30)) * _FIRST
-    x = (x ^ _shift_right(x, 27)) * _SECOND
-    return x ^ _shift_right(x, 31)
+    """The finalizer, in place: fresh memory would cost more than the arithmetic."""
+    x.bitwise_xor_(_shift_right(x, 30)).mul_(_FIRST)
+    x.bitwise_xor_(_shift_right(x, 27)).mul_(_SECOND)
+    return x.bitwise_xor_(_shift_right(x, 31))
 
 
 def gumbel(seeds: list[int], positions: list[int], tokens_RC: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def gumbel(seeds: list[int], positions: list[int], tokens_RC: Tensor) -> Tensor:
     seeds_R1 = torch.tensor([_signed(seed) for seed in seeds]).unsqueeze(1)
     positions_R1 = torch.tensor(positions).unsqueeze(1)
     stream_R1 = _mix(_mix(seeds_R1 + _GOLDEN) + positions_R1 * _GOLDEN)
-    bits_RC = _shift_right(_mix(stream_R1 + (tokens_RC + 1) * _GOLDEN), 40)
-    # 24 bits and a half: never 0 and never 1, so both logarithms are finite.
-    uniform_RC = (bits_RC.to(torch.float64) + 0.5) * 2.0**-24
-    return -torch.log(-torch.log(uniform_RC)).float()
+    bits_RC = _shift_right(_mix(stream_R1 + (tokens_RC + 1) * _GOLDEN), 41)
+    # 23 bits and a half: exact in float32, never 0 and never 1, so both logarithms are finite.
+    uniform_RC = bits_RC.float().add_(0.5).mul_(2.0**-23)
+    return uniform_RC.log_().neg_().log_().neg_()

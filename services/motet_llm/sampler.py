@@ -12,14 +12,18 @@ Shapes: R rows, V vocabulary, C candidates per row (most likely first).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from motet_shared.messages import Sampling, TokenLogprob
 from torch import Tensor
+
+from motet_shared.messages import Sampling, TokenLogprob
 
 from .noise import gumbel
 from .request import Request
+
+NARROW = 256
 
 
 @dataclass(slots=True)
@@ -36,10 +40,10 @@ def sample(logits_RV: Tensor, requests: list[Request]) -> Sampled:
     top_R = logits_RV.amax(-1)  # carries NaN along
     edited_RV = _edit(logits_RV, requests)
     ids_R = edited_RV.argmax(-1)
-    drawn = [row for row, request in enumerate(requests) if request.sampling.temperature > 0]
-    if drawn:
-        rows_RV = edited_RV if len(drawn) == len(requests) else edited_RV[drawn]
-        ids_R[drawn] = _draw(rows_RV, [requests[row] for row in drawn])
+    for rows, draw in zip(_by_filters(requests), (_draw_plain, _draw_filtered), strict=True):
+        if rows:
+            rows_RV = edited_RV if len(rows) == len(requests) else edited_RV[rows]
+            ids_R[rows] = draw(rows_RV, [requests[row] for row in rows])
     ids: list[int | None] = ids_R.tolist()
     for row, finite in enumerate(top_R.isfinite().tolist()):
         if not finite:
@@ -86,42 +90,72 @@ def _edit_row(logits_V: Tensor, request: Request) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- filters and draw
-def _draw(logits_RV: Tensor, requests: list[Request]) -> Tensor:
-    """Token ids `[R]` drawn after temperature and filters."""
-    samplings = [request.sampling for request in requests]
-    scaled_RV = logits_RV / torch.tensor([s.temperature for s in samplings]).unsqueeze(1)
-    if any(s.top_k or s.top_p < 1 or s.min_p for s in samplings):
-        scaled_RC, tokens_RC = _candidates(scaled_RV, samplings)
-        _filter(scaled_RC, samplings)
-    else:
-        scaled_RC, tokens_RC = scaled_RV, torch.arange(scaled_RV.shape[1]).expand_as(scaled_RV)
-    positions = [request.num_output for request in requests]
-    noise_RC = gumbel([s.seed for s in samplings], positions, tokens_RC)
-    best_R1 = (scaled_RC + noise_RC).argmax(-1, keepdim=True)
+def _by_filters(requests: list[Request]) -> tuple[list[int], list[int]]:
+    """Rows that draw from all tokens, and rows that draw from what filters leave. Greedy rows are in neither."""
+    plain: list[int] = []
+    filtered: list[int] = []
+    for row, request in enumerate(requests):
+        s = request.sampling
+        if s.temperature > 0:
+            (filtered if s.top_k or s.top_p < 1 or s.min_p else plain).append(row)
+    return plain, filtered
+
+
+def _draw_plain(logits_RV: Tensor, requests: list[Request]) -> Tensor:
+    """Token ids `[R]`. Row by row, because the noise of a whole batch and a large vocabulary outgrows the caches."""
+    tokens_1V = torch.arange(logits_RV.shape[1]).unsqueeze(0)
+    temperature = _column([request.sampling.temperature for request in requests])
+    drawn = [
+        (scaled_V + _noise([request], tokens_1V)[0]).argmax()
+        for scaled_V, request in zip(logits_RV / temperature, requests, strict=True)
+    ]
+    return torch.stack(drawn)
+
+
+def _draw_filtered(logits_RV: Tensor, requests: list[Request]) -> Tensor:
+    """Token ids `[R]` drawn from what top-k, top-p and min-p leave."""
+    scaled_RV = logits_RV / _column([request.sampling.temperature for request in requests])
+    scaled_RC, tokens_RC = _survivors(scaled_RV, [request.sampling for request in requests])
+    best_R1 = (scaled_RC + _noise(requests, tokens_RC)).argmax(-1, keepdim=True)
     return tokens_RC.gather(1, best_R1).squeeze(1)
 
 
-def _candidates(scaled_RV: Tensor, samplings: list[Sampling]) -> tuple[Tensor, Tensor]:
-    """The tokens that can survive, most likely first: the largest top_k of the batch, or all."""
-    vocab = scaled_RV.shape[1]
-    width = max(s.top_k or vocab for s in samplings)
-    return scaled_RV.topk(min(width, vocab), sorted=True)  # type: ignore[return-value]
+def _survivors(scaled_RV: Tensor, samplings: list[Sampling]) -> tuple[Tensor, Tensor]:
+    """Logits and ids `[R, C]`, most likely first; -inf where a filter drops a token.
+
+    Sorting a vocabulary costs more than a small model, so the first `NARROW` tokens are tried before all of them:
+    they are enough if the last of them is dropped in every row, since then so is everything behind it.
+    """
+    for width in (NARROW, scaled_RV.shape[1]):
+        scaled_RC, tokens_RC = scaled_RV.topk(min(width, scaled_RV.shape[1]))
+        _filter(scaled_RC, scaled_RV, samplings)
+        if scaled_RC[:, -1].isneginf().all():
+            break
+    return scaled_RC, tokens_RC
 
 
-def _filter(scaled_RC: Tensor, samplings: list[Sampling]) -> None:
-    """Set what top-k, top-p and min-p drop to -inf, in place. The most likely token always stays."""
-    width = scaled_RC.shape[1]
-    top_k_R1 = torch.tensor([s.top_k or width for s in samplings]).unsqueeze(1)
-    scaled_RC.masked_fill_(torch.arange(width) >= top_k_R1, -torch.inf)
-    probs_RC = scaled_RC.softmax(-1)
-    top_p_R1 = torch.tensor([s.top_p for s in samplings]).unsqueeze(1)
+def _filter(scaled_RC: Tensor, scaled_RV: Tensor, samplings: list[Sampling]) -> None:
+    """Set the candidates that top-k, top-p and min-p drop to -inf, in place. The most likely one always stays."""
+    top_k, top_p = _column([s.top_k or scaled_RV.shape[1] for s in samplings]), _column([s.top_p for s in samplings])
+    dropped_RC = torch.arange(scaled_RC.shape[1]) >= top_k
+    kept_RC = scaled_RC.masked_fill(dropped_RC, -torch.inf)
+    # top-p is a share of what top-k leaves: of all tokens where top-k does not cut.
+    total_R1 = kept_RC.logsumexp(-1, keepdim=True)
+    total_R1 = torch.where(top_k > scaled_RC.shape[1], scaled_RV.logsumexp(-1, keepdim=True), total_R1)
+    probs_RC = (kept_RC - total_R1).exp()
     # A token stays while those before it do not reach top_p. At top_p = 1 rounding must not drop the tail.
-    before_RC = probs_RC.cumsum(-1) - probs_RC
-    dropped_RC = (before_RC >= top_p_R1) & (top_p_R1 < 1)
-    min_p_R1 = torch.tensor([s.min_p for s in samplings]).unsqueeze(1)
-    dropped_RC |= probs_RC < min_p_R1 * probs_RC[:, :1]
+    dropped_RC |= (probs_RC.cumsum(-1) - probs_RC >= top_p) & (top_p < 1)
+    dropped_RC |= probs_RC < _column([s.min_p for s in samplings]) * probs_RC[:, :1]
     dropped_RC[:, 0] = False
     scaled_RC.masked_fill_(dropped_RC, -torch.inf)
+
+
+def _noise(requests: list[Request], tokens_RC: Tensor) -> Tensor:
+    return gumbel([r.sampling.seed for r in requests], [r.num_output for r in requests], tokens_RC)
+
+
+def _column(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).unsqueeze(1)
 
 
 # -------------------------------------------------------------------------------------------------- log-probabilities
