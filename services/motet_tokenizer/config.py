@@ -1,0 +1,53 @@
+"""Settings of the tokenizer process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet_shared.config import Duration, ProcessConfig, setting
+from motet_shared.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerConfig(ProcessConfig):
+    """Turns chat messages into token ids and token ids into text, for one or more models.
+
+    Each model is `path` or `name=path`; without a name it is called as its folder.
+    """
+
+    model: tuple[str, ...] = setting("checkpoint folder, or name=folder; repeat it for several models")
+    threads: int = setting("threads that encode long prompts", default=2, min=1, max=64)
+    inline_chars: int = setting(
+        "prompts of up to so many characters are encoded on the event loop", default=4096, min=0
+    )
+    max_active: int = setting("requests at a time; more are refused as overloaded", default=1024, min=1)
+    window: int = setting("items that a decode instance may send ahead of a slow client", default=64, min=2)
+    decode_wait: Duration = setting("how long a request waits for a ready decode instance", default=5.0, min=0)
+    max_moves: int = setting("how often one request may move to another decode instance", default=8, min=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.models()
+
+    def models(self) -> dict[str, str]:
+        """Checkpoint folder by model name. Raises ConfigError for an empty or repeated name."""
+        models: dict[str, str] = {}
+        for entry in self.model:
+            name, path = split_model(entry)
+            if not name or not path:
+                raise ConfigError(f"model: {entry!r} has no name or no folder; give name=folder", param="model")
+            if name in models:
+                raise ConfigError(f"model: two are called {name!r}; give one of them a name=folder", param="model")
+            models[name] = path
+        if not models:
+            raise ConfigError("model: none is given; give --model name=folder", param="model")
+        return models
+
+
+def split_model(entry: str) -> tuple[str, str]:
+    """(name, path) of `name=path`, or of a bare path, which is called as its last part."""
+    name, separator, path = entry.partition("=")
+    if separator and "/" not in name:
+        return name.strip(), path.strip()
+    return Path(entry).expanduser().resolve().name, entry

@@ -1,0 +1,181 @@
+"""One request between the client's side and decode: passes tokens on as text, and moves when decode is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import chain
+from typing import cast
+
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import MotetError, Overloaded, StreamBroken, Unavailable
+from motet_shared.messages import Body, End, Generate, Resume, TextLogprob, TokenLogprob, Tokens, Usage
+from motet_shared.telemetry import Stopwatch
+from motet_tokenizer.config import TokenizerConfig
+from motet_tokenizer.router import ROLE, Router
+from motet_tokenizer.text import TextState
+from motet_tokenizer.vocabulary import Vocabulary
+
+PAUSE = 0.05  # seconds before another attempt where the last one failed
+
+
+@dataclass(slots=True)
+class Counters:
+    """Of one process."""
+
+    waiting_for_decode: int = 0
+    moves: int = 0
+    tokens: int = 0
+    prompt_tokens: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class Surroundings:
+    """What all generations of a process share."""
+
+    bus: Bus
+    router: Router
+    config: TokenizerConfig
+    counters: Counters
+
+
+class Generation:
+    """`run` until the text is complete. `request.output` grows with what has been emitted, whoever emitted it."""
+
+    def __init__(
+        self,
+        call: Call,
+        around: Surroundings,
+        vocabulary: Vocabulary,
+        request: Generate,
+        text: TextState,
+        watch: Stopwatch,
+    ):
+        self._call = call
+        self._around = around
+        self._vocabulary = vocabulary
+        self._request = request
+        self._text = text
+        self._watch = watch
+        self._end: End | None = None
+        self._moves = 0
+        self._give_up = 0.0  # loop time, after a move, at which overload elsewhere is passed on
+
+    def resume(self, resume: Resume) -> None:
+        """Take over where a client lost its tokenizer. Raises StreamBroken if its text is not the one we would send."""
+        self._vocabulary.check_ids(resume.ids, "resume.ids")
+        piece = self._text.feed(resume.ids)
+        self._request.output += piece.ids
+        if len(piece.ids) != len(resume.ids) or self._text.length != resume.text_len:
+            raise StreamBroken(
+                f"resume: {len(resume.ids)} ids give {len(piece.ids)} tokens and {self._text.length} characters, "
+                f"the client has {resume.text_len}; start again without resume"
+            )
+
+    async def run(self) -> None:
+        """Send every piece of text, then set what the call ends with."""
+        if self._request.sampling.max_tokens <= self._text.tokens and not self._text.status:
+            await self._finish("length")
+        avoid: set[str] = set()
+        while not self._text.status:
+            instance = await self._choose(avoid)
+            try:
+                await self._follow(instance)
+            except Overloaded as error:
+                avoid.add(instance)
+                await self._try_another(error, avoid)
+            except (StreamBroken, Unavailable) as error:
+                if not self._text.status:  # else only its End is missing
+                    await self._move(instance, error)
+                    avoid.clear()
+        self._conclude()
+
+    # ------------------------------------------------------------------------------------------------------- instances
+    async def _choose(self, avoid: set[str]) -> str:
+        router, counters = self._around.router, self._around.counters
+        instance = router.pick(self._request.model, avoid)
+        if instance is not None:
+            return instance
+        counters.waiting_for_decode += 1
+        try:
+            with self._watch.stage("wait"):
+                return await router.wait(self._request.model, avoid, self._around.config.decode_wait)
+        finally:
+            counters.waiting_for_decode -= 1
+
+    async def _try_another(self, error: Overloaded, avoid: set[str]) -> None:
+        """Raises `error` if all are overloaded; but what was running before a move is given some time."""
+        if self._around.router.pick(self._request.model, avoid) is not None:
+            return
+        if asyncio.get_running_loop().time() >= self._give_up:
+            raise error
+        avoid.clear()
+        await asyncio.sleep(PAUSE)
+
+    async def _move(self, instance: str, error: MotetError) -> None:
+        """Go on elsewhere. Raises `error` after too many moves: a request may be what kills its instances."""
+        self._moves += 1
+        if self._moves > self._around.config.max_moves:
+            raise error
+        self._around.counters.moves += 1
+        if not isinstance(error, StreamBroken):  # nobody there, or draining; of the lost the wire knows
+            self._around.bus.directory.suspect(instance)
+        self._give_up = asyncio.get_running_loop().time() + self._around.config.decode_wait
+        if self._moves > 1:
+            await asyncio.sleep(PAUSE)
+
+    # ---------------------------------------------------------------------------------------------------------- tokens
+    async def _follow(self, instance: str) -> None:
+        """Pass on what one instance emits, until its End or until the text is complete."""
+        text = self._text
+        stream = self._around.bus.open(
+            ROLE,
+            self._request,
+            instance=instance,
+            window=self._around.config.window,
+            deadline=self._call.remaining(),
+            epoch=self._call.epoch,
+        )
+        async with stream:
+            async for batch in stream.batches():
+                if text.status:  # the model goes on where the reply is complete
+                    return
+                await self._pass_on(batch)
+                if text.stopped:  # the model does not know stop strings: leaving cancels it
+                    return
+        self._end = stream.end
+        if stream.end is not None and not text.status:
+            await self._finish(stream.end.status)
+
+    async def _pass_on(self, bodies: list[Body]) -> None:
+        batch = cast(list[Tokens], bodies)  # a decode instance sends nothing else
+        ids, logprobs = batch[0].ids, batch[0].logprobs
+        if len(batch) > 1:
+            ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
+            logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
+        piece = self._text.feed(ids)
+        self._request.output += piece.ids
+        self._around.counters.tokens += len(piece.ids)
+        if logprobs:
+            shown = len(piece.ids) - self._text.ended_by_token
+            piece.logprobs = [self._spelled(logprob) for logprob in logprobs[:shown]]
+        await self._call.send(piece)
+
+    def _spelled(self, logprob: TokenLogprob) -> TextLogprob:
+        spell = self._vocabulary.token_bytes
+        return TextLogprob(spell(logprob.id), logprob.logprob, [(spell(i), value) for i, value in logprob.top])
+
+    # ------------------------------------------------------------------------------------------------------------- end
+    async def _finish(self, status: str) -> None:
+        rest = self._text.finish(status)
+        if rest.text or rest.tools:
+            await self._call.send(rest)
+
+    def _conclude(self) -> None:
+        usage = Usage(prompt_tokens=len(self._request.prompt), completion_tokens=self._text.tokens)
+        if self._end is not None:
+            self._watch.merge(self._end.timing)
+            if self._end.usage is not None:
+                usage.cached_tokens = min(self._end.usage.cached_tokens, usage.prompt_tokens)
+        self._call.finish(self._text.status, usage, self._watch.as_dict())

@@ -1,0 +1,180 @@
+"""The tokenizer actor: chat messages or a raw prompt in, text out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import msgspec
+
+from motet_shared.actor import Actor, operation
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
+from motet_shared.messages import Chat, Complete, Generate, ModelCard, Sampling
+from motet_shared.telemetry import Stopwatch
+from motet_tokenizer.config import TokenizerConfig
+from motet_tokenizer.generation import Counters, Generation, Surroundings
+from motet_tokenizer.router import Router
+from motet_tokenizer.text import TextState
+from motet_tokenizer.tools import ToolParser
+from motet_tokenizer.vocabulary import Vocabulary
+
+T = TypeVar("T")
+
+
+class Tokenizer(Actor):
+    """Owns a request from text to text; the tokens in between come from a decode instance."""
+
+    role = "tokenizer"
+
+    def __init__(self, config: TokenizerConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.max_active = config.max_active
+        self.vocabularies: dict[str, Vocabulary] = {}
+        self.counters = Counters()
+        self._around = Surroundings(bus, Router(bus.directory), config, self.counters)
+        self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="encode")
+
+    async def warm(self) -> None:
+        loop = asyncio.get_running_loop()
+        for name, path in self.config.models().items():
+            self.vocabularies[name] = await loop.run_in_executor(self._threads, _load, name, path)
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def models(self) -> list[ModelCard]:
+        return [vocabulary.card for vocabulary in self.vocabularies.values()]
+
+    def stats(self) -> dict[str, Any]:
+        return {"active": len(self.bus.calls.active), **asdict(self.counters)}
+
+    def check_integrity(self) -> None:
+        """With no call active, none may be waiting for decode and no stream be open."""
+        super().check_integrity()
+        if not self.bus.calls.active and (self.counters.waiting_for_decode or self.bus.caller.streams):
+            raise RuntimeError(
+                f"no call is active, but {self.counters.waiting_for_decode} wait for decode "
+                f"and {len(self.bus.caller.streams)} streams are open"
+            )
+
+    # ------------------------------------------------------------------------------------------------------ operations
+    @operation(Chat)
+    async def chat(self, call: Call, request: Chat) -> None:
+        vocabulary = self._vocabulary(request.model)
+        watch = Stopwatch("tokenizer")
+        tools = request.tools if request.tool_choice != "none" else []
+        with watch.stage("encode"):
+            size = _characters(request.messages, tools)
+            prompt = await self._encode(size, lambda: vocabulary.template.encode(request.messages, tools))
+        parser = ToolParser(request.request_id or call.id) if tools else None
+        await self._generate(call, request, vocabulary, prompt, watch, parser=parser)
+
+    @operation(Complete)
+    async def complete(self, call: Call, request: Complete) -> None:
+        vocabulary = self._vocabulary(request.model)
+        watch = Stopwatch("tokenizer")
+        prompt, text = request.prompt, ""
+        with watch.stage("encode"):
+            if isinstance(prompt, str):
+                text = prompt
+                prompt = await self._encode(len(text), lambda: vocabulary.encode(text))
+            else:
+                vocabulary.check_ids(prompt, "prompt")
+                text = vocabulary.decode(prompt) if request.echo else ""
+        echo = text if request.echo else ""
+        await self._generate(call, request, vocabulary, prompt, watch, continues=True, echo=echo)
+
+    async def _generate(
+        self,
+        call: Call,
+        request: Chat | Complete,
+        vocabulary: Vocabulary,
+        prompt: list[int],
+        watch: Stopwatch,
+        *,
+        parser: ToolParser | None = None,
+        continues: bool = False,
+        echo: str = "",
+    ) -> None:
+        self.counters.prompt_tokens += len(prompt)
+        room = self._room(vocabulary, prompt)
+        sampling = _sampling(request, vocabulary, room)
+        text = TextState(
+            vocabulary.detokenizer(continues=continues),
+            end_ids=frozenset(sampling.stop_token_ids),
+            max_tokens=sampling.max_tokens,
+            stops=request.stop,
+            tools=parser,
+            echo=echo,
+        )
+        generate = Generate(model=request.model, prompt=prompt, sampling=sampling, request_id=request.request_id)
+        generation = Generation(call, self._around, vocabulary, generate, text, watch)
+        if request.resume is not None:
+            generation.resume(request.resume)
+        await generation.run()
+
+    # --------------------------------------------------------------------------------------------------------- helpers
+    def _vocabulary(self, model: str) -> Vocabulary:
+        vocabulary = self.vocabularies.get(model)
+        if vocabulary is None:
+            names = ", ".join(sorted(self.vocabularies))
+            raise UnknownModel(f"model: {model!r} is not served; choose one of {names}", param="model")
+        return vocabulary
+
+    async def _encode(self, characters: int, work: Callable[[], T]) -> T:
+        """Short prompts at once (a thread costs more than they do), long ones off the event loop."""
+        if characters <= self.config.inline_chars:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _room(self, vocabulary: Vocabulary, prompt: list[int]) -> int:
+        """How many tokens the reply may have. Raises for a prompt that leaves none."""
+        if not prompt:
+            raise BadRequest("prompt: is empty; give at least one token", param="prompt")
+        context = self._around.router.context(vocabulary.name, vocabulary.context)
+        if len(prompt) >= context:
+            raise ContextTooLong(
+                f"the prompt has {len(prompt)} tokens, but model {vocabulary.name!r} has a context of {context} tokens "
+                "for prompt and reply together; shorten the prompt",
+                param="messages",
+            )
+        return context - len(prompt)
+
+
+def _load(name: str, path: str) -> Vocabulary:
+    """Load a vocabulary and use it once, so that the first request finds its template compiled."""
+    vocabulary = Vocabulary.load(name, path)
+    if vocabulary.template.source:
+        with contextlib.suppress(BadRequest):  # a template may insist on a system message
+            vocabulary.template.encode([{"role": "user", "content": "Hello"}], [])
+    return vocabulary
+
+
+def _sampling(request: Chat | Complete, vocabulary: Vocabulary, room: int) -> Sampling:
+    """What decode is asked for: no more tokens than there is room for, and an end at the model's end tokens."""
+    sampling = request.sampling
+    vocabulary.check_ids(list(sampling.logit_bias), "logit_bias")
+    vocabulary.check_ids(sampling.stop_token_ids, "stop_token_ids")
+    limit = room if request.max_tokens is None else min(request.max_tokens, room)
+    if limit < 0:
+        raise BadRequest(f"max_tokens: {limit} is negative; give 1 or more", param="max_tokens")
+    ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else vocabulary.eos_ids)
+    return msgspec.structs.replace(sampling, max_tokens=limit, stop_token_ids=sorted(ends))
+
+
+def _characters(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> int:
+    """About how much text there is to encode; tool declarations are taken to be long."""
+    total = 1000 * len(tools)
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, str):
+            total += len(content)
+        elif isinstance(content, list):
+            total += sum([len(str(part.get("text", ""))) for part in content if isinstance(part, dict)])
+    return total

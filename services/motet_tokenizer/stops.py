@@ -1,0 +1,53 @@
+"""Cuts a text exactly before the first stop string, wherever token borders fall.
+
+Text that might be the beginning of a stop string is held back until it is clear that it is not. The first stop string
+is the one that is complete first; of two that are complete at the same character, the longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """State for one request. `hit` turns true with the stop string; nothing comes out after it."""
+
+    __slots__ = ("_firsts", "_held", "_longest", "_stops", "hit")
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = tuple(stop for stop in stops if stop)
+        self._firsts = frozenset(stop[0] for stop in self._stops)
+        self._longest = max(map(len, self._stops), default=0)
+        self._held = ""
+        self.hit = False
+
+    def feed(self, text: str) -> str:
+        """The part of what has been fed that is safe to show and has not been returned yet."""
+        if self.hit or not text:
+            return ""
+        text = self._held + text
+        cut = self._first(text)
+        self.hit = cut >= 0
+        if not self.hit:
+            cut = self._safe(text)
+        self._held = "" if self.hit else text[cut:]
+        return text[:cut]
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        text, self._held = self._held, ""
+        return text
+
+    def _first(self, text: str) -> int:
+        """Where the stop string starts that is complete first; -1 if none is."""
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        return min(found)[1] if found else -1
+
+    def _safe(self, text: str) -> int:
+        """How many characters cannot belong to a stop string whose end is still to come."""
+        for start in range(max(0, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._firsts:
+                tail = text[start:]
+                if any(stop.startswith(tail) for stop in self._stops):
+                    return start
+        return len(text)
