@@ -30,7 +30,7 @@ from __future__ import annotations
 class MotetError(Exception):
     """Base of all errors with a wire code. `retryable` says whether the same request may succeed later."""
 
-    code = "internal"
+    code = "error"
     retryable = False
 
     def __init__(self, message: str, *, param: str | None = None):

