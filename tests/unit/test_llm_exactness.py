@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import FAMILIES, tiny_checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from checkpoints import FAMILIES, tiny_checkpoint
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine, StepOutput
 from motet_shared.messages import Sampling
