@@ -19,6 +19,7 @@ import pytest
 
 from containers.engine import Docker, engine, missing
 from containers.images import NATS, TAG, NoCpuTorch, build_all
+from e2e.readme import compose_options
 from e2e.stack import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -97,7 +98,10 @@ def containers() -> Iterator[Containers]:
             pytest.skip(str(error))
         found = Containers(docker, free_port(), "t" + secrets.token_hex(16))
         try:
-            found.compose("up", "--detach", "--no-build", "--scale", "decode=2")
+            # As the README says it, but with the images that are there.
+            options = [option for option in compose_options() if option != "--build"]
+            assert options == ["--scale", "decode=2"]
+            found.compose("up", "--detach", "--no-build", *options)
             until(found.ready, "the gateway is ready", 120)
             until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 60)
             yield found

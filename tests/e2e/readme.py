@@ -1,0 +1,36 @@
+"""The commands of README.md, for the tests that run them.
+
+Fenced blocks are taken in order. A comment `<!-- test: serves -->` before a block says that its command runs until it
+is stopped; the blocks after it talk to what it serves. `<!-- test: compose -->` marks the one for test_compose.py.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(r"(?:<!-- test: (?P<mark>\w+) -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Block:
+    language: str
+    code: str
+    mark: str | None
+    line: int
+
+
+def blocks() -> list[Block]:
+    text = (ROOT / "README.md").read_text()
+    return [
+        Block(found["language"], found["code"].strip(), found["mark"], text[: found.start()].count("\n") + 1)
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def compose_options() -> list[str]:
+    """The options that the README gives to `docker compose up`."""
+    [block] = [block for block in blocks() if block.mark == "compose"]
+    words = block.code.split()
+    assert words[:3] == ["docker", "compose", "up"], block.code
+    return words[3:]

@@ -1,0 +1,94 @@
+"""Who may import whom, and that each extra of pyproject.toml brings what its packages import."""
+
+import ast
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Package → extra that installs it, and the packages of ours that it may import.
+RULES = {
+    "shared/motet_shared": ("", set()),
+    "pipelines/motet_pipelines": ("", {"motet_shared"}),
+    "services/motet_gateway": ("gateway", {"motet_shared", "motet_pipelines"}),
+    "services/motet_tokenizer": ("tokenizer", {"motet_shared"}),
+    "services/motet_llm": ("llm", {"motet_shared"}),
+    "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),
+}
+# Imported where it is installed; without it the feature is off, and the code says so.
+OPTIONAL = {"motet_shared": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}}
+
+
+def imports(folder: Path) -> dict[str, str]:
+    """Top-level name of every absolute import in a package → where; those for type checkers left out."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(_without_type_checking(ast.parse(path.read_text()))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names = [node.module]
+                if node.module in ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter"):
+                    names = [f"{node.module}.{alias.name}" for alias in node.names]
+            for name in names:
+                found.setdefault(name, f"{path.relative_to(ROOT)}:{node.lineno}")  # type: ignore[attr-defined]
+    return found
+
+
+def _without_type_checking(tree: ast.Module) -> ast.Module:
+    class Filter(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            return None if ast.unparse(node.test).endswith("TYPE_CHECKING") else self.generic_visit(node)
+
+    filtered: ast.Module = Filter().visit(tree)
+    return filtered
+
+
+def declared(extra: str) -> set[str]:
+    lines = PROJECT["dependencies"] + (PROJECT["optional-dependencies"][extra] if extra else [])
+    return {canonicalize_name(Requirement(line).name) for line in lines}
+
+
+def distributions(module: str) -> set[str]:
+    """Which distributions may have brought a module. OpenTelemetry's share one namespace."""
+    if module.startswith("opentelemetry."):
+        if module.startswith("opentelemetry.sdk"):
+            return {"opentelemetry-sdk"}
+        if module.startswith("opentelemetry.exporter"):
+            return {"opentelemetry-exporter-otlp-proto-http"}
+        return {"opentelemetry-api"}
+    return {canonicalize_name(name) for name in packages_distributions().get(module.partition(".")[0], [])}
+
+
+@pytest.mark.parametrize("folder", RULES)
+def test_imports_are_allowed_and_declared(folder: str) -> None:
+    extra, ours = RULES[folder]
+    package = folder.rpartition("/")[2]
+    allowed = declared("") | declared(extra) | OPTIONAL.get(package, set())
+    for module, where in imports(ROOT / folder).items():
+        top = module.partition(".")[0]
+        if top in sys.stdlib_module_names or top == package:
+            continue
+        if top.startswith("motet_"):
+            assert top in ours, f"{where}: {package} must not import {top}"
+        else:
+            assert distributions(module) & allowed, (
+                f"{where}: {module} is in no dependency of extra {extra or 'none'!r}"
+            )
+
+
+@pytest.mark.parametrize("extra", ["", "gateway", "tokenizer", "cli"])
+def test_only_the_engine_brings_torch(extra: str) -> None:
+    assert "torch" not in declared(extra)
+
+
+def test_every_package_has_a_rule_and_is_shipped() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    here = {str(path.relative_to(ROOT)) for path in ROOT.glob("*/motet_*") if list(path.glob("*.py"))}
+    assert here == set(RULES) == set(tool["hatch"]["build"]["targets"]["wheel"]["packages"])
