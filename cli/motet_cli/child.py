@@ -149,7 +149,9 @@ class Child(asyncio.SubprocessProtocol):
         self._gone.set()
 
     def _emit(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()
+        text = (
+            line.decode(errors="replace").rstrip().rpartition("\r")[2]
+        )  # of a line that redraws itself, the last state
         if text:
             self.tail.append(text)
             self._on_line(text)

@@ -18,6 +18,7 @@ _BACKLOG = 20_000
 # nats-server: "[pid] 2026/01/01 10:00:00.000000 [INF] text". Its greetings are of no interest here.
 _NATS_LINE = re.compile(r"^\[\d+\] \S+ \S+ \[(?P<level>[A-Z]{3})\] (?P<text>.*)$")
 _NATS_SHOWN = {"WRN": "warning", "ERR": "error", "FTL": "error"}
+_NATS_KNOWN = "Plaintext passwords detected"  # they are in no file, but in the environment of this run
 
 
 class Log:
@@ -46,7 +47,7 @@ class Log:
         """A line that a process printed."""
         level = "info"
         if role == "nats" and (match := _NATS_LINE.match(line)):
-            if match["level"] not in _NATS_SHOWN:
+            if match["level"] not in _NATS_SHOWN or match["text"].startswith(_NATS_KNOWN):
                 return
             level, line = _NATS_SHOWN[match["level"]], match["text"]
         if self._fmt == "text":

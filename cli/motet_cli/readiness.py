@@ -13,7 +13,7 @@ class Health:
     """An answer of `/health/ready`; status 0: nobody answers yet."""
 
     status: int
-    waits_for: str = ""
+    missing: str = ""
 
 
 async def probe(host: str, port: int, timeout: float = 2.0) -> Health:
@@ -41,18 +41,22 @@ def _parse(reply: bytes) -> Health:
         data = json.loads(body)
     except ValueError:
         return Health(status)
-    waits = data.get("waiting_for") if isinstance(data, dict) else None
-    return Health(status, ", ".join(map(str, waits)) if isinstance(waits, list) else "")
+    missing = data.get("missing") if isinstance(data, dict) else None
+    return Health(status, ", ".join(map(str, missing)) if isinstance(missing, list) else "")
 
 
 async def wait_until_ready(host: str, port: int, on_progress: Callable[[float, Health], None]) -> float:
-    """Polls until the answer is 200; seconds that it took. `on_progress` is told the time and answer so far."""
+    """Polls until the answer is 200. Seconds that it took; 0 if it was so from the first.
+
+    `on_progress` is told the time and the answer so far.
+    """
     loop = asyncio.get_running_loop()
-    started = loop.time()
+    started, waited = loop.time(), 0.0
     while (health := await probe(host, port)).status != 200:
-        on_progress(loop.time() - started, health)
+        on_progress(waited, health)
         await asyncio.sleep(0.1)
-    return loop.time() - started
+        waited = loop.time() - started
+    return waited
 
 
 async def wait_for_port(host: str, port: int, timeout: float) -> bool:

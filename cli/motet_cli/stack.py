@@ -14,7 +14,9 @@ from motet_cli.models import ModelFolder
 
 # Stop order: the door closes first and its requests end, then those who serve them, and NATS last of all.
 _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
-_GATEWAY_GRACE, _SERVICE_GRACE = 15.0, 8.0
+_QUIET = {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}  # progress bars of libraries are no log
+_DRAIN = 10  # seconds that replies in flight have to end
+_GATEWAY_GRACE, _SERVICE_GRACE = _DRAIN + 5.0, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class Stack:
         return [self._gateway(), *self._tokenizers(), *self._decoders()]
 
     def _gateway(self) -> ChildSpec:
-        argv = ["--host", self.host, "--port", str(self.port)]
+        argv = ["--host", self.host, "--port", str(self.port), "--drain-timeout", str(_DRAIN)]
         if self.api_key_file is not None:
             argv += ["--api-key-file", str(self.api_key_file)]
         if self.insecure:
@@ -45,7 +47,7 @@ class Stack:
         return self._spec("gateway", "gateway", "motet_gateway", argv, stage=_GATEWAY_STAGE, grace=_GATEWAY_GRACE)
 
     def _tokenizers(self) -> Iterator[ChildSpec]:
-        argv = [part for model in self.models for part in ("--model", str(model.path))]
+        argv = [part for model in self.models for part in ("--model", f"{model.name}={model.path}")]
         for name in _numbered("tokenizer", self.tokenizer):
             yield self._spec(name, "tokenizer", "motet_tokenizer", argv)
 
@@ -53,7 +55,7 @@ class Stack:
         names = iter(_numbered("decode", self.decode * len(self.models)))
         threads = max(1, len(os.sched_getaffinity(0)) // (self.decode * len(self.models)))
         for model in self.models:
-            argv = ["--model", str(model.path)]
+            argv = ["--model", str(model.path), "--name", model.name]
             for _ in range(self.decode):
                 yield self._spec(next(names), "decode", "motet_llm", argv, threads=threads, model=model.name)
 
@@ -74,7 +76,7 @@ class Stack:
             name=name,
             role=role,
             argv=(sys.executable, "-m", module, *argv, *common),
-            env=self._secrets() | thread_limits(threads) | {"PYTHONUNBUFFERED": "1"},
+            env=self._secrets() | thread_limits(threads) | _QUIET,
             stage=stage,
             grace=grace,
             model=model,

@@ -46,7 +46,7 @@ def plan(args: Namespace) -> Plan:
     stack = Stack(
         models=tuple(models.resolve_all(args.llm)),
         nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
-        nats_password=password or (None if args.nats else secrets.token_urlsafe(24)),
+        nats_password=password or (None if args.nats else _new_password()),
         host=args.host,
         port=address.free_port(args.host, args.port),
         decode=args.decode,
@@ -58,6 +58,11 @@ def plan(args: Namespace) -> Plan:
     if nats_port is not None:
         nats.find_server(), nats.find_config()
     return Plan(stack, nats_port, Path(args.state_file) if args.state_file else None)
+
+
+def _new_password() -> str:
+    """The configuration language of NATS would take a leading digit for a number."""
+    return "p" + secrets.token_hex(16)
 
 
 def _check_exposure(host: str, has_key: bool, insecure: bool) -> None:
@@ -119,7 +124,7 @@ class Up:
         self._stop.set()
 
     async def _start(self) -> None:
-        """Starts everything, then reports `ready` each time that the stack becomes so; never ends by itself."""
+        """Starts everything, then says `ready` each time that the stack has become so; never ends by itself."""
         services = self._plan.stack.services()
         self._log.reserve([spec.name for spec in services])
         await self._start_nats()
@@ -130,7 +135,8 @@ class Up:
             self._unready.clear()
             took = await wait_until_ready(host, port, self._show_progress)
             self._log.progress("")
-            self._log.note(f"ready after {took:.1f} s: {self.url}")
+            if took > 0:
+                self._log.note(f"ready after {took:.1f} s: {self.url}")
             await self._unready.wait()
 
     async def _start_nats(self) -> None:
@@ -155,12 +161,12 @@ class Up:
         return stopping.result()
 
     def _show_progress(self, seconds: float, health: Health) -> None:
-        waits = health.waits_for or ("the gateway" if health.status == 0 else "the models")
-        self._log.progress(f"loading: waiting for {waits} ({seconds:.0f} s)")
+        missing = health.missing or "the gateway does not answer yet"
+        self._log.progress(f"loading: {missing} ({seconds:.0f} s)")
         if seconds - self._reported >= _STILL_LOADING or seconds < self._reported:
             self._reported = seconds
             if not self._log.live:
-                self._log.note(f"loading: waiting for {waits} ({seconds:.0f} s)")
+                self._log.note(f"loading: {missing} ({seconds:.0f} s)")
 
     def _changed(self) -> None:
         self._unready.set()

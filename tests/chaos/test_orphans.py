@@ -1,0 +1,18 @@
+"""SIGKILL of `motet up` itself: its children, NATS among them, end with it."""
+
+import signal
+from pathlib import Path
+
+from chaos import markov
+from e2e.stack import MotetStack, until
+
+
+def test_no_process_outlives_the_command(tmp_path: Path) -> None:
+    model = markov.save(tmp_path / "markov")
+    with MotetStack(tmp_path, "--llm", str(model), "--tokenizer", "2") as stack:
+        roles = {child["role"] for child in stack.children() if child["pid"]}
+        assert roles == {"nats", "gateway", "tokenizer", "decode"}
+        stack.signal("decode", signal.SIGSTOP)  # one that could not end itself
+        stack.process.kill()
+        stack.process.wait()
+        until(lambda: not stack.leftovers(), "all children are gone", 10)

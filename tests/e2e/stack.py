@@ -1,0 +1,188 @@
+"""A real `motet up` as a subprocess, on free ports, seen from outside; nothing of it may be left at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+T = TypeVar("T")
+START_SECONDS = 90.0  # torch alone takes many seconds to import on a busy machine
+WAIT_SECONDS = 60.0
+
+
+def until(condition: Callable[[], T], what: str, seconds: float = WAIT_SECONDS) -> T:
+    """The first true value of `condition`. For what happens in other processes and cannot be awaited."""
+    give_up = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{what}: not within {seconds:g} s")
+        time.sleep(0.02)
+    return value
+
+
+def running(pid: int) -> bool:
+    """Whether the process does anything: one that is dead but not yet reaped does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+class MotetStack:
+    """`with MotetStack(folder, "--decode", "2") as stack:` is ready when entered and gone without trace when left."""
+
+    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
+        self.password = "t" + secrets.token_hex(16)  # also marks every process of this stack
+        self._state_file = folder / "state.json"
+        self.log_file = folder / "motet.log"
+        self._command = [sys.executable, "-m", "motet_cli", "up", "--port", "0", "--state-file", str(self._state_file)]
+        self._command += args
+        paths = os.pathsep.join(path for path in sys.path if path)
+        self.env = {**os.environ, "PYTHONPATH": paths, "MOTET_NATS_PASSWORD": self.password, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    # --------------------------------------------------------------------------------------------------- start and end
+    def __enter__(self) -> MotetStack:
+        self.start()
+        try:
+            until(self.ready, "the stack is ready", START_SECONDS)
+        except BaseException as error:
+            error.add_note(self.log()[-8000:])
+            self._clean_up()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            error.add_note(self.log()[-8000:])
+        try:
+            self.stop()
+            until(lambda: not self.leftovers(), f"no process is left of {self.leftovers()}", 10)
+        finally:
+            self._clean_up()
+
+    def start(self) -> None:
+        with self.log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Asks the command to end; its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(WAIT_SECONDS)
+
+    def _clean_up(self) -> None:
+        for process in self._of_this_stack():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(10)
+
+    def _of_this_stack(self) -> list[psutil.Process]:
+        """Every process that carries this stack's password in its environment, whoever its parent is now."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("MOTET_NATS_PASSWORD") == self.password:
+                    found.append(process)
+        return [process for process in found if running(process.pid)]
+
+    def leftovers(self) -> list[str]:
+        """Processes of this stack other than the command itself."""
+        words = []
+        for process in self._of_this_stack():
+            with contextlib.suppress(psutil.Error):
+                if process.pid != self.process.pid:
+                    words.append(f"{process.pid} {' '.join(process.cmdline())}")
+        return words
+
+    # ------------------------------------------------------------------------------------------------------- its state
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the stack was not started")
+        return self._process
+
+    def state(self) -> dict[str, Any]:
+        """What the supervisor says; empty before it said anything."""
+        try:
+            state: dict[str, Any] = json.loads(self._state_file.read_text())
+        except FileNotFoundError:
+            return {}
+        return state
+
+    @property
+    def url(self) -> str:
+        return str(self.state()["url"])
+
+    @property
+    def nats_url(self) -> str:
+        return str(self.state()["nats_url"])
+
+    def children(self, role: str = "") -> list[dict[str, Any]]:
+        """Entries of the state file: name, role, model, state, pid, instance, restarts, last_exit."""
+        return [child for child in self.state().get("children", []) if role in ("", child["role"])]
+
+    def child(self, name: str) -> dict[str, Any]:
+        return next(child for child in self.children() if child["name"] == name)
+
+    def ready(self) -> bool:
+        """Whether the gateway says so; raises if the command has ended instead."""
+        if self.process.poll() is not None:
+            raise RuntimeError(f"motet up ended with exit code {self.process.returncode}")
+        if not self.state():
+            return False
+        try:
+            return httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    # ---------------------------------------------------------------------------------------------------------- faults
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(int(self.child(name)["pid"]), number)
+
+    def kill(self, name: str) -> Callable[[], dict[str, Any]]:
+        """SIGKILL; the result waits for the process that replaces it."""
+        before = self.child(name)
+        os.kill(int(before["pid"]), signal.SIGKILL)
+
+        def restarted() -> dict[str, Any] | None:
+            now = self.child(name)
+            return now if now["state"] == "running" and now["pid"] != before["pid"] else None
+
+        def wait() -> dict[str, Any]:
+            found = until(restarted, f"{name} is restarted")
+            assert found is not None
+            return found
+
+        return wait
+
+    def wait_until_all_ready(self, roles: Sequence[str] = ("gateway", "tokenizer", "decode")) -> None:
+        """Ready, and every process of these roles runs and takes work."""
+        until(lambda: self.ready() and self._all_ready(roles), "all instances are ready", START_SECONDS)
+
+    def _all_ready(self, roles: Sequence[str]) -> bool:
+        from e2e.peer import states  # it needs an event loop and NATS, which most tests do without
+
+        wanted = {child["instance"] for role in roles for child in self.children(role)}
+        seen = states(self.nats_url, self.password)
+        return None not in wanted and all(seen.get(instance) == "ready" for instance in wanted)
