@@ -137,12 +137,14 @@ def run(actor: type[Actor], config: type[ProcessConfig], argv: list[str] | None 
 
 
 async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
-    bus = await Bus.connect(actor_class.role, config)
-    metrics = telemetry.setup(actor_class.role, bus.instance, config)
+    instance = config.instance_id(actor_class.role)
+    metrics = telemetry.setup(actor_class.role, instance, config)
+    bus = await Bus.connect(instance, config)
     actor = actor_class(config, bus)
     actor.metrics = metrics
-    if config.metrics_port >= 0:
-        metrics.serve(config.metrics_port, config.metrics_host)
+    metrics.watch(lambda: bus.stats() | actor.stats())
+    if (port := metrics.serve(config.metrics_port, config.metrics_host)) >= 0:
+        log.info("metrics on http://%s:%d/metrics", config.metrics_host, port)
     stopping = _on_signals(asyncio.Event())
     try:
         await _first(actor.start(), stopping.wait())

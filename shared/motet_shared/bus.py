@@ -46,13 +46,12 @@ class Bus:
         self.monitor.duties = [self.directory.tick, self._beat_when_due]
 
     @classmethod
-    async def connect(cls, role: str, config: ProcessConfig) -> Bus:
-        """Two NATS connections under the role's user. ConfigError if the server cannot be reached in 5 s."""
-        instance = config.instance_id(role)
+    async def connect(cls, instance: str, config: ProcessConfig) -> Bus:
+        """Two NATS connections under the user of the instance's role. ConfigError if there is no server within 5 s."""
         connect = functools.partial(
             NatsTransport.connect,
             config.nats_url,
-            user=config.nats_user or role,
+            user=config.nats_user or subjects.role_of(instance),
             password=config.nats_password,
         )
         prefix = subjects.inbox(instance)

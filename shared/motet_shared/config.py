@@ -20,7 +20,6 @@ import dataclasses
 import difflib
 import os
 import re
-import secrets
 import sys
 import types
 import typing
@@ -29,6 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union
 
+from motet_shared import subjects
 from motet_shared.errors import ConfigError
 
 T = TypeVar("T")
@@ -107,7 +107,11 @@ class ProcessConfig:
 
     def instance_id(self, role: str) -> str:
         """The configured instance id, or a new random one `<role>-<hex>`: call it once per process."""
-        return self.instance or f"{role}-{secrets.token_hex(4)}"
+        if self.instance is None:
+            return subjects.new_instance(role)
+        if not self.instance.startswith(f"{role}-"):
+            raise ConfigError(f"instance: {self.instance!r} must be '{role}-<name>' for this role", param="instance")
+        return self.instance
 
 
 # ----------------------------------------------------------------------------------------------------------- loading

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
@@ -27,7 +27,8 @@ from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from motet_shared import logs
 from motet_shared.config import ProcessConfig
@@ -157,6 +158,11 @@ class Metrics(prometheus.CollectorRegistry):
     ) -> prometheus.Histogram:
         return prometheus.Histogram(_name(noun, unit), help, labels, registry=self, buckets=buckets)
 
+    def watch(self, read: Callable[[], Mapping[str, Any]]) -> None:
+        """Show the numbers that `read` gives as gauges `motet_<key>`, read when somebody asks; a mapping among them
+        becomes one gauge with a label `kind`. Texts are left out."""
+        self.register(_Stats(read))
+
     def collect(self) -> Iterator[Metric]:
         for metric in super().collect():
             owned = Metric(metric.name, metric.documentation, metric.type, metric.unit)
@@ -187,6 +193,27 @@ class Metrics(prometheus.CollectorRegistry):
             server = self._servers.pop()
             server.shutdown()
             server.server_close()
+
+
+class _Stats(Collector):
+    """An actor's `stats()` as gauges."""
+
+    def __init__(self, read: Callable[[], Mapping[str, Any]]):
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        for key, value in self._read().items():
+            if isinstance(value, Mapping):
+                gauge = GaugeMetricFamily(f"motet_{key}", f"{key.replace('_', ' ')} by kind", labels=["kind"])
+                for kind, number in value.items():
+                    gauge.add_metric([str(kind)], float(number))
+                yield gauge
+            elif isinstance(value, (int, float)):
+                yield GaugeMetricFamily(f"motet_{key}", key.replace("_", " "), value=float(value))
+
+    def describe(self) -> list[Metric]:
+        """Unknown before they are read; without this, registering would read them."""
+        return []
 
 
 def _name(noun: str, unit: str) -> str:

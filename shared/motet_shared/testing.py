@@ -109,7 +109,8 @@ class NatsServer:
 
     async def bus(self, role: str) -> Bus:
         """A connected bus; the caller closes it."""
-        return await Bus.connect(role, self.config(role))
+        config = self.config(role)
+        return await Bus.connect(config.instance_id(role), config)
 
 
 class FakeClock:

@@ -16,6 +16,7 @@ from motet_shared import errors, subjects
 from motet_shared.actor import Actor, operation
 from motet_shared.bus import Bus
 from motet_shared.call import Call
+from motet_shared.config import ProcessConfig
 from motet_shared.messages import Echo, Open, Text, Usage, encode
 from motet_shared.stream import Stream
 from motet_shared.testing import NatsServer, running
@@ -228,12 +229,7 @@ async def test_permissions_are_refused_and_reported(server: NatsServer) -> None:
         await gateway.control.publish(subjects.heartbeat("decode-1"), b"x")
         await eventually(lambda: sum(gateway.control.errors.values()) >= 3)  # type: ignore[attr-defined]
     with pytest.raises(errors.ConfigError, match="password"):
-        await Bus.connect(
-            "gateway",
-            server.config("gateway", instance="gateway-x").__class__(
-                nats_url=server.url, nats_user="gateway", nats_password="wrong", metrics_port=-1
-            ),
-        )
+        await Bus.connect("gateway-x", ProcessConfig(nats_url=server.url, nats_password="wrong"))
 
 
 async def test_the_service_api_answers_like_any_nats_service(server: NatsServer) -> None:
