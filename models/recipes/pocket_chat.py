@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class Recipe:
     head_dim: int = 32
     vocabulary: int = chat_tokenizer.VOCABULARY
     tokenizer_conversations: int = 6000
-    batch: int = 40  # conversations per step
+    batches: tuple[tuple[int, int], ...] = ((0, 40), (540, 16))  # (from step, conversations per step)
     matrix_lr: float = 0.02
     other_lr: float = 3e-3
     prompt_weight: float = 0.1  # loss weight of tokens that the assistant does not say
@@ -52,6 +53,17 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}: change one of them")
+        if not self.batches or self.batches[0][0] != 0 or list(self.batches) != sorted(self.batches):
+            raise ValueError(f"batches {self.batches} must be in order of steps, from step 0 on")
+
+    def span(self, step: int) -> range:
+        """The indices of the conversations of `step`; every conversation is used once."""
+        first = 0
+        for (start, size), (stop, _) in pairwise((*self.batches, (step + 1, 0))):
+            if step < stop:
+                return range(first + (step - start) * size, first + (step - start + 1) * size)
+            first += (stop - start) * size
+        raise ValueError(f"step {step} is negative: steps count from 0")
 
 
 def render(tokenizer: PreTrainedTokenizerFast, made: Conversation) -> str:
@@ -122,8 +134,7 @@ class Stream:
 
     def batches(self, step: int) -> list[Batch]:
         """The micro-batches of `step`, each of about `rows_by` padded tokens."""
-        first = step * self.recipe.batch
-        made = [conversation(self.recipe.seed, first + i) for i in range(self.recipe.batch)]
+        made = [conversation(self.recipe.seed, index) for index in self.recipe.span(step)]
         rows = sorted((self.encode(one) for one in made), key=lambda row: len(row[0]))
         chunks: list[list[tuple[list[int], list[float]]]] = [[]]
         for row in rows:
@@ -214,7 +225,10 @@ class Trainer:
 
 
 def run(trainer: Trainer, *, state: Path, every: float = 240.0, log: int = 20) -> list[float]:
-    """Train to the end of the schedule; saves the state every `every` seconds; returns the losses."""
+    """Train to the end of the schedule; saves the state every `every` seconds; returns the losses.
+
+    A file `stop` beside the state ends the run after the step under way.
+    """
     losses: list[float] = []
     tokens, since, saved = 0, time.monotonic(), time.monotonic()
     for batches in trainer.stream.ahead(trainer.step, trainer.schedule.steps):
@@ -229,6 +243,8 @@ def run(trainer: Trainer, *, state: Path, every: float = 240.0, log: int = 20) -
         if time.monotonic() - saved > every:
             trainer.save_state(state)
             saved = time.monotonic()
+        if (state.parent / "stop").exists():
+            break
     trainer.save_state(state)
     return losses
 

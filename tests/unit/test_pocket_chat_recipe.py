@@ -25,7 +25,14 @@ from pocket_chat import Recipe, Trainer, run  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "models" / "pocket-chat"
 TINY = Recipe(
-    hidden=64, intermediate=128, layers=2, heads=2, kv_heads=1, tokenizer_conversations=200, batch=8, warmup=4
+    hidden=64,
+    intermediate=128,
+    layers=2,
+    heads=2,
+    kv_heads=1,
+    tokenizer_conversations=200,
+    batches=((0, 8), (4, 6)),
+    warmup=4,
 )
 
 
@@ -82,6 +89,18 @@ def test_sums_are_right(seed: int) -> None:
         first, second = second, first
     plus = any(sign in spaced.split() for sign in ("plus", "+", "sum", "add"))
     assert (int(said) if said.isdigit() else words[said]) == (first + second if plus else first - second)
+
+
+def test_every_conversation_is_used_once() -> None:
+    recipe = Recipe(batches=((0, 4), (3, 2), (5, 3)))
+    indices = [index for step in range(8) for index in recipe.span(step)]
+    assert indices == list(range(3 * 4 + 2 * 2 + 3 * 3))
+
+
+@pytest.mark.parametrize("batches", [(), ((1, 4),), ((0, 4), (9, 2), (5, 3))])
+def test_batches_out_of_order_are_refused(batches: tuple[tuple[int, int], ...]) -> None:
+    with pytest.raises(ValueError, match="batches"):
+        Recipe(batches=batches)
 
 
 # The recipe in small
