@@ -110,6 +110,7 @@ def _uvicorn_config(config: GatewayConfig, app: App) -> uvicorn.Config:
         log_level="warning",
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nothing here asks for the address of a client
         timeout_keep_alive=int(_KEEP_ALIVE),
         timeout_graceful_shutdown=_CLOSING,
     )

@@ -67,8 +67,8 @@ class FunctionCall(Strict):
 
 class ToolCall(Strict):
     id: str
+    type: Literal["function"]
     function: FunctionCall
-    type: Literal["function"] = "function"
 
 
 class SystemMessage(Strict, tag_field="role", tag="system"):

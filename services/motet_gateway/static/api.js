@@ -1,0 +1,68 @@
+// The two calls of the API that the page makes. Errors of any kind become ApiError with a message for people.
+
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const headers = (key) => ({
+  "content-type": "application/json",
+  ...(key ? { authorization: `Bearer ${key}` } : {}),
+});
+
+async function request(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server cannot be reached.");
+  }
+  if (response.ok) return response;
+  const body = await response.json().catch(() => null);
+  throw new ApiError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
+}
+
+export async function listModels(key) {
+  const response = await request("v1/models", { headers: headers(key) });
+  return (await response.json()).data.map((model) => model.id);
+}
+
+// Yields the chunks of a chat completion as they arrive; `signal` aborts, which also cancels on the server.
+export async function* streamChat(body, key, signal) {
+  const options = { stream: true, stream_options: { include_usage: true } };
+  const response = await request("v1/chat/completions", {
+    method: "POST",
+    headers: headers(key),
+    body: JSON.stringify({ ...body, ...options }),
+    signal,
+  });
+  for await (const data of events(response.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new ApiError(chunk.error.message);
+    yield chunk;
+  }
+  throw new ApiError("The connection broke before the reply was complete.");
+}
+
+async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (buffer + value).split("\n\n");
+      buffer = parts.pop();
+      for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The connection broke before the reply was complete.");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
