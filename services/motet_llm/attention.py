@@ -87,6 +87,8 @@ def paged_attention(
     """
     if layout is None or attention_mask is not None:
         raise ConfigError(f"{type(module).__name__} keeps its own masks or drops keyword arguments: not supported")
+    if not getattr(module, "is_causal", True):
+        raise ConfigError(f"{type(module).__name__} looks at later tokens: not supported")
     layer: int = module.layer_idx  # type: ignore[assignment]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     options = AttentionOptions(window=sliding_window, softcap=softcap, sinks_H=s_aux)

@@ -7,11 +7,11 @@ exactly is refused here by name.
 from __future__ import annotations
 
 import inspect
-import json
 import os
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -27,12 +27,10 @@ BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """The folder's config.json. Raises ConfigError for what the engine cannot run."""
-    raw = json.loads((folder / "config.json").read_text())
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError) as error:
-        name = raw.get("model_type", "without model_type") if isinstance(raw, dict) else "not an object"
-        raise ConfigError(f"{folder}/config.json ({name}): no model of transformers ({error})") from error
+    except (ValueError, OSError, KeyError, StrictDataclassError) as error:
+        raise ConfigError(f"{folder}/config.json is not of a model that transformers knows: {error}") from error
     _refuse_unsupported(config)
     return config
 

@@ -23,6 +23,7 @@ from motet_shared.messages import Sampling, TokenLogprob
 from .noise import gumbel
 from .request import Request
 
+GREEDY_BELOW = 1e-5  # a temperature that small is meant as 0, and would overflow float32
 NARROW = 256
 
 
@@ -96,7 +97,7 @@ def _by_filters(requests: list[Request]) -> tuple[list[int], list[int]]:
     filtered: list[int] = []
     for row, request in enumerate(requests):
         s = request.sampling
-        if s.temperature > 0:
+        if s.temperature >= GREEDY_BELOW:
             (filtered if s.top_k or s.top_p < 1 or s.min_p else plain).append(row)
     return plain, filtered
 

@@ -8,36 +8,40 @@ from collections.abc import Sequence
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
 
+# OpenAI's ranges where it has the field; else what float32 logits bear.
 _RANGES: dict[str, tuple[float, float]] = {
-    "temperature": (0, math.inf),
+    "temperature": (0, 100),
+    "top_k": (0, math.inf),
     "top_p": (0, 1),
     "min_p": (0, 1),
-    "presence_penalty": (-math.inf, math.inf),
-    "frequency_penalty": (-math.inf, math.inf),
-    "repetition_penalty": (0, math.inf),
-    "top_k": (0, math.inf),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
     "max_tokens": (1, math.inf),
     "min_tokens": (0, math.inf),
 }
-_NOT_ZERO = ("top_p", "repetition_penalty")
+_LOGIT_BIAS = 100
 
 
 def check_sampling(sampling: Sampling, vocab: int, max_logprobs: int) -> None:
     """Raise BadRequest for a value that no sampler can follow."""
-    for field, (low, high) in _RANGES.items():
-        value = getattr(sampling, field)
-        if not math.isfinite(value) or not low <= value <= high or (field in _NOT_ZERO and value == 0):
-            above = "more than" if field in _NOT_ZERO else "at least"
-            limits = f"{above} {low}" + (f" and at most {high}" if high < math.inf else "")
-            raise BadRequest(f"{field}={value}: give a finite number" + (limits and f" of {limits}"), param=field)
-    if not -1 <= sampling.logprobs <= max_logprobs:
-        raise BadRequest(f"logprobs={sampling.logprobs}: give -1 (none) to {max_logprobs}", param="logprobs")
+    for field, limits in _RANGES.items():
+        _check_range(field, getattr(sampling, field), *limits)
+    if sampling.top_p == 0:
+        raise BadRequest("top_p=0: give more than 0, or temperature=0 for the most likely token", param="top_p")
+    _check_range("logprobs", sampling.logprobs, -1, max_logprobs)
     for token, bias in sampling.logit_bias.items():
         _check_id("logit_bias", token, vocab)
-        if not math.isfinite(bias):
-            raise BadRequest(f"logit_bias[{token}]={bias}: give a finite number", param="logit_bias")
+        _check_range("logit_bias", bias, -_LOGIT_BIAS, _LOGIT_BIAS)
     for token in sampling.stop_token_ids:
         _check_id("stop_token_ids", token, vocab)
+
+
+def _check_range(field: str, value: float, low: float, high: float) -> None:
+    if math.isfinite(value) and low <= value <= high:
+        return
+    limits = f"at least {low}" if high == math.inf else f"{low} to {high}"
+    raise BadRequest(f"{field}={value}: give {limits}", param=field)
 
 
 def check_tokens(prompt: Sequence[int], output: Sequence[int], vocab: int) -> None:

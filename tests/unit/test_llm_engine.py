@@ -1,0 +1,298 @@
+"""The engine through its public face, on a tiny model: endings, limits, credit, cancels, moves, faults."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from checkpoints import VOCAB, tiny_checkpoint
+from motet_llm.config import EngineConfig
+from motet_llm.engine import Engine, StepOutput
+from motet_shared.errors import BadRequest, ConfigError, ContextTooLong, DeadlineExceeded, InternalError, Overloaded
+from motet_shared.messages import Sampling
+
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+PROMPT = [10, 20, 30, 40, 50]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("qwen3", tmp_path_factory.mktemp("tiny-qwen3"))
+
+
+@pytest.fixture
+def engine(folder: Path) -> Engine:
+    return make_engine(folder)
+
+
+def make_engine(folder: Path, **settings: Any) -> Engine:
+    defaults = {"threads": 1, "block_size": 4, "num_blocks": 64, "token_budget": 32, "max_running": 8}
+    return Engine(EngineConfig(model=str(folder), **{**defaults, **settings}))
+
+
+def run(engine: Engine, steps: int = 10_000) -> dict[Hashable, list[StepOutput]]:
+    """Step until nothing is left to do; outputs by request."""
+    outputs: dict[Hashable, list[StepOutput]] = {}
+    while engine.has_work and steps:
+        steps -= 1
+        for output in engine.step():
+            outputs.setdefault(output.key, []).append(output)
+        engine.check_integrity()
+    return outputs
+
+
+def ids_of(outputs: list[StepOutput]) -> list[int]:
+    return [token for output in outputs for token in output.ids]
+
+
+def generate(engine: Engine, prompt: list[int] = PROMPT, output: tuple[int, ...] = (), **sampling: Any) -> list[int]:
+    engine.add("alone", prompt, Sampling(**sampling), output=output)
+    return ids_of(run(engine)["alone"])
+
+
+# -------------------------------------------------------------------------------------------------------------- endings
+def test_the_last_output_says_why_what_and_how_long(engine: Engine) -> None:
+    engine.add("a", PROMPT, Sampling(max_tokens=5, **GREEDY))
+    outputs = run(engine)["a"]
+    assert [len(output.ids) for output in outputs] == [1] * 5
+    last = outputs[-1]
+    assert last.finish == "length"
+    assert last.usage is not None
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (5, 5)
+    assert last.timing is not None
+    assert set(last.timing) == {"queue", "prefill", "decode", "model"}
+    assert 0 < last.timing["model"] <= last.timing["prefill"] + last.timing["decode"]
+    assert all(output.finish is output.usage is output.timing is None for output in outputs[:-1])
+
+
+def test_a_stop_token_ends_and_is_not_emitted(engine: Engine) -> None:
+    free = generate(engine, max_tokens=12, **GREEDY)
+    stop = free[6]
+    engine.add("a", PROMPT, Sampling(max_tokens=12, stop_token_ids=[stop], **GREEDY))
+    outputs = run(engine)["a"]
+    assert outputs[-1].finish == "stop"
+    assert ids_of(outputs) == free[: free.index(stop)]
+
+
+def test_the_model_s_eos_ends_unless_ignored(folder: Path) -> None:
+    engine = make_engine(folder)
+    eos = generate(engine, max_tokens=1, **GREEDY)[0]
+    engine.runner.eos_ids = frozenset({eos})
+    assert generate(engine, max_tokens=3, temperature=0) == []
+    assert len(generate(engine, max_tokens=3, **GREEDY)) == 3
+    assert len(generate(engine, max_tokens=3, temperature=0, min_tokens=3)) == 3
+
+
+def test_generation_ends_at_the_end_of_the_context(folder: Path) -> None:
+    engine = make_engine(folder, context=12)
+    assert engine.card().context == 12
+    engine.add("a", PROMPT, Sampling(max_tokens=100, **GREEDY))
+    outputs = run(engine)["a"]
+    assert len(ids_of(outputs)) == 7
+    assert outputs[-1].finish == "length"
+
+
+def test_the_pool_bounds_the_context_and_a_full_pool_still_ends(folder: Path) -> None:
+    engine = make_engine(folder, num_blocks=4)
+    assert engine.card().context == 16
+    for key in range(3):
+        engine.add(key, PROMPT, Sampling(max_tokens=100, **GREEDY))
+    results = run(engine)
+    assert [len(ids_of(results[key])) for key in range(3)] == [11] * 3
+    assert engine.stats()["preemptions"] > 0
+
+
+# ------------------------------------------------------------------------------------------------------ moves, seeds
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_a_move_continues_the_same_random_answer(folder: Path, cut: int) -> None:
+    sampling: dict[str, Any] = {
+        "temperature": 1.0,
+        "top_p": 0.95,
+        "seed": 99,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "ignore_eos": True,
+        "max_tokens": 12,
+    }
+    whole = generate(make_engine(folder), **sampling)
+    other = make_engine(folder, block_size=16, token_budget=8)
+    assert generate(other, output=tuple(whole[:cut]), **sampling) == whole[cut:]
+
+
+def test_seeds_make_different_answers_and_the_same_seed_the_same(engine: Engine) -> None:
+    answers = [generate(engine, max_tokens=12, seed=seed, ignore_eos=True) for seed in (1, 2, 1)]
+    assert answers[0] == answers[2] != answers[1]
+
+
+def test_a_move_with_all_output_ends_at_once(engine: Engine) -> None:
+    engine.add("a", PROMPT, Sampling(max_tokens=3, **GREEDY), output=[1, 2, 3], credit=0)
+    (output,) = engine.step()
+    assert (output.ids, output.finish) == ([], "length")
+    assert output.usage is not None
+    assert output.usage.completion_tokens == 3
+    engine.check_integrity()
+
+
+# -------------------------------------------------------------------------------------------------------------- credit
+def test_no_more_items_than_credit(engine: Engine) -> None:
+    engine.add("slow", PROMPT, Sampling(max_tokens=9, **GREEDY), credit=2)
+    engine.add("fast", PROMPT, Sampling(max_tokens=9, **GREEDY))
+    results = run(engine)
+    assert len(ids_of(results["slow"])) == 2
+    assert len(ids_of(results["fast"])) == 9
+    assert engine.stats()["paused"] == 1
+    assert engine.step() == []
+    engine.grant("slow", 5)
+    engine.grant("slow", 3)
+    assert ids_of(run(engine)["slow"]) == ids_of(results["fast"])[2:5]
+    engine.grant("slow", 100)
+    assert ids_of(run(engine)["slow"]) == ids_of(results["fast"])[5:]
+
+
+# -------------------------------------------------------------------------------------------------------------- cancels
+def test_a_cancel_frees_blocks_in_every_phase(folder: Path) -> None:
+    engine = make_engine(folder, token_budget=8)
+    engine.add("decoding", PROMPT, Sampling(max_tokens=50, **GREEDY))
+    engine.step()
+    engine.add("prefilling", list(range(40)), Sampling(max_tokens=5, **GREEDY))
+    engine.step()
+    engine.add("queued", list(range(200)), Sampling(max_tokens=5, **GREEDY))
+    engine.add("paused", PROMPT, Sampling(max_tokens=5, **GREEDY), credit=0)
+    for key in ("paused", "queued", "prefilling", "decoding"):
+        engine.cancel(key)
+        engine.check_integrity()
+    stats = engine.stats()
+    assert stats["blocks_free"] == stats["blocks_total"]
+    assert (stats["running"], stats["waiting"], engine.step()) == (0, 0, [])
+    engine.cancel("unknown")
+
+
+def test_a_deadline_ends_a_request_in_any_state(engine: Engine) -> None:
+    soon = time.monotonic() + 0.02
+    engine.add("paused", PROMPT, Sampling(**GREEDY), credit=1, deadline=soon)
+    engine.add("calm", PROMPT, Sampling(max_tokens=2, **GREEDY), deadline=time.monotonic() + 60)
+    assert engine.next_deadline == soon
+    run(engine)
+    time.sleep(0.03)
+    (output,) = engine.step()
+    assert output.key == "paused"
+    assert isinstance(output.error, DeadlineExceeded)
+    assert engine.stats()["blocks_free"] == engine.stats()["blocks_total"]
+    assert engine.next_deadline == math.inf
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+@pytest.mark.parametrize(
+    ("sampling", "complaint"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0: give 0 to 100"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"top_p": 0.0}, "top_p=0"),
+        ({"top_p": 1.5}, "top_p=1.5: give 0 to 1"),
+        ({"min_p": -0.1}, "min_p=-0.1"),
+        ({"top_k": -1}, "top_k=-1: give at least 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0"),
+        ({"presence_penalty": math.inf}, "presence_penalty=inf"),
+        ({"max_tokens": 0}, "max_tokens=0: give at least 1"),
+        ({"logprobs": 21}, "logprobs=21: give -1 to 20"),
+        ({"logit_bias": {VOCAB: 1.0}}, f"logit_bias: token {VOCAB} is not in the vocabulary of {VOCAB}"),
+        ({"logit_bias": {1: 101.0}}, "logit_bias=101.0: give -100 to 100"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: token -1"),
+    ],
+)
+def test_sampling_that_cannot_be_followed_is_refused_by_name(
+    engine: Engine, sampling: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(BadRequest, match=complaint) as caught:
+        engine.add("a", PROMPT, Sampling(**sampling))
+    assert caught.value.param == next(iter(sampling))
+    assert not engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "complaint"),
+    [
+        ([], [], "prompt has no tokens"),
+        ([1, VOCAB], [], f"prompt: token {VOCAB} is not in the vocabulary"),
+        ([1], [-5], "output: token -5"),
+    ],
+)
+def test_tokens_that_the_model_lacks_are_refused(
+    engine: Engine, prompt: list[int], output: list[int], complaint: str
+) -> None:
+    with pytest.raises(BadRequest, match=complaint):
+        engine.add("a", prompt, Sampling(), output=output)
+
+
+def test_a_prompt_that_does_not_fit_names_both_numbers(folder: Path) -> None:
+    with pytest.raises(ContextTooLong, match="the prompt has 13 tokens, the context is 12"):
+        make_engine(folder, context=12).add("a", [1] * 13, Sampling())
+    with pytest.raises(ContextTooLong, match=r"the prompt has 13 tokens, the KV cache holds 8 \(2 blocks of 4\)"):
+        make_engine(folder, num_blocks=2).add("a", [1] * 13, Sampling())
+
+
+def test_a_key_in_use_and_a_full_queue_are_refused(folder: Path) -> None:
+    engine = make_engine(folder, max_waiting=1)
+    engine.add("a", PROMPT, Sampling())
+    with pytest.raises(BadRequest, match="'a' is running already"):
+        engine.add("a", PROMPT, Sampling())
+    with pytest.raises(Overloaded):
+        engine.add("b", PROMPT, Sampling())
+    engine.check_integrity()
+
+
+def test_nan_fails_the_one_request_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Token 7 has a NaN in its embedding. Its neighbours in the batch, and whoever gets its blocks, answer as ever."""
+    folder = tiny_checkpoint("qwen3", tmp_path)
+    clean = make_engine(folder)
+    expected = {key: generate(clean, [key, 9, 11], max_tokens=8, **GREEDY) for key in range(4)}
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][7, 3] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+    engine = make_engine(folder, num_blocks=16)
+    for key in range(3):
+        engine.add(key, [key, 9, 11], Sampling(max_tokens=8, **GREEDY))
+    engine.add("bad", [1, 2, 7, 3, 4, 5, 6, 8, 9, 10, 11, 12], Sampling(**GREEDY))
+    results = run(engine)
+    (failure,) = results.pop("bad")
+    assert isinstance(failure.error, InternalError)
+    assert "NaN" in failure.error.message
+    assert {key: ids_of(outputs) for key, outputs in results.items()} == {key: expected[key] for key in range(3)}
+    for _ in range(2):
+        engine.add(3, [3, 9, 11], Sampling(max_tokens=8, **GREEDY))
+        assert ids_of(run(engine)[3]) == expected[3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"model": "/nowhere"}, "model='/nowhere': no config.json there"),
+        ({"dtype": "int3"}, "dtype='int3': choose one of auto, float32, bfloat16"),
+        ({"block_size": 0}, "block_size=0: give a whole number of at least 1"),
+        ({"threads": -1}, "threads=-1"),
+        ({"token_budget": 4, "max_running": 8}, "token_budget=4: every running request needs a token"),
+    ],
+)
+def test_a_wrong_setting_names_field_value_and_remedy(folder: Path, settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        EngineConfig(**{"model": str(folder), **settings})
+
+
+def test_stats_count_what_happens(engine: Engine) -> None:
+    engine.add("a", PROMPT, Sampling(max_tokens=4, **GREEDY))
+    engine.step()
+    stats = engine.stats()
+    assert stats["blocks_total"] - stats["blocks_free"] == 2
+    assert (stats["running"], stats["steps"], stats["tokens"], stats["batch_size"]) == (1, 1, 5, 1)
+    assert 0 < stats["model_seconds"] <= stats["step_seconds"]
+    assert stats["rss"] > 1 << 20
+    assert engine.card().name == engine.config.model_name == Path(engine.config.model).name
+    assert engine.card().vocab == VOCAB
