@@ -1,0 +1,67 @@
+"""The tokenizer as a process of its own on a real nats-server, under the permissions of its role."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from motet_shared.bus import Bus
+from motet_shared.messages import Sampling, Text
+from motet_shared.testing import NatsServer, running
+from scripted_decode import MODEL, ScriptedDecode
+from tiny_tokenizers import write_folder
+from tokenizer_stage import REPLY, SCRIPT, Answer, chat
+
+
+@pytest.fixture
+async def nats() -> AsyncIterator[NatsServer]:
+    async with NatsServer() as server:
+        yield server
+
+
+async def tokenizer_process(nats: NatsServer, folder: Path) -> asyncio.subprocess.Process:
+    argv = ["-m", "motet_tokenizer", "--model", f"{MODEL}={folder}", "--nats-url", nats.url, "--metrics-port", "-1"]
+    env = {**os.environ, "MOTET_NATS_PASSWORD": nats.password, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return await asyncio.create_subprocess_exec(sys.executable, *argv, "--stop-with-parent", env=env)
+
+
+async def ask(gateway: Bus) -> Answer:
+    answer = Answer()
+    async with gateway.open("tokenizer", chat(sampling=Sampling(seed=3, logprobs=0))) as stream:
+        async for item in stream:
+            assert isinstance(item, Text)
+            answer.items.append(item)
+    answer.end = stream.end or answer.end
+    return answer
+
+
+async def test_a_process_serves_and_moves_and_drains(nats: NatsServer, tmp_path: Path) -> None:
+    process = await tokenizer_process(nats, write_folder(tmp_path))
+    gateway = await nats.bus("gateway")
+    try:
+        await gateway.directory.wait_for(lambda d: d.ready("tokenizer", model=MODEL), 30)
+        first = ScriptedDecode(await nats.bus("decode"), SCRIPT)
+        async with running(first):
+            first.pause_at = 5
+            asking = asyncio.create_task(ask(gateway))
+            await asyncio.wait_for(first.paused.wait(), 10)
+        # The first instance is gone without a word about this stream; the next one appears later.
+        second = ScriptedDecode(await nats.bus("decode"), SCRIPT)
+        async with running(second):
+            answer = await asyncio.wait_for(asking, 10)
+            assert (answer.text, answer.ids, answer.end.status) == (REPLY, SCRIPT, "stop")
+            assert second.requests[0].output == SCRIPT[:5]
+            assert (await ask(gateway)).text == REPLY
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(process.wait(), 10) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await gateway.close()
