@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ class Channel:
 
     def __init__(self, scope: Scope, send: Send):
         self._send = send
-        self._burst = BURST in scope.get("extensions", {})
+        self._send_texts = scope.get("extensions", {}).get(BURST) or self._one_by_one
         self._prefix = b"event_" + secrets.token_hex(6).encode() + b"_"
         self._count = 0
         self.closed = False
@@ -41,11 +42,16 @@ class Channel:
 
     async def send(self, *events: bytes) -> None:
         """Send rendered events in one write, each a message of its own; waits while the client does not read."""
-        if self._burst:
-            await self._put({"type": BURST, "texts": events})
-        else:
-            for text in events:
-                await self._put({"type": "websocket.send", "text": text.decode()})
+        if self.closed:
+            raise ClientGone
+        try:
+            await self._send_texts(events)
+        except OSError:  # how ASGI servers say that the peer has left
+            raise ClientGone from None
+
+    async def _one_by_one(self, events: Iterable[bytes]) -> None:
+        for text in events:
+            await self._send({"type": "websocket.send", "text": text.decode()})
 
     async def close(self, code: int, reason: str = "") -> None:
         if not self.closed:
@@ -53,11 +59,9 @@ class Channel:
             await self._put({"type": "websocket.close", "code": code, "reason": reason[:120]})
 
     async def _put(self, message: dict[str, Any]) -> None:
-        if self.closed and message["type"] != "websocket.close":
-            raise ClientGone
         try:
             await self._send(message)
-        except OSError:  # how ASGI servers say that the peer has left
+        except OSError:
             raise ClientGone from None
 
 
