@@ -11,63 +11,20 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, multiprocessing
 from torch.nn import functional
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import chat_tokenizer
-from chat_data import Conversation
+from chat_batches import Batch, Stream, render
 from chat_optim import Schedule, optimizers
+from chat_recipe import Recipe
 from chat_stream import conversation
-
-MAX_LENGTH = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Everything that decides the weights."""
-
-    seed: int = 20
-    hidden: int = 192
-    intermediate: int = 512
-    layers: int = 6
-    heads: int = 6
-    kv_heads: int = 2
-    head_dim: int = 32
-    vocabulary: int = chat_tokenizer.VOCABULARY
-    tokenizer_conversations: int = 6000
-    batches: tuple[tuple[int, int], ...] = ((0, 40), (540, 16))  # (from step, conversations per step)
-    matrix_lr: float = 0.02
-    other_lr: float = 3e-3
-    prompt_weight: float = 0.1  # loss weight of tokens that the assistant does not say
-    warmup: int = 100
-
-    def __post_init__(self) -> None:
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}: change one of them")
-        if not self.batches or self.batches[0][0] != 0 or list(self.batches) != sorted(self.batches):
-            raise ValueError(f"batches {self.batches} must be in order of steps, from step 0 on")
-
-    def span(self, step: int) -> range:
-        """The indices of the conversations of `step`; every conversation is used once."""
-        first = 0
-        for (start, size), (stop, _) in pairwise((*self.batches, (step + 1, 0))):
-            if step < stop:
-                return range(first + (step - start) * size, first + (step - start + 1) * size)
-            first += (stop - start) * size
-        raise ValueError(f"step {step} is negative: steps count from 0")
-
-
-def render(tokenizer: PreTrainedTokenizerFast, made: Conversation) -> str:
-    return tokenizer.apply_chat_template(list(made.messages), tools=list(made.tools) or None, tokenize=False)
 
 
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
@@ -99,103 +56,74 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
     return Qwen3ForCausalLM(config)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """Right-padded rows [B, T] of similar length; `weights` is the loss weight of each token as a target."""
-
-    tokens: Tensor
-    weights: Tensor
-
-
-class Stream:
-    """Batches by step. Causal attention needs no mask for padding on the right."""
-
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, *, rows_by: int = 1536) -> None:
-        self.recipe, self.tokenizer, self.rows_by = recipe, tokenizer, rows_by
-        self.turn = f"{chat_tokenizer.TURN_START}assistant\n"
-
-    def encode(self, made: Conversation) -> tuple[list[int], list[float]]:
-        """Token ids and loss weights: 1 for what the assistant says up to its end of turn."""
-        ids: list[int] = []
-        weights: list[float] = []
-        head, *turns = render(self.tokenizer, made).split(self.turn)
-        self._put(head, self.recipe.prompt_weight, ids, weights)
-        for turn in turns:
-            said, end, rest = turn.partition(chat_tokenizer.TURN_END)
-            self._put(self.turn, self.recipe.prompt_weight, ids, weights)
-            self._put(said + end, 1.0, ids, weights)
-            self._put(rest, self.recipe.prompt_weight, ids, weights)
-        return ids[:MAX_LENGTH], weights[:MAX_LENGTH]
-
-    def _put(self, text: str, weight: float, ids: list[int], weights: list[float]) -> None:
-        new = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-        ids += new
-        weights += [weight] * len(new)
-
-    def batches(self, step: int) -> list[Batch]:
-        """The micro-batches of `step`, each of about `rows_by` padded tokens."""
-        made = [conversation(self.recipe.seed, index) for index in self.recipe.span(step)]
-        rows = sorted((self.encode(one) for one in made), key=lambda row: len(row[0]))
-        chunks: list[list[tuple[list[int], list[float]]]] = [[]]
-        for row in rows:
-            if chunks[-1] and len(row[0]) * (len(chunks[-1]) + 1) > self.rows_by:
-                chunks.append([])
-            chunks[-1].append(row)
-        return [self._pad(chunk) for chunk in chunks]
-
-    def _pad(self, rows: list[tuple[list[int], list[float]]]) -> Batch:
-        length, pad = len(rows[-1][0]), self.tokenizer.pad_token_id
-        tokens = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _ in rows])
-        weights = torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in rows])
-        return Batch(tokens=tokens, weights=weights)
-
-    def ahead(self, start: int, stop: int) -> Iterator[list[Batch]]:
-        """The batches of steps `start` to `stop`, made one step ahead in a thread."""
-        with ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(self.batches, start)
-            for step in range(start, stop):
-                ready, coming = coming.result(), pool.submit(self.batches, step + 1)
-                yield ready
-
-
 def token_loss(model: Callable[..., Any], batch: Batch) -> tuple[Tensor, Tensor]:
     """Weighted loss sum over all targets, and the plain loss sum over what the assistant says."""
+    if len(batch.tokens) == 1:  # one row would be compiled apart
+        model = getattr(model, "_orig_mod", model)
     logits = model(input_ids=batch.tokens[:, :-1], use_cache=False).logits
     targets, weights = batch.tokens[:, 1:].flatten(), batch.weights[:, 1:].flatten()
     each = functional.cross_entropy(logits.flatten(0, 1), targets, reduction="none")
     return (each * weights).sum(), (each.detach() * (weights == 1.0)).sum()
 
 
+class Report(NamedTuple):
+    """One step: mean loss per assistant token, tokens seen, and whether a worker was asked to stop."""
+
+    loss: float
+    tokens: int
+    stopped: bool
+
+
 class Trainer:
     """One run: model, optimizers and step, saved together and restored together."""
 
-    def __init__(self, recipe: Recipe, schedule: Schedule, *, compiled: bool = False) -> None:
+    def __init__(
+        self, recipe: Recipe, schedule: Schedule, *, compiled: bool = False, worker: int = 0, workers: int = 1
+    ) -> None:
         self.recipe, self.schedule, self.step = recipe, schedule, 0
         self.tokenizer = build_tokenizer(recipe)
         self.model = build_model(recipe, self.tokenizer)
         self.forward = torch.compile(self.model, dynamic=True) if compiled else self.model
         self.optimizers = optimizers(self.model, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
         self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        self.stream = Stream(recipe, self.tokenizer)
+        self.stream = Stream(recipe, self.tokenizer, worker=worker, workers=workers)
+        self.worker, self.workers = worker, workers
 
-    def train_step(self, batches: list[Batch]) -> float:
-        """One update; returns the mean loss per assistant token."""
-        total = sum(float(batch.weights[:, 1:].sum()) for batch in batches)
-        spoken = sum(int((batch.weights[:, 1:] == 1.0).sum()) for batch in batches)
-        loss = 0.0
+    def train_step(self, batches: list[Batch], *, stop: bool = False) -> Report:
+        """One update with this worker's share of the step; `stop` is told to all workers."""
+        weighted = spoken = heard = tokens = 0.0
         for batch in batches:
-            weighted, said = token_loss(self.forward, batch)
-            (weighted / total).backward()
-            loss += float(said)
+            weighted_loss, said = token_loss(self.forward, batch)
+            weighted_loss.backward()
+            weighted += float(batch.weights[:, 1:].sum())
+            spoken += float((batch.weights[:, 1:] == 1.0).sum())
+            tokens += float((batch.weights > 0).sum())
+            heard += float(said)
+        weighted, spoken, heard, tokens, stopped = self._gather([weighted, spoken, heard, tokens, float(stop)])
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(weighted)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = self.schedule.at(self.step)
+        factor = self.schedule.at(self.step) * self.recipe.rate(self.step)
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return loss / spoken
+        return Report(loss=heard / spoken, tokens=int(tokens), stopped=stopped > 0)
+
+    def _gather(self, counts: list[float]) -> list[float]:
+        """Sum the counts, and the gradients in place, over all workers."""
+        if self.workers == 1:
+            return counts
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        flat = torch.cat([torch.tensor(counts), *(gradient.flatten() for gradient in gradients)])
+        distributed.all_reduce(flat)
+        summed, *parts = flat.split([len(counts), *(gradient.numel() for gradient in gradients)])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+        return summed.tolist()
 
     def save_state(self, path: Path) -> None:
         state = {"step": self.step, "model": self.model.state_dict()}
@@ -229,24 +157,46 @@ def run(trainer: Trainer, *, state: Path, every: float = 240.0, log: int = 20) -
 
     A file `stop` beside the state ends the run after the step under way.
     """
-    losses: list[float] = []
-    tokens, since, saved = 0, time.monotonic(), time.monotonic()
+    reports: list[Report] = []
+    since = saved = time.monotonic()
     for batches in trainer.stream.ahead(trainer.step, trainer.schedule.steps):
-        losses.append(trainer.train_step(batches))
-        tokens += sum(int((batch.weights > 0).sum()) for batch in batches)
-        if trainer.step % log == 0:
-            now = time.monotonic()
-            line = {"step": trainer.step, "loss": round(sum(losses[-log:]) / len(losses[-log:]), 4)}
-            line |= {"tokens_per_s": round(tokens / (now - since)), "lr": round(trainer.schedule.at(trainer.step), 3)}
-            print(json.dumps(line), flush=True)
-            tokens, since = 0, now
-        if time.monotonic() - saved > every:
+        reports.append(trainer.train_step(batches, stop=(state.parent / "stop").exists()))
+        now = time.monotonic()
+        if trainer.step % log == 0 and trainer.worker == 0:
+            print(progress(trainer.step, reports[-log:], now - since), flush=True)
+            since = now
+        if now - saved > every and trainer.worker == 0:
             trainer.save_state(state)
-            saved = time.monotonic()
-        if (state.parent / "stop").exists():
+            saved = now
+        if reports[-1].stopped:
             break
-    trainer.save_state(state)
-    return losses
+    if trainer.worker == 0:
+        trainer.save_state(state)
+    return [report.loss for report in reports]
+
+
+def progress(step: int, reports: Sequence[Report], seconds: float) -> str:
+    """A log line: step, mean loss, tokens per second."""
+    loss = sum(report.loss for report in reports) / len(reports)
+    tokens = sum(report.tokens for report in reports)
+    return json.dumps({"step": step, "loss": round(loss, 4), "tokens_per_s": round(tokens / seconds)})
+
+
+def work(worker: int, args: argparse.Namespace) -> None:
+    """The whole run, as one of `args.workers` processes that share every step."""
+    if args.workers > 1:
+        torch.set_num_threads(1)
+        meeting = args.state.with_suffix(".meeting").resolve()
+        distributed.init_process_group("gloo", f"file://{meeting}", rank=worker, world_size=args.workers)
+    recipe = Recipe(seed=args.seed)
+    schedule = Schedule(steps=args.steps, warmup=recipe.warmup)
+    trainer = Trainer(recipe, schedule, compiled=args.compile, worker=worker, workers=args.workers)
+    if args.resume or args.export:
+        trainer.load_state(args.state)
+    if not args.export:
+        run(trainer, state=args.state)
+    if worker == 0:
+        trainer.export(args.out)
 
 
 def main() -> None:
@@ -258,14 +208,14 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="go on from --state")
     parser.add_argument("--export", action="store_true", help="only write --out from --state")
     parser.add_argument("--compile", action="store_true", help="torch.compile: about 1.5 times the speed")
+    parser.add_argument("--workers", type=int, default=1, help="processes of one thread each that share every step")
     args = parser.parse_args()
-    recipe = Recipe(seed=args.seed)
-    trainer = Trainer(recipe, Schedule(steps=args.steps, warmup=recipe.warmup), compiled=args.compile)
-    if args.resume or args.export:
-        trainer.load_state(args.state)
-    if not args.export:
-        run(trainer, state=args.state)
-    trainer.export(args.out)
+    args.state.parent.mkdir(parents=True, exist_ok=True)
+    if args.workers == 1:
+        work(0, args)
+        return
+    args.state.with_suffix(".meeting").unlink(missing_ok=True)
+    multiprocessing.spawn(work, args=(args,), nprocs=args.workers)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 import chat_talk  # noqa: E402
 import chat_tools  # noqa: E402
 from chat_optim import Schedule, orthogonalize  # noqa: E402
+from chat_recipe import Phase, Recipe  # noqa: E402
 from chat_stream import CATEGORIES, HELD_OUT_SEEDS, PER_CATEGORY, blocked, conversation, held_out  # noqa: E402
 from evaluate import judge, load, same  # noqa: E402
-from pocket_chat import Recipe, Trainer, run  # noqa: E402
+from pocket_chat import Trainer, run  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "models" / "pocket-chat"
 TINY = Recipe(
@@ -31,7 +32,7 @@ TINY = Recipe(
     heads=2,
     kv_heads=1,
     tokenizer_conversations=200,
-    batches=((0, 8), (4, 6)),
+    phases=(Phase(start=0, batch=8), Phase(start=4, batch=6)),
     warmup=4,
 )
 
@@ -92,15 +93,15 @@ def test_sums_are_right(seed: int) -> None:
 
 
 def test_every_conversation_is_used_once() -> None:
-    recipe = Recipe(batches=((0, 4), (3, 2), (5, 3)))
+    recipe = Recipe(phases=tuple(Phase(start=start, batch=batch) for start, batch in ((0, 4), (3, 2), (5, 3))))
     indices = [index for step in range(8) for index in recipe.span(step)]
     assert indices == list(range(3 * 4 + 2 * 2 + 3 * 3))
 
 
-@pytest.mark.parametrize("batches", [(), ((1, 4),), ((0, 4), (9, 2), (5, 3))])
-def test_batches_out_of_order_are_refused(batches: tuple[tuple[int, int], ...]) -> None:
-    with pytest.raises(ValueError, match="batches"):
-        Recipe(batches=batches)
+@pytest.mark.parametrize("starts", [(), (1,), (0, 9, 5), (0, 3, 3)])
+def test_phases_out_of_order_are_refused(starts: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="phases start at"):
+        Recipe(phases=tuple(Phase(start=start, batch=4) for start in starts))
 
 
 # The recipe in small
