@@ -68,6 +68,11 @@ class NatsServer:
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
 
+    @property
+    def pid(self) -> int:
+        """Of the running server; 0 while it does not run."""
+        return self._process.pid if self._process is not None else 0
+
     async def start(self, timeout: float = 20.0) -> None:
         argv = [str(nats_binary()), "-c", str(self._config), "-a", "127.0.0.1", "-p", str(self.port)]
         env = {**os.environ, "MOTET_NATS_PASSWORD": self.password}

@@ -1,0 +1,140 @@
+"""A stack of real processes around the fake engine: NATS, `motet_tokenizer`, `motet_gateway`, all on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from fake_engine import save_checkpoint
+from load_generator import Load, Report
+from motet_shared.testing import NatsServer, free_port
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+START_SECONDS = 90.0
+STOP_SECONDS = 10.0
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Of child processes: they find the project's packages as this one does, whether or not it is installed."""
+    packages = [HERE, *(ROOT / part for part in ("shared", "services", "pipelines"))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages)), **extra}
+
+
+class Stack:
+    """What runs: `port` is the gateway's, `pids` are the processes to account for, by what they are."""
+
+    def __init__(self, folder: Path, port: int):
+        self.folder = folder
+        self.port = port
+        self.pids: dict[str, int] = {}
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    async def spawn(self, name: str, argv: list[str], env: dict[str, str]) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(*argv, env=env, stdout=log, stderr=log)
+        self._processes.append(process)
+        self.pids[name] = process.pid
+
+    async def until_ready(self, path: str, word: str = "") -> None:
+        """Until the HTTP server answers 200 and says `word`; RuntimeError with the logs if it never does."""
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=2.0) as http:
+            for _ in range(int(START_SECONDS / 0.1)):
+                if any(process.returncode is not None for process in self._processes):
+                    break
+                with contextlib.suppress(httpx.HTTPError):
+                    answer = await http.get(path)
+                    if answer.status_code == 200 and word in answer.text:
+                        return
+                await asyncio.sleep(0.1)
+        logs = "".join(f"--- {log.name}\n{log.read_text()[-2000:]}\n" for log in self.folder.glob("*.log"))
+        raise RuntimeError(f"the benchmark's stack did not start\n{logs}")
+
+    async def take_emitted(self, streams: int) -> dict[str, list[float]]:
+        """Emission times by request id, once this many streams have ended; see `FakeEngine`. Begins a new file."""
+        file = self.folder / "emitted"
+        for _ in range(int(STOP_SECONDS / 0.05)):
+            lines = _lines(file)
+            if len(lines) >= streams:
+                _remove(file)
+                return {stream["request"]: stream["times"] for stream in map(json.loads, lines)}
+            await asyncio.sleep(0.05)
+        raise TimeoutError(f"{len(_lines(file))} of {streams} streams have ended after {STOP_SECONDS:g} s")
+
+    async def stop(self) -> None:
+        for process in reversed(self._processes):
+            if process.returncode is None:
+                process.terminate()
+        for process in self._processes:
+            try:
+                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+    async def load(self, **settings: Any) -> Report:
+        """Run the load generator as a process of its own."""
+        task = Load(port=self.port, pids=self.pids, **settings)
+        argv = [sys.executable, str(HERE / "load_generator.py"), json.dumps(msgspec.to_builtins(task))]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*argv, env=environment(), stdout=pipe)
+        try:
+            out, _ = await asyncio.wait_for(process.communicate(), 120 + task.settle + task.seconds)
+        finally:
+            if process.returncode is None:
+                process.kill()
+        if process.returncode != 0:
+            raise RuntimeError(f"the load generator ended with {process.returncode}")
+        return msgspec.json.decode(out, type=Report)
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def _remove(file: Path) -> None:
+    file.unlink()
+
+
+@contextlib.asynccontextmanager
+async def motet_stack(*, rate: float = 0.0, batched: bool = True) -> AsyncIterator[Stack]:
+    """Ready when entered. `rate`: engine steps per second, 0: saturated. `batched=False`: see `one_by_one`.
+
+    A paced engine also writes the emission times of each stream into `folder/emitted` when the stream ends.
+    """
+    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
+        folder = Path(name)
+        async with NatsServer() as nats:
+            stack = Stack(folder, free_port())
+            stack.pids["nats"] = nats.pid
+            try:
+                await _start(stack, nats, rate, batched)
+                yield stack
+            finally:
+                await stack.stop()
+
+
+async def _start(stack: Stack, nats: NatsServer, rate: float, batched: bool) -> None:
+    checkpoint = save_checkpoint(stack.folder / "bench")
+    env = environment(MOTET_NATS_URL=nats.url, MOTET_NATS_PASSWORD=nats.password, MOTET_LOG_LEVEL="warning")
+    engine = ["--rate", str(rate), *(["--emitted", str(stack.folder / "emitted")] if rate else [])]
+    services = {
+        "engine": ("fake_engine", "decode", engine),
+        "tokenizer": ("motet_tokenizer", "tokenizer", ["--model", str(checkpoint)]),
+        "gateway": ("motet_gateway", "gateway", ["--port", str(stack.port)]),
+    }
+    runner = ["-m"] if batched else [str(HERE / "one_by_one.py")]
+    for name, (module, role, args) in services.items():
+        argv = [sys.executable, *runner, module, "--instance", f"{role}-bench", "--stop-with-parent", *args]
+        await stack.spawn(name, argv, env)
+    await stack.until_ready("/health/ready")

@@ -1,0 +1,234 @@
+"""Clients of the gateway, many in one cheap process: `python load_generator.py '<JSON of Load>'` prints JSON.
+
+Raw sockets and one regular expression over what arrives, so that the clients cost little of the machine that is being
+measured. What they speak is real HTTP with server-sent events, and real WebSocket frames, but they check neither:
+tests of the gateway do. Tokens are counted by characters (see `fake_engine`), or by events for a peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from time import monotonic
+from typing import Literal, cast
+
+import msgspec
+import psutil
+import uvloop
+
+OPENING_SECONDS = 60.0
+
+
+class Load(msgspec.Struct, kw_only=True):
+    """What to ask for, and for how long to look. CPU time is taken of the processes `pids`, and of this one."""
+
+    port: int
+    clients: Literal["sse", "websocket", "one"]
+    model: str
+    streams: int = 1
+    settle: float = 0.5  # seconds between the first token of the last stream and the start of the measurement
+    seconds: float = 3.0
+    chars: int = 0  # of a token; 0: an event is a token
+    arrivals: bool = False  # report when each token arrived
+    max_tokens: int = 1 << 20
+    pids: dict[str, int] = {}
+
+
+class Arrivals(msgspec.Struct):
+    """When the tokens of one stream arrived: `counts[i]` of them by `times[i]` (monotonic seconds)."""
+
+    request: str
+    counts: list[int] = []
+    times: list[float] = []
+
+
+class Report(msgspec.Struct):
+    tokens: int
+    events: int
+    seconds: float
+    cpu: dict[str, float]  # seconds of CPU time by process; "clients" is this one
+    streams: list[Arrivals] = []
+    durations: list[float] = []  # of one-token requests, seconds
+
+
+class Client(asyncio.Protocol):
+    """One stream: sends its request when connected, and counts what comes back."""
+
+    text: re.Pattern[bytes]
+
+    def __init__(self, load: Load, number: int) -> None:
+        self.load = load
+        self.number = number
+        self.request = ""
+        self.amount = 0  # characters, or events
+        self.events = 0
+        self.started = asyncio.Event()  # the first token is here
+        self.log: list[tuple[int, float]] = []
+        self._rest = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
+        self._transport.write(self.opening())
+
+    def opening(self) -> bytes:
+        raise NotImplementedError
+
+    def data_received(self, data: bytes) -> None:
+        now = monotonic()
+        data = self._rest + data
+        end, found = 0, []
+        for match in self.text.finditer(data):
+            found.append(match[1])
+            end = match.end()
+        self._rest = data[end:]
+        if found:
+            self.started.set()
+            self.events += len(found)
+            self.amount += len(b"".join(found)) if self.load.chars else len(found)
+            if self.load.arrivals:
+                self.log.append((self.amount // (self.load.chars or 1), now))
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class SseClient(Client):
+    text = re.compile(rb'"content":"([^"]+)"')
+
+    def opening(self) -> bytes:
+        self.request = f"bench-{self.number}"
+        return post(self.load, stream=True, request_id=self.request)
+
+
+class WebSocketClient(Client):
+    text = re.compile(rb'"delta":"([^"]*)"')
+    _response = re.compile(rb'"id":"(resp_[^"]+)"')
+
+    def opening(self) -> bytes:
+        head = (
+            f"GET /v1/realtime?model={self.load.model} HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\n"
+            "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        return head.encode()
+
+    def data_received(self, data: bytes) -> None:
+        if self.request:
+            super().data_received(data)
+            return
+        self._rest += data
+        if self._rest.startswith(b"HTTP/1.1 101") and b"session.created" in self._rest:
+            self._rest = b""
+            self._ask()
+        elif (match := self._response.search(self._rest)) is not None:
+            self.request = match[1].decode()
+            super().data_received(b"")
+
+    def _ask(self) -> None:
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Count."}]}
+        events = [
+            {"type": "conversation.item.create", "item": item},
+            {"type": "response.create", "response": {"output_modalities": ["text"]}},
+        ]
+        if self._transport is not None:
+            self._transport.writelines([masked(msgspec.json.encode(event)) for event in events])
+
+
+def masked(text: bytes) -> bytes:
+    """A client's text frame; the mask is zero."""
+    size = len(text)
+    length = bytes((0x80 | size,)) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
+    return b"\x81" + length + bytes(4) + text
+
+
+def post(load: Load, *, stream: bool, request_id: str) -> bytes:
+    """A chat completion request."""
+    message = {"role": "user", "content": "Count."}
+    fields = {"model": load.model, "messages": [message], "max_tokens": load.max_tokens, "stream": stream}
+    body = msgspec.json.encode(fields)
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"X-Request-Id: {request_id}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+# --------------------------------------------------------------------------------------------------- measuring streams
+class Accounts:
+    """CPU time of several processes, so far."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()} | {"clients": psutil.Process()}
+
+    def read(self) -> dict[str, float]:
+        """Seconds of user and system time since each process began."""
+        times = {name: process.cpu_times() for name, process in self._processes.items()}
+        return {name: spent.user + spent.system for name, spent in times.items()}
+
+
+async def run_streams(load: Load) -> Report:
+    """Open all streams, wait until all flow, then look for a while and leave."""
+    kind = SseClient if load.clients == "sse" else WebSocketClient
+    clients = [kind(load, number) for number in range(load.streams)]
+    loop = asyncio.get_running_loop()
+    try:
+        for client in clients:
+            await loop.create_connection(lambda client=client: client, "127.0.0.1", load.port)  # type: ignore[misc]
+        async with asyncio.timeout(OPENING_SECONDS):
+            for client in clients:
+                await client.started.wait()
+        await asyncio.sleep(load.settle)
+        accounts = Accounts(load.pids)
+        before = monotonic(), _total(clients), accounts.read()
+        await asyncio.sleep(load.seconds)
+        after = monotonic(), _total(clients), accounts.read()
+    finally:
+        for client in clients:
+            client.abort()
+    (tokens, events), (tokens_before, events_before) = after[1], before[1]
+    return Report(
+        tokens=tokens - tokens_before,
+        events=events - events_before,
+        seconds=after[0] - before[0],
+        cpu={name: spent - before[2][name] for name, spent in after[2].items()},
+        streams=[_arrivals(client, before[0], after[0]) for client in clients if load.arrivals],
+    )
+
+
+def _total(clients: Sequence[Client]) -> tuple[int, int]:
+    chars = clients[0].load.chars or 1
+    return sum(client.amount // chars for client in clients), sum(client.events for client in clients)
+
+
+def _arrivals(client: Client, start: float, end: float) -> Arrivals:
+    """Of the measured time only. The first entry says what had arrived before."""
+    inside = [entry for entry in client.log if start <= entry[1] <= end]
+    return Arrivals(client.request, [count for count, _ in inside], [time for _, time in inside])
+
+
+# --------------------------------------------------------------------------------------------------- one-token requests
+async def run_one(load: Load) -> Report:
+    """One request after the other on one connection, each streamed to its end."""
+    accounts = Accounts(load.pids)
+    reader, writer = await asyncio.open_connection("127.0.0.1", load.port)
+    start, before = monotonic(), accounts.read()
+    durations: list[float] = []
+    while monotonic() - start < load.settle + load.seconds:
+        began = monotonic()
+        writer.write(post(load, stream=True, request_id=f"one-{len(durations)}"))
+        await reader.readuntil(b"\r\n0\r\n\r\n")
+        durations.append(monotonic() - began)
+        await asyncio.sleep(0.002)  # a client that thinks: the queues of one request do not delay the next
+    writer.close()
+    cpu = {name: spent - before[name] for name, spent in accounts.read().items()}
+    warm = durations[len(durations) // 10 :]
+    return Report(tokens=len(durations), events=0, seconds=monotonic() - start, cpu=cpu, durations=warm)
+
+
+if __name__ == "__main__":
+    task = msgspec.json.decode(sys.argv[1], type=Load)
+    report = uvloop.run(run_one(task) if task.clients == "one" else run_streams(task))
+    sys.stdout.buffer.write(msgspec.json.encode(report))

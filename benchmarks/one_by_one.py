@@ -1,0 +1,39 @@
+"""Runs a module with step batching and coalescing switched off: `python one_by_one.py motet_gateway --port 0 …`.
+
+This is what the plumbing is compared with: every frame is a message of its own, and every item is handled, rendered
+and written alone. The services know nothing of it.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from motet_shared.messages import Body
+from motet_shared.outbox import Outbox
+from motet_shared.stream import Stream
+
+
+def install() -> None:
+    """Patch this process."""
+    send_joined, take_all = Outbox._send, Stream.batches
+
+    async def send(outbox: Outbox, subject: str, parts: list[Any]) -> None:
+        for part in parts:
+            await send_joined(outbox, subject, [part])
+
+    async def batches(stream: Stream) -> AsyncIterator[list[Body]]:
+        async for batch in take_all(stream):
+            for body in batch:
+                yield [body]
+
+    Outbox._send = send  # type: ignore[method-assign, assignment]
+    Stream.batches = batches  # type: ignore[method-assign, assignment]
+
+
+if __name__ == "__main__":
+    install()
+    del sys.argv[0]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

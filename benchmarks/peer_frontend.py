@@ -1,0 +1,75 @@
+"""A peer beside us: NVIDIA Dynamo's frontend with its mock engine, where `ai-dynamo` is installed.
+
+It may live in a virtual environment of its own: MOTET_PEER_PYTHON names that environment's interpreter. Like ours,
+its frontend takes HTTP, renders the template, encodes and detokenizes; the same clients load it, with the same
+vocabulary. Its mock engine models an accelerator's step time: `--speedup-ratio 1` is its real pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from bench_stack import Stack, environment
+from fake_engine import CHARS, MODEL, save_checkpoint
+from measures import Row, quantile, row
+from motet_shared.testing import free_port
+
+NAME = "dynamo"
+SATURATED = 1_000_000  # times real pace
+STREAMS = {SATURATED: (1, 32, 128, 256), 1: (32, 256)}
+
+
+def interpreter() -> str:
+    return os.environ.get("MOTET_PEER_PYTHON") or sys.executable
+
+
+async def installed() -> bool:
+    process = await asyncio.create_subprocess_exec(
+        interpreter(),
+        *("-c", "import dynamo.frontend, dynamo.mocker"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    return await process.wait() == 0
+
+
+async def measure(seconds: float, rows: list[Row], one_token_ms: dict[str, tuple[float, float]]) -> str:
+    """Adds the peer's figures; returns what stood in the way, empty if nothing did."""
+    if not await installed():
+        return "ai-dynamo is not installed (pip install ai-dynamo ai-dynamo-runtime, or set MOTET_PEER_PYTHON)"
+    for speedup, counts in STREAMS.items():
+        async with dynamo_stack(speedup) as stack:
+            if speedup == SATURATED:
+                report = await stack.load(clients="one", model=MODEL, max_tokens=1, seconds=seconds)
+                one_token_ms[NAME] = quantile(report.durations, 0.5) * 1e3, quantile(report.durations, 0.99) * 1e3
+            pace = "saturated" if speedup == SATURATED else "at its own pace"
+            for streams in counts:
+                report = await stack.load(clients="sse", model=MODEL, streams=streams, seconds=seconds, chars=CHARS)
+                rows.append(row(f"{NAME}, {pace}", "sse", streams, report))
+    return ""
+
+
+@contextlib.asynccontextmanager
+async def dynamo_stack(speedup: int) -> AsyncIterator[Stack]:
+    with tempfile.TemporaryDirectory(prefix="motet-bench-peer-") as name:
+        folder = Path(name)
+        stack = Stack(folder, free_port())
+        hosts = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")
+        env = environment(DYN_FILE_KV=str(folder / "discovery"), DYN_LOG="warn", **dict.fromkeys(hosts, "127.0.0.1"))
+        model = ["--model-path", str(save_checkpoint(folder / "bench")), "--model-name", MODEL]
+        pace = ["--speedup-ratio", str(speedup), "--max-num-seqs", "512"]
+        common = ["--discovery-backend", "file"]
+        frontend = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(stack.port)]
+        try:
+            await stack.spawn("frontend", [interpreter(), *frontend, *common], env)
+            await stack.spawn("engine", [interpreter(), "-m", "dynamo.mocker", *model, *pace, *common], env)
+            await stack.until_ready("/v1/models", MODEL)
+            yield stack
+        finally:
+            await stack.stop()
