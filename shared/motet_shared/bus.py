@@ -32,13 +32,13 @@ class Bus:
         self.frames = frames
         self.clock = clock or SystemClock()
         self.caller = Caller(instance, control, self.clock)
-        self.calls = Calls(instance, frames, self.clock)
+        self._replies = Outbox(control, lambda parts: parts[0])
+        self.calls = Calls(instance, frames, self._replies, self.clock)
         self.directory = Directory(self.caller)
         self.monitor = Monitor(self.caller, self.calls, control, self.clock)
         self.describe: Callable[[], dict[str, Any]] = dict
         self.presence: Callable[[], tuple[list[ModelCard], dict[str, float]]] = lambda: ([], {})
         self._events = Outbox(control, lambda parts: parts[-1])  # heartbeats: only the newest matters
-        self._replies = Outbox(control, lambda parts: parts[0])
         self._beats = 0
         self._since_beat = 0.0
         self.caller.on_lost = self.directory.suspect

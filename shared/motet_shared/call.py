@@ -131,8 +131,10 @@ class Call:
 class Calls:
     """All streams that this process serves, and the place where opens and controls arrive."""
 
-    def __init__(self, instance: str, frames: Transport, clock: Clock, max_active: int = 1024):
+    def __init__(self, instance: str, frames: Transport, replies: Outbox, clock: Clock, max_active: int = 1024):
+        """`replies` takes bytes for reply subjects. NATS allows a reply on the connection that was asked only."""
         self.instance = instance
+        self._replies = replies
         self.clock = clock
         self.max_active = max_active
         self.state = "starting"
@@ -294,7 +296,8 @@ class Calls:
 
     def _reply_error(self, reply: str, error: MotetError) -> None:
         if reply:
-            self.outbox.put(reply, Error(0, 0, error.code, error.message, error.retryable, error.param))
+            frame = Error(0, 0, error.code, error.message, error.retryable, error.param)
+            self._replies.put(reply, encode(Frames(PROTOCOL, self.instance, [frame])))
 
 
 def read_open(data: bytes) -> Open:
@@ -316,7 +319,7 @@ def read_open(data: bytes) -> Open:
 def _version(data: bytes) -> object:
     try:
         document = msgspec.msgpack.decode(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document.get("v") if isinstance(document, dict) else None
 

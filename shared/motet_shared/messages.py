@@ -16,7 +16,8 @@ Deadlines are remaining milliseconds, never wall-clock times.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -286,10 +287,26 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     pid: int = 0
 
 
+T = TypeVar("T")
+
+
+def _decoder(kind: type[T]) -> Callable[[bytes], T]:
+    """Bytes to `kind`. All that can be wrong with them is a ValueError, nesting without end included."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def checked(data: bytes) -> T:
+        try:
+            return decode(data)
+        except RecursionError:
+            raise msgspec.ValidationError("nested too deeply") from None
+
+    return checked
+
+
 _frames = msgspec.msgpack.Encoder()
 encode = _frames.encode
-decode_frames = msgspec.msgpack.Decoder(Frames).decode
-decode_open = msgspec.msgpack.Decoder(Open).decode
-decode_controls = msgspec.msgpack.Decoder(Controls).decode
-decode_pong = msgspec.msgpack.Decoder(Pong).decode
-decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
+decode_frames = _decoder(Frames)
+decode_open = _decoder(Open)
+decode_controls = _decoder(Controls)
+decode_pong = _decoder(Pong)
+decode_heartbeat = _decoder(Heartbeat)
