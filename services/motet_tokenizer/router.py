@@ -48,8 +48,7 @@ class Router:
         if number != beat.seq:
             self._forget_the_gone()
             self._ours[beat.instance] = beat.seq, ours_then = beat.seq, ours
-        announced = beat.load.get("active", 0.0) + beat.load.get("queued", 0.0)
-        return max(0.0, announced - ours_then) + ours
+        return max(0.0, beat.load.get("active", 0.0) - ours_then) + ours  # active: running and queued
 
     def _forget_the_gone(self) -> None:
         alive = {beat.instance for beat in self._directory.instances(ROLE)}

@@ -134,4 +134,5 @@ def _eos_ids(generation: dict[str, Any], config: dict[str, Any], tokenizer: Any)
     ids = {listed} if isinstance(listed, int) else set(listed or ())
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
-    return frozenset(ids)
+    limit = config.get("vocab_size")  # a tokenizer may know more tokens than its model
+    return frozenset(i for i in ids if not isinstance(limit, int) or i < limit)

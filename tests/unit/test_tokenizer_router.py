@@ -45,7 +45,7 @@ def made() -> tuple[Router, Directory]:
 def test_the_least_loaded_instance_is_picked() -> None:
     router, directory = made()
     directory.announce("decode-a", active=5.0)
-    directory.announce("decode-b", active=1.0, queued=2.0)
+    directory.announce("decode-b", active=3.0, queued=3.0)
     assert router.pick("m") == "decode-b"
     assert router.pick("m", {"decode-b"}) == "decode-a"
     assert router.pick("m", {"decode-a", "decode-b"}) is None
