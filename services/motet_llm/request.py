@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from enum import Enum
 
 from motet_shared.messages import Sampling
@@ -52,7 +52,7 @@ class Request:
         prompt: list[int],
         sampling: Sampling,
         *,
-        output: list[int] | tuple[int, ...] = (),
+        output: Sequence[int] = (),
         stop_ids: frozenset[int] = frozenset(),
         credit: int = 1 << 30,
         deadline: float | None = None,

@@ -25,6 +25,7 @@ from .request import Request
 
 GREEDY_BELOW = 1e-5  # a temperature that small is meant as 0, and would overflow float32
 NARROW = 256
+CACHED_NOISE = 1 << 16  # numbers of 8 bytes
 
 
 @dataclass(slots=True)
@@ -103,14 +104,16 @@ def _by_filters(requests: list[Request]) -> tuple[list[int], list[int]]:
 
 
 def _draw_plain(logits_RV: Tensor, requests: list[Request]) -> Tensor:
-    """Token ids `[R]`. Row by row, because the noise of a whole batch and a large vocabulary outgrows the caches."""
-    tokens_1V = torch.arange(logits_RV.shape[1]).unsqueeze(0)
-    temperature = _column([request.sampling.temperature for request in requests])
-    drawn = [
-        (scaled_V + _noise([request], tokens_1V)[0]).argmax()
-        for scaled_V, request in zip(logits_RV / temperature, requests, strict=True)
-    ]
-    return torch.stack(drawn)
+    """Token ids `[R]` drawn from all tokens, a few rows at a time: their noise is to stay in the caches."""
+    vocab = logits_RV.shape[1]
+    scaled_RV = logits_RV / _column([request.sampling.temperature for request in requests])
+    rows = max(1, CACHED_NOISE // vocab)
+    drawn = []
+    for start in range(0, len(requests), rows):
+        part = requests[start : start + rows]
+        noise_RV = _noise(part, torch.arange(vocab).expand(len(part), vocab))
+        drawn.append((noise_RV + scaled_RV[start : start + rows]).argmax(-1))
+    return torch.cat(drawn)
 
 
 def _draw_filtered(logits_RV: Tensor, requests: list[Request]) -> Tensor:

@@ -29,8 +29,8 @@ class EngineThread:
     def __init__(
         self,
         engine: Engine,
-        on_outputs: Callable[[list[StepOutput]], None],
-        on_crash: Callable[[BaseException], None],
+        on_outputs: Callable[[list[StepOutput]], object],
+        on_crash: Callable[[BaseException], object],
     ):
         self.engine = engine
         self._on_outputs = on_outputs

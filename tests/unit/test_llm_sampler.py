@@ -56,7 +56,8 @@ def plain_probs(logits: np.ndarray, s: Sampling) -> np.ndarray:
 
     ranked = sorted(range(len(logits)), key=lambda t: -logits[t])
     probs = normalized(ranked[: s.top_k] if s.top_k else ranked)
-    kept, mass = [], 0.0
+    kept: list[int] = []
+    mass = 0.0
     for token, prob in probs.items():
         if kept and s.top_p < 1 and mass >= s.top_p:
             break
@@ -67,14 +68,14 @@ def plain_probs(logits: np.ndarray, s: Sampling) -> np.ndarray:
     return np.array([probs.get(t, 0.0) for t in range(len(logits))])
 
 
-filters = st.builds(
+filters: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     temperature=st.floats(0.2, 2.0),
     top_k=st.integers(0, VOCAB + 2),
     top_p=st.one_of(st.just(1.0), st.floats(0.05, 0.99)),
     min_p=st.one_of(st.just(0.0), st.floats(0.01, 0.9)),
 )
-edits = st.builds(
+edits: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,7 +129,7 @@ def test_paused_requests_take_no_place_from_others() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- property
-requests = st.builds(
+requests: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     prompt=st.integers(1, 20),
     output=st.integers(1, 12),

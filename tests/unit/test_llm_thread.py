@@ -74,7 +74,7 @@ def test_all_outputs_of_a_step_come_in_one_call(harness: Harness) -> None:
     for key in "abc":
         harness.thread.submit(key, PROMPT, Sampling(max_tokens=4, **GREEDY))
     hold.set()
-    batches = []
+    batches: list[list[StepOutput]] = []
     while sum(bool(o.finish) for batch in batches for o in batch) < 3:
         batches.append(harness.batches.get(timeout=20))
     assert max(len(batch) for batch in batches) == 3
