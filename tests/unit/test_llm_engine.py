@@ -248,16 +248,20 @@ def test_a_key_in_use_and_a_full_queue_are_refused(folder: Path) -> None:
     engine.check_integrity()
 
 
-def test_nan_fails_the_one_request_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Token 7 has a NaN in its embedding. Its neighbours in the batch, and whoever gets its blocks, answer as ever."""
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Path:
+    """The same model, but token 7 has a NaN in its embedding."""
     folder = tiny_checkpoint("qwen3", tmp_path)
-    clean = make_engine(folder)
-    expected = {key: generate(clean, [key, 9, 11], max_tokens=8, **GREEDY) for key in range(4)}
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][7, 3] = torch.nan
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
-    engine = make_engine(folder, num_blocks=16)
+
+def test_nan_fails_the_one_request_and_leaves_nothing_behind(engine: Engine, poisoned: Path) -> None:
+    """Its neighbours in the batch, and whoever gets its blocks, answer as ever."""
+    expected = {key: generate(engine, [key, 9, 11], max_tokens=8, **GREEDY) for key in range(4)}
+    engine = make_engine(poisoned, num_blocks=16)
     for key in range(3):
         engine.add(key, [key, 9, 11], Sampling(max_tokens=8, **GREEDY))
     engine.add("bad", [1, 2, 7, 3, 4, 5, 6, 8, 9, 10, 11, 12], Sampling(**GREEDY))
@@ -269,6 +273,24 @@ def test_nan_fails_the_one_request_and_leaves_nothing_behind(tmp_path: Path) -> 
     for _ in range(2):
         engine.add(3, [3, 9, 11], Sampling(max_tokens=8, **GREEDY))
         assert ids_of(run(engine)[3]) == expected[3]
+
+
+def test_nan_does_not_leak_through_padded_block_tables(engine: Engine, poisoned: Path) -> None:
+    """Block 0, the natural padding, goes to the request that poisons it while rows of unequal length decode."""
+    rows = {"short": [1, 9, 11], "long": list(range(10, 19))}
+    expected = {key: generate(engine, prompt, max_tokens=3, **GREEDY) for key, prompt in rows.items()}
+    engine = make_engine(poisoned)
+    engine.add("first", [1], Sampling(max_tokens=1, **GREEDY))
+    for key, prompt in rows.items():
+        engine.add(key, prompt, Sampling(max_tokens=3, **GREEDY))
+    outputs = engine.step()
+    assert outputs[0].finish == "length"
+    engine.add("bad", [7, 1], Sampling(**GREEDY))
+    outputs += engine.step()
+    assert sum(output.error is not None for output in outputs) == 1
+    outputs += [output for late in run(engine).values() for output in late]
+    for key in rows:
+        assert ids_of([output for output in outputs if output.key == key]) == expected[key]
 
 
 @pytest.mark.parametrize(
