@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "motet"
+CACHE_BYTES = 12e9
 START_SECONDS = 60
 STOP_SECONDS = 30
 
@@ -63,6 +64,7 @@ def engine() -> Iterator[Docker]:
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / "docker.lock").open("w") as lock, tempfile.TemporaryDirectory(prefix="motet-docker-") as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two engines must not share a data folder
+        _bound_cache(CACHE / "docker")
         run = Path(folder)
         with (run / "log").open("wb") as log:
             process = subprocess.Popen(_command(run), stdout=log, stderr=log)
@@ -73,6 +75,16 @@ def engine() -> Iterator[Docker]:
             yield docker
         finally:
             _stop(process, run)
+
+
+def _bound_cache(folder: Path) -> None:
+    """Each change of the dependencies leaves a gigabyte behind, and to prune takes longer than to start afresh."""
+    if folder.exists():
+        used = subprocess.run(
+            ["du", "--summarize", "--bytes", str(folder)], capture_output=True, text=True, check=False
+        )
+        if int(used.stdout.split()[0]) > CACHE_BYTES:
+            shutil.rmtree(folder)
 
 
 def _command(run: Path) -> list[str]:

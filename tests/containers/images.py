@@ -50,7 +50,6 @@ def build_all(docker: Docker) -> None:
         arguments = pip_arguments(url) | proxies() | extra_certificates(docker)
         for service in SERVICES:
             build_service(docker, service, arguments)
-    docker.run("image", "prune", "--force")
 
 
 def import_base(docker: Docker) -> None:
@@ -86,10 +85,13 @@ def build_nats(docker: Docker) -> None:
 
 
 def build_service(docker: Docker, service: str, arguments: dict[str, str]) -> None:
+    """The image of one service. The stage with most of the work has a name, so that nobody takes it for garbage."""
     pairs = {"BASE_IMAGE": BASE, "SERVICE": service} | arguments
     options = [part for name, value in pairs.items() for part in ("--build-arg", f"{name}={value}")]
-    recipe = ["--file", str(ROOT / "services" / "Dockerfile"), "--tag", f"motet-{service}:{TAG}", "--network", "host"]
-    docker.run("build", *recipe, *options, str(ROOT), timeout=300)
+    recipe = ["--file", str(ROOT / "services" / "Dockerfile"), "--network", "host"]
+    for target, name in (("dependencies", f"motet-{service}-dependencies"), (None, f"motet-{service}")):
+        stage = ["--target", target] if target else []
+        docker.run("build", *recipe, *options, *stage, "--tag", f"{name}:{TAG}", str(ROOT), timeout=400)
 
 
 def pip_arguments(wheels_url: str) -> dict[str, str]:

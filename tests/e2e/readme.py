@@ -2,6 +2,7 @@
 
 Fenced blocks are taken in order. A comment `<!-- test: serves -->` before a block says that its command runs until it
 is stopped; the blocks after it talk to what it serves. `<!-- test: compose -->` marks the one for test_compose.py.
+A block of text that follows a command is what the command prints.
 """
 
 import re
@@ -9,7 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-_BLOCK = re.compile(r"(?:<!-- test: (?P<mark>\w+) -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```", re.DOTALL)
+_BLOCK = re.compile(
+    r"(?:<!-- test: (?P<mark>\w+) -->\n)?```(?P<language>bash|python)\n(?P<code>.*?)```"
+    r"(?:\n\n```text\n(?P<shown>.*?)```)?",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -17,15 +22,13 @@ class Block:
     language: str
     code: str
     mark: str | None
+    shown: str | None
     line: int
 
 
 def blocks() -> list[Block]:
     text = (ROOT / "README.md").read_text()
-    return [
-        Block(found["language"], found["code"].strip(), found["mark"], text[: found.start()].count("\n") + 1)
-        for found in _BLOCK.finditer(text)
-    ]
+    return [Block(**found.groupdict(), line=text[: found.start("code")].count("\n")) for found in _BLOCK.finditer(text)]
 
 
 def compose_options() -> list[str]:
