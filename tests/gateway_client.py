@@ -43,11 +43,13 @@ class World:
 @asynccontextmanager
 async def world(**settings: Any) -> AsyncIterator[World]:
     hub = MemoryHub()
-    async with memory_buses("gateway", "tokenizer", "decode", hub=hub) as buses:
-        async with fake_services(buses[1], buses[2]) as tokenizer:
-            await settle()
-            service = Service(GatewayConfig(**settings), buses[0], Metrics("gateway", buses[0].instance))
-            yield World(service, App(service), tokenizer, hub, buses)
+    async with (
+        memory_buses("gateway", "tokenizer", "decode", hub=hub) as buses,
+        fake_services(buses[1], buses[2]) as tokenizer,
+    ):
+        await settle()
+        service = Service(GatewayConfig(**settings), buses[0], Metrics("gateway", buses[0].instance))
+        yield World(service, App(service), tokenizer, hub, buses)
 
 
 class Http:

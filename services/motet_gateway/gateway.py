@@ -24,6 +24,7 @@ from .websocket import BurstProtocol
 log = logging.getLogger(__name__)
 
 _KEEP_ALIVE = 75.0  # seconds; longer than the 60 of common proxies, so that they close first
+_BACKLOG = 2048
 _CLOSING = 2  # seconds that clients get to take their last bytes
 
 
@@ -118,15 +119,16 @@ def _uvicorn_config(config: GatewayConfig, app: App) -> uvicorn.Config:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, proto)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-        listener.setblocking(False)
+        found = socket.getaddrinfo(host.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, proto, _, address = found[0]
+        with contextlib.ExitStack() as unless_bound:
+            listener = unless_bound.enter_context(socket.socket(family, kind, proto))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+            unless_bound.pop_all()
     except OSError as error:
         message = f"port: cannot listen on {host}:{port}: {error.strerror}; choose another, 0 for any free one"
         raise ConfigError(message, param="port") from None
+    listener.setblocking(False)
     return listener
