@@ -278,9 +278,12 @@ class BlobStore:
             del self._mappings[name]
 
     def stats(self) -> dict[str, int]:
-        """blobs, bytes_used, bytes_capacity, expired, refused (by our server), mapped (segments), lost_releases."""
-        own = {**self._shelf.stats(), "refused": self._server.refused} if self._shelf is not None else {}
-        return {**own, "mapped": len(self._mappings), "lost_releases": self.lost_releases}
+        """blobs, bytes_used, bytes_capacity, expired, connections, refused; as a reader mapped, lost_releases."""
+        stats = {"mapped": len(self._mappings), "lost_releases": self.lost_releases}
+        if self._shelf is not None:
+            stats |= self._shelf.stats()
+            stats |= {"connections": self._server.open_connections, "refused": self._server.refused}
+        return stats
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if bytes were lost or are held twice."""

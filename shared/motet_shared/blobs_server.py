@@ -68,6 +68,10 @@ class BlobServer:
         self._accepting = asyncio.create_task(self._accept(self._listener))
         return int(self._listener.getsockname()[1])
 
+    @property
+    def open_connections(self) -> int:
+        return len(self._tasks)
+
     async def close(self) -> None:
         tasks = [*self._tasks, *([self._accepting] if self._accepting else [])]
         for task in tasks:

@@ -19,7 +19,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from motet_shared import blobs_buffer, blobs_shm
+from motet_shared import blobs_buffer, blobs_shelf, blobs_shm
 from motet_shared.blobs import BlobStore, sweep
 from motet_shared.blobs_lease import ALIGNMENT, Lease, Leases
 from motet_shared.blobs_server import BlobServer
@@ -311,6 +311,19 @@ async def test_a_blob_freed_while_it_is_copied_is_an_error(
         await reader.get(ref)
 
 
+async def test_a_reader_that_dies_while_its_blob_is_written_leaves_nothing(
+    owner: BlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_copy(target: memoryview, source: memoryview) -> None:
+        owner.forget("decode-1")
+        blobs_buffer.copy(target, source)
+
+    monkeypatch.setattr(blobs_shelf, "copy", slow_copy)
+    with pytest.raises(BlobError, match="over before its bytes were written"):
+        owner.put(b"late", readers=["decode-1"])
+    assert owner.stats()["bytes_used"] == 0
+
+
 async def test_reading_while_places_are_recycled_gives_whole_blobs_or_errors(owner: BlobStore) -> None:
     """A storm: one thread puts and drops, readers may find a blob gone but never mixed."""
     latest: list[BlobRef] = []
@@ -328,11 +341,12 @@ async def test_reading_while_places_are_recycled_gives_whole_blobs_or_errors(own
         thread = threading.Thread(target=churn)
         thread.start()
         outcomes = {"whole": 0, "gone": 0}
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)  # so that the threads change places in the middle of a read
         try:
+            await until(lambda: latest)
             for _ in range(400):
                 await asyncio.sleep(0)
-                if not latest:
-                    continue
                 try:
                     data = bytes(await reader.get(latest[0], release=False))
                 except BlobError:
@@ -341,9 +355,10 @@ async def test_reading_while_places_are_recycled_gives_whole_blobs_or_errors(own
                     outcomes["whole"] += 1
                     assert len(set(data)) == 1
         finally:
+            sys.setswitchinterval(interval)
             stop.set()
             await asyncio.to_thread(thread.join)
-    assert sum(outcomes.values()) > 0
+    assert sum(outcomes.values()) == 400
 
 
 async def test_a_digest_mismatch_is_an_error_and_keeps_the_lease(owner: BlobStore, reader: BlobStore) -> None:
@@ -603,34 +618,32 @@ async def test_connections_are_bounded_and_the_rest_told_to_come_back(owner: Blo
     server = BlobServer(shelf, connections=2, patience=1.0)
     port = await server.start("127.0.0.1", 0)
     held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
-    await asyncio.sleep(0.05)
+    await until(lambda: server.open_connections == 2)
     ref, client = owner.put(b"data", readers=2), BlobClient(patience=1.0)
     request = Get(ref.key, 4, "reader-1")
     with pytest.raises(Overloaded, match="has its 2 connections"):
         await client.fetch(f"127.0.0.1:{port}", request, memoryview(bytearray(4)))
     for sock in held:
         sock.close()
-    await asyncio.sleep(0.05)
+    await until(lambda: server.open_connections == 0)
     await client.fetch(f"127.0.0.1:{port}", request, memoryview(bytearray(4)))
     client.close()
     await server.close()
 
 
-async def test_a_reader_that_stops_reading_loses_its_transfer_only(owner: BlobStore, reader: BlobStore) -> None:
-    big = owner.put(bytes(3 * MB), readers=2, digest=False)
-    server = BlobServer(owner._own_shelf(), transfers=1, patience=0.4)
-    port = await server.start("127.0.0.1", 0)
-    stuck = socket.socket()
-    stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    stuck.connect(("127.0.0.1", port))
-    body = msgspec.msgpack.encode(Get(big.key, big.nbytes, "stuck-1"))
-    stuck.sendall(head(len(body)) + body)
-    await asyncio.sleep(0.05)
-    there = changed(over_tcp(big), address=f"127.0.0.1:{port}")
-    await asyncio.sleep(0.6)
-    assert len(await reader.get(there)) == 3 * MB
-    stuck.close()
-    await server.close()
+async def test_a_reader_that_stops_reading_loses_its_transfer_only(reader: BlobStore) -> None:
+    async with BlobStore("owner-4", 32 * MB) as store:
+        big = store.put(bytes(30 * MB), readers=2, digest=False)  # more than the socket buffers hold
+        server = BlobServer(store._own_shelf(), transfers=1, patience=0.4)
+        port = await server.start("127.0.0.1", 0)
+        body = msgspec.msgpack.encode(Get(big.key, big.nbytes, "stuck-1"))
+        with socket.create_connection(("127.0.0.1", port)) as stuck:
+            stuck.sendall(head(len(body)) + body)
+            await until(lambda: server.open_connections == 1)
+            await until(lambda: server.open_connections == 0)
+        there = changed(over_tcp(big), address=f"127.0.0.1:{port}")
+        assert len(await reader.get(there)) == 30 * MB
+        await server.close()
 
 
 async def test_a_lease_that_ends_during_a_transfer_frees_its_bytes_afterwards(owner: BlobStore) -> None:
