@@ -15,6 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils.logging import disable_progress_bar
 
 from motet_shared.errors import ConfigError
 
@@ -92,6 +93,7 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     """The model with our attention. Raises ConfigError naming every tensor that is missing, left over or misshapen."""
     if not any(folder.glob("*.safetensors")):
         raise ConfigError(f"{folder}: no *.safetensors; other formats can run code while they load")
+    disable_progress_bar()  # standard error is the service's log
     AttentionInterface.register(attention.NAME, attention.paged_attention)
     model, report = model_class(config).from_pretrained(
         folder,

@@ -90,6 +90,19 @@ def test_the_model_s_eos_ends_unless_ignored(folder: Path) -> None:
     assert len(generate(engine, max_tokens=3, temperature=0, min_tokens=3)) == 3
 
 
+def test_bfloat16_computes_the_same_up_to_its_precision(folder: Path) -> None:
+    logprobs = []
+    for dtype in ("float32", "bfloat16"):
+        engine = make_engine(folder, dtype=dtype)
+        engine.add("a", PROMPT, Sampling(max_tokens=1, logprobs=5, **GREEDY))
+        (output,) = run(engine)["a"]
+        assert output.logprobs is not None
+        logprobs.append(dict(output.logprobs[0].top))
+    both = logprobs[0].keys() & logprobs[1].keys()
+    assert len(both) >= 3
+    assert all(abs(logprobs[0][token] - logprobs[1][token]) < 0.3 for token in both)
+
+
 def test_generation_ends_at_the_end_of_the_context(folder: Path) -> None:
     engine = make_engine(folder, context=12)
     assert engine.card().context == 12
