@@ -14,8 +14,9 @@ a remote cancel; `aclosing` makes that prompt.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 
@@ -66,7 +67,7 @@ async def chat(
                 "tokenizer", request, instance=outcome.instance, deadline=_left(expires, now()), epoch=epoch
             )
             async with stream:
-                async for batch in stream.batches():
+                async for batch in cast(AsyncIterator[list[Text]], stream.batches()):
                     text_len += _note(batch, ids)
                     yield batch
                 outcome.end = stream.end

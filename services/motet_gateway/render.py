@@ -67,7 +67,8 @@ class Choice:
 
     def batch(self, items: list[Text]) -> bytes:
         """One event per item that shows something, joined for one write."""
-        before, after, out = self._before, self._after, []
+        before, after = self._before, self._after
+        out: list[bytes] = []
         for item in items:
             if item.tools is None and item.logprobs is None:
                 if item.text:

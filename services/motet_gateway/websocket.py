@@ -9,7 +9,7 @@ memory than it saves.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -31,7 +31,7 @@ class BurstProtocol(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if self.response.status_code == 101:
             # The task that will read it has been made, but has not run yet.
-            self.scope["extensions"][BURST] = self.send_texts  # type: ignore[typeddict-item]
+            cast(dict[str, Any], self.scope["extensions"])[BURST] = self.send_texts
 
     async def send_texts(self, texts: Iterable[bytes]) -> None:
         """Send each of `texts` as a message. Raises OSError once the connection is closing."""

@@ -149,7 +149,7 @@ def _sampling(body: SamplingFields, max_tokens: int | None, logprobs: int) -> Sa
         logprobs=logprobs,
         min_tokens=min_tokens,
         ignore_eos=bool(body.ignore_eos),
-        **({} if max_tokens is None else {"max_tokens": max_tokens}),
+        max_tokens=max_tokens or 16,  # the tokenizer puts what the context holds in its place if none was given
     )
 
 

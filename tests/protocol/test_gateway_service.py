@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import websockets
@@ -35,7 +34,7 @@ class Service:
         return f"http://127.0.0.1:{self.gateway.port}"
 
     def client(self, key: str = KEY) -> openai.AsyncOpenAI:
-        http = httpx.AsyncClient(trust_env=False)
+        http = openai.DefaultAsyncHttpxClient(trust_env=False)
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=http)
 
     def socket(self, model: str = MODEL, key: str = KEY) -> websockets.connect:
@@ -48,11 +47,8 @@ async def serving(**settings: Any) -> AsyncIterator[Service]:
     async with NatsServer() as nats:
         buses = [await nats.bus(role) for role in ("tokenizer", "decode", "gateway")]
         config = GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0, **settings)
-        async with (
-            running(FakeTokenizer(None, buses[0])) as tokenizer,
-            running(FakeDecode(None, buses[1])),
-            running(Gateway(config, buses[2])) as gateway,
-        ):
+        tokenizer, gateway = FakeTokenizer(None, buses[0]), Gateway(config, buses[2])
+        async with running(tokenizer), running(FakeDecode(None, buses[1])), running(gateway):
             await buses[2].directory.wait_for(lambda d: d.ready("tokenizer") and d.ready("decode"), 5)
             yield Service(gateway, tokenizer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -252,3 +253,9 @@ def test_prompts_that_are_none(prompt: Any) -> None:
         completion_requests(completion(prompt=prompt), "r")
     assert caught.value.param is not None
     assert caught.value.param.startswith("prompt")
+
+
+def test_the_readme_names_every_parameter() -> None:
+    readme = (Path(schema.__file__).parent / "README.md").read_text()
+    fields = {f.encode_name for body in (schema.ChatBody, schema.CompletionBody) for f in msgspec.structs.fields(body)}
+    assert [name for name in sorted(fields - {"prompt", "echo"}) if f"`{name}" not in readme] == []

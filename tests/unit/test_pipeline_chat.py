@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ async def start_tokenizer(hub: MemoryHub, stack: AsyncExitStack) -> FakeTokenize
     return actor
 
 
-async def said(bus: Bus, outcome: Outcome | None = None, request: Chat = REQUEST, **options: float) -> str:
+async def said(bus: Bus, outcome: Outcome | None = None, request: Chat = REQUEST, **options: Any) -> str:
     async with aclosing(chat(bus, request, outcome, **options)) as batches:
         return "".join([item.text async for batch in batches for item in batch])
 

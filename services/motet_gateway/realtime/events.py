@@ -6,7 +6,7 @@ and `outputs.py`.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -193,7 +193,8 @@ Event = (
     | OutputClear
 )
 
-decode = Decoder(Event).decode  # type: ignore[type-abstract]
+_decoder: Decoder[ClientEvent] = Decoder(cast(type[ClientEvent], Event))
+decode = _decoder.decode
 
 
 class _Id(msgspec.Struct):

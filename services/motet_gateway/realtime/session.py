@@ -7,6 +7,7 @@ the conversation; out-of-band ones run beside it. Responses run in tasks, so a c
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec import UNSET
@@ -44,7 +45,7 @@ class Session:
         self._draining = False
         self.id = new_id("sess")
         self._conversation_id = new_id("conv")
-        self._handlers = {
+        self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[None]]] = {
             events.SessionUpdate: self._update,
             events.ItemCreate: self._create_item,
             events.ItemRetrieve: self._retrieve_item,
@@ -160,7 +161,7 @@ class Session:
         self, settings: Settings, messages: list[dict[str, Any]], patch: events.ResponsePatch, in_band: bool
     ) -> None:
         self._epoch += 1
-        head = {
+        head: dict[str, Any] = {
             "id": new_id("resp"),
             "conversation_id": self._conversation_id if in_band else None,
             "metadata": None if patch.metadata is UNSET else patch.metadata,
