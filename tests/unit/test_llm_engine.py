@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from checkpoints import VOCAB, tiny_checkpoint
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine, StepOutput
-from motet_shared.errors import BadRequest, ConfigError, ContextTooLong, DeadlineExceeded, InternalError, Overloaded
+from motet_shared.errors import BadRequest, ContextTooLong, DeadlineExceeded, InternalError, Overloaded
 from motet_shared.messages import Sampling
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -202,46 +202,12 @@ def test_a_deadline_ends_a_request_in_any_state(engine: Engine) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
-@pytest.mark.parametrize(
-    ("sampling", "complaint"),
-    [
-        ({"temperature": -1.0}, "temperature=-1.0: give 0 to 100"),
-        ({"temperature": math.nan}, "temperature=nan"),
-        ({"top_p": 0.0}, "top_p=0"),
-        ({"top_p": 1.5}, "top_p=1.5: give 0 to 1"),
-        ({"min_p": -0.1}, "min_p=-0.1"),
-        ({"top_k": -1}, "top_k=-1: give at least 0"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty=0"),
-        ({"presence_penalty": math.inf}, "presence_penalty=inf"),
-        ({"max_tokens": 0}, "max_tokens=0: give at least 1"),
-        ({"logprobs": 21}, "logprobs=21: give -1 to 20"),
-        ({"logit_bias": {VOCAB: 1.0}}, f"logit_bias: token {VOCAB} is not in the vocabulary of {VOCAB}"),
-        ({"logit_bias": {1: 101.0}}, "logit_bias=101.0: give -100 to 100"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids: token -1"),
-    ],
-)
-def test_sampling_that_cannot_be_followed_is_refused_by_name(
-    engine: Engine, sampling: dict[str, Any], complaint: str
-) -> None:
-    with pytest.raises(BadRequest, match=complaint) as caught:
-        engine.add("a", PROMPT, Sampling(**sampling))
-    assert caught.value.param == next(iter(sampling))
+def test_a_refused_request_leaves_nothing(engine: Engine) -> None:
+    for prompt, sampling in (([], Sampling()), ([VOCAB], Sampling()), (PROMPT, Sampling(top_p=2.0))):
+        with pytest.raises(BadRequest):
+            engine.add("a", prompt, sampling)
+        engine.check_integrity()
     assert not engine.has_work
-
-
-@pytest.mark.parametrize(
-    ("prompt", "output", "complaint"),
-    [
-        ([], [], "prompt has no tokens"),
-        ([1, VOCAB], [], f"prompt: token {VOCAB} is not in the vocabulary"),
-        ([1], [-5], "output: token -5"),
-    ],
-)
-def test_tokens_that_the_model_lacks_are_refused(
-    engine: Engine, prompt: list[int], output: list[int], complaint: str
-) -> None:
-    with pytest.raises(BadRequest, match=complaint):
-        engine.add("a", prompt, Sampling(), output=output)
 
 
 def test_a_prompt_that_does_not_fit_names_both_numbers(folder: Path) -> None:
@@ -304,21 +270,6 @@ def test_nan_does_not_leak_through_padded_block_tables(engine: Engine, poisoned:
     outputs += [output for late in run(engine).values() for output in late]
     for key in rows:
         assert ids_of([output for output in outputs if output.key == key]) == expected[key]
-
-
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [
-        ({"model": "/nowhere"}, "model='/nowhere': no config.json there"),
-        ({"dtype": "int3"}, "dtype='int3': choose one of auto, float32, bfloat16"),
-        ({"block_size": 0}, "block_size=0: give a whole number of at least 1"),
-        ({"threads": -1}, "threads=-1"),
-        ({"token_budget": 4, "max_running": 8}, "token_budget=4: every running request needs a token"),
-    ],
-)
-def test_a_wrong_setting_names_field_value_and_remedy(folder: Path, settings: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        EngineConfig(**{"model": str(folder), **settings})
 
 
 def test_stats_count_what_happens(engine: Engine) -> None:
