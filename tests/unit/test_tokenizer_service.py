@@ -65,7 +65,7 @@ async def test_length(stage: Stage) -> None:
 
 async def test_a_stop_string_cancels_decode(stage: Stage) -> None:
     decode = await stage.decode()
-    decode.pause_at = len(SCRIPT) - 1
+    decode.pause_at = next(n for n in range(len(SCRIPT)) if "blue" in byte_level().decode(SCRIPT[:n]))
     answer = await stage.ask(chat(stop=["blue"]))
     assert answer.text == REPLY[: REPLY.index("blue")]
     assert answer.end.status == "stop"

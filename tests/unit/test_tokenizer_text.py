@@ -119,6 +119,14 @@ def test_a_stop_string_cuts_text_and_ids() -> None:
     assert len(pieces[0].ids) < len(ids)
 
 
+def test_the_beginning_of_a_stop_string_is_shown_if_no_more_comes() -> None:
+    ids = ids_of("a red cir")
+    state = new_state(stops=["circle"])
+    assert state.feed(ids).text == "a red "
+    assert state.finish("stop").text == "cir"
+    assert new_state(stops=["circle"], max_tokens=len(ids)).feed(ids).text == "a red cir"
+
+
 def test_a_stop_string_wins_over_the_last_token() -> None:
     ids = ids_of("The red.")
     state = new_state(stops=["."], max_tokens=len(ids))

@@ -126,6 +126,7 @@ def test_no_half_tag_is_sent_before_it_is_clear(before: str, after: str) -> None
     '<tool_call>["draw"]</tool_call> more',
     '<tool_call>{"name": "draw", "argu',
     "half a tag <tool_ca",
+    '<tool_call>{"name": "a</tool_call>b", "arguments": {}}',
 ])  # fmt: skip
 @pytest.mark.parametrize("size", [1, 4, 1000])
 def test_what_is_no_call_stays_text(text: str, size: int) -> None:
