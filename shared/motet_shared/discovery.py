@@ -42,6 +42,7 @@ class Directory:
         self._peers: dict[str, _Peer] = {}
         self._changed = asyncio.Event()
         self.on_newcomer: Callable[[], None] = lambda: None
+        self.on_gone: list[Callable[[str], None]] = []  # of an instance that stopped or fell silent, e.g. store.forget
         self.dropped: Counter[str] = Counter()
 
     # -------------------------------------------------------------------------------------------------------- reading
@@ -85,7 +86,7 @@ class Directory:
             return
         known = self._peers.get(beat.instance)
         if beat.state == "stopped":
-            self._peers.pop(beat.instance, None)
+            self._remove(beat.instance)
         elif known is None:
             self._peers[beat.instance] = _Peer(beat)
             self.on_newcomer()
@@ -104,8 +105,13 @@ class Directory:
         for instance, peer in list(self._peers.items()):
             peer.age += elapsed
             if peer.age > EXPIRES_AFTER:
-                del self._peers[instance]
-                self._changed.set()
+                self._remove(instance)
+
+    def _remove(self, instance: str) -> None:
+        if self._peers.pop(instance, None) is not None:
+            self._changed.set()
+            for tell in self.on_gone:
+                tell(instance)
 
 
 class ServiceResponder:

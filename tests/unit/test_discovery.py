@@ -1,0 +1,78 @@
+"""Who is alive: heartbeats, silence, suspicion, and what hangs on an instance's life."""
+
+import asyncio
+import json
+
+from motet_shared import subjects
+from motet_shared.blobs import BlobStore
+from motet_shared.messages import PROTOCOL, Heartbeat, encode
+from motet_shared.testing import FakeClock, MemoryHub, die, memory_bus, memory_buses, settle
+from motet_shared.transport import Message
+
+
+async def test_silence_is_noticed_and_frees_the_leases_of_the_dead() -> None:
+    hub, clock = MemoryHub(), FakeClock()
+    writer, reader = await memory_bus(hub, "gateway", clock), await memory_bus(hub, "tokenizer", clock)
+    await settle()
+    async with BlobStore(writer.instance, 1 << 20) as store:
+        writer.directory.on_gone.append(store.forget)
+        store.put(b"for one reader", readers=[reader.instance])
+        await clock.advance(5)
+        assert store.stats()["blobs"] == 1, "a reader that beats keeps its lease"
+        die(reader)
+        await clock.advance(5)
+        assert writer.directory.instances("tokenizer") == []
+        assert store.stats()["blobs"] == 0
+        store.check_integrity()
+    await writer.close()
+    await reader.close()
+
+
+async def test_a_goodbye_is_heard_at_once() -> None:
+    gone: list[str] = []
+    async with memory_buses("gateway", "tokenizer") as (gateway, tokenizer):
+        gateway.directory.on_gone.append(gone.append)
+        tokenizer.set_state("stopped")
+        await settle()
+        assert gone == [tokenizer.instance]
+        assert gateway.directory.instances("tokenizer") == []
+
+
+async def test_a_suspect_is_offered_again_once_it_beats() -> None:
+    hub, clock = MemoryHub(), FakeClock()
+    gateway, tokenizer = await memory_bus(hub, "gateway", clock), await memory_bus(hub, "tokenizer", clock)
+    tokenizer.set_state("ready")
+    await settle()
+    gateway.directory.suspect(tokenizer.instance)
+    assert gateway.directory.ready("tokenizer") == []
+    waiting = asyncio.create_task(gateway.directory.wait_for(lambda d: d.ready("tokenizer"), 60))
+    await clock.advance(1.5)
+    assert [beat.instance for beat in await waiting] == [tokenizer.instance]
+    for bus in (gateway, tokenizer):
+        await bus.close()
+
+
+async def test_nobody_can_speak_for_another() -> None:
+    hub = MemoryHub()
+    async with memory_buses("gateway", hub=hub) as (gateway,):
+        forged = Heartbeat(v=PROTOCOL, role="decode", instance="decode-1", state="ready", seq=0)
+        hub.publish(Message(subjects.heartbeat("tokenizer-1"), encode(forged)))
+        hub.publish(Message(subjects.heartbeat("decode-1"), encode(Heartbeat(**{**_fields(forged), "v": 99}))))
+        await settle()
+        assert gateway.directory.instances("decode") == []
+        assert gateway.directory.dropped["forged_heartbeat"] == 2
+
+
+def _fields(beat: Heartbeat) -> dict:
+    return {name: getattr(beat, name) for name in beat.__struct_fields__}
+
+
+async def test_the_service_api_answers_in_json() -> None:
+    hub = MemoryHub()
+    async with memory_buses("gateway", "tokenizer", hub=hub) as (gateway, tokenizer):
+        del gateway
+        client = hub.transport()
+        subject = subjects.service("PING", "motet-tokenizer", tokenizer.instance)
+        answer = json.loads(await client.request(subject, b"", timeout=1))
+        assert answer["id"] == tokenizer.instance
+        assert answer["metadata"]["state"] == "starting"
