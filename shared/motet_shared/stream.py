@@ -13,7 +13,7 @@ A stream that breaks raises a retryable `StreamBroken`; what was delivered befor
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -64,10 +64,12 @@ class Stream:
         self.expires = expires  # caller's clock
         self.instance: str | None = None
         self.end: End | None = None
+        self.done = False  # it has an end or an error
         self.received = 0  # items that have arrived
         self._taken = 0  # items handed to the consumer
         self._granted = window
-        self._items: deque[Body] = deque()
+        self._regrant = window - window // 2  # items taken at which the credit is raised
+        self._items: list[Body] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: MotetError | None = None
         self._started = False
@@ -89,23 +91,20 @@ class Stream:
             self._started = True
             await self._caller.send_open(self)
 
-    @property
-    def done(self) -> bool:
-        return self.end is not None or self._error is not None
-
     async def batches(self) -> AsyncIterator[list[Body]]:
         """Lists of all items that have arrived since the last one. Taking them grants credit for as many."""
         await self.start()
+        loop = asyncio.get_running_loop()  # asked once: it costs a system call
         while True:
-            while not self._items and not self.done:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
             if self._items:
-                batch = list(self._items)
-                self._items.clear()
+                batch, self._items = self._items, []
                 self._taken += len(batch)
-                self._grant()
+                if self._taken >= self._regrant:
+                    self._grant()
                 yield batch
+            elif not self.done:
+                self._waiter = loop.create_future()
+                await self._waiter
             elif self._error is not None:
                 raise self._error
             else:
@@ -126,8 +125,9 @@ class Stream:
 
     def _grant(self) -> None:
         """Raise the credit to a full window once half of it is used; cumulative, so a lost grant is harmless."""
-        if self.instance is not None and not self.done and self._granted - self._taken <= self.window // 2:
+        if self.instance is not None and not self.done:
             self._granted = self._taken + self.window
+            self._regrant = self._granted - self.window // 2
             self._caller.control(self.instance, Credit(self.number, self._granted))
 
     # -------------------------------------------------------------------------------------------------- from the wire
@@ -140,7 +140,8 @@ class Stream:
             if frame.seq == self.received:
                 self.received += 1
                 self._items.append(frame.body)
-                self._wake()
+                if self._waiter is not None:
+                    self._wake()
             elif frame.seq > self.received:
                 self._gap(frame.seq)
         elif isinstance(frame, Beat):
@@ -153,6 +154,7 @@ class Stream:
                 self._gap(frame.seq)
             else:
                 self.end = frame
+                self.done = True
                 self._wake()
         elif isinstance(frame, Error):
             self.fail(from_wire(frame.code, frame.message, frame.retryable, frame.param))
@@ -164,11 +166,13 @@ class Stream:
     def fail(self, error: MotetError) -> None:
         if not self.done:
             self._error = error
+            self.done = True
             self._wake()
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 class Caller:
@@ -254,9 +258,9 @@ class Caller:
         if batch.v != PROTOCOL:
             self._drop("protocol_mismatch")
             return
-        sender = batch.sender
+        sender, streams = batch.sender, self.streams
         for frame in batch.frames:
-            stream = self.streams.get(frame.stream)
+            stream = streams.get(frame.stream)
             if stream is None or stream.done or (stream.instance is not None and stream.instance != sender):
                 self._refuse(sender, frame)
             else:
