@@ -11,7 +11,7 @@ from e2e.stack import MotetStack
 
 MODEL = "markov"
 STREAMS = 32
-TOKENS = 800
+TOKENS = 300
 
 
 @pytest.fixture(scope="package")

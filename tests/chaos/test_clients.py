@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -15,39 +17,51 @@ from chaos.streams import Outcome, Streams, request
 from e2e.peer import service_stats
 from e2e.stack import MotetStack
 
-LONG = 20_000  # tokens: several times what the buffers between engine and client hold
+TOKENS = 1_000
+CHOICES = 8
+# Over 1 KB per token, in all twice what the buffers between engine and client hold (4 MB are the kernel's).
+FAT = request(0, MODEL, TOKENS) | {"n": CHOICES, "logprobs": True, "top_logprobs": 20}
 
 
 class DeafClient:
-    """Sends a request over a bare socket and reads nothing until told to."""
+    """Sends a request over a bare socket and reads nothing until told to. Leaves with the block at the latest."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
     @classmethod
-    async def ask(cls, url: str, body: dict[str, Any]) -> DeafClient:
+    @contextlib.asynccontextmanager
+    async def ask(cls, url: str, body: dict[str, Any]) -> AsyncIterator[DeafClient]:
         host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=4096)
+        peer = socket.create_connection((host, int(port)))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)  # else the kernel listens in its place
+        reader, writer = await asyncio.open_connection(sock=peer, limit=2**20)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         data = json.dumps(body).encode()
-        path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
-        head = f"POST {path} HTTP/1.0\r\nHost: {host}\r\nContent-Length: {len(data)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.0\r\nHost: {host}\r\nContent-Length: {len(data)}\r\n\r\n"
         writer.write(head.encode() + data)
-        return cls(reader, writer)
+        client = cls(reader, writer)
+        try:
+            yield client
+        finally:
+            await client.leave()
 
-    async def listen(self) -> str:
-        """The text of the whole stream."""
+    async def listen(self) -> list[str]:
+        """The texts of all choices of the whole stream."""
+        peer = self._writer.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)  # a small window is slow as well
         self._writer.transport.resume_reading()  # type: ignore[attr-defined]
-        text = ""
+        texts = [""] * CHOICES
         while line := await self._reader.readline():
             if line.startswith(b"data: {"):
                 for choice in json.loads(line[6:]).get("choices", ()):
-                    text += choice.get("text") or ""
-        return text
+                    texts[choice["index"]] += choice["delta"].get("content") or ""
+        return texts
 
     async def leave(self) -> None:
         self._writer.close()
-        await self._writer.wait_closed()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
 
 
 async def decode_stats(stack: MotetStack) -> list[dict[str, Any]]:
@@ -61,12 +75,16 @@ async def until_decode(
     give_up = time.monotonic() + seconds
     while not condition(stats := await decode_stats(stack)):
         assert time.monotonic() < give_up, f"not within {seconds} s: {stats}"
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.1)
     return stats
 
 
 def idle(stats: list[dict[str, Any]]) -> bool:
     return all(entry["running"] + entry["waiting"] == 0 for entry in stats)
+
+
+def all_paused(stats: list[dict[str, Any]]) -> bool:
+    return sum(entry["paused"] for entry in stats) == CHOICES
 
 
 def all_free(stats: list[dict[str, Any]]) -> bool:
@@ -76,28 +94,25 @@ def all_free(stats: list[dict[str, Any]]) -> bool:
 async def test_who_does_not_read_slows_only_himself(
     stack: MotetStack, requests: list[dict[str, Any]], undisturbed: list[Outcome]
 ) -> None:
-    body = request(1, MODEL, LONG)
-    deaf = await DeafClient.ask(stack.url, body)
-    await until_decode(stack, lambda stats: sum(entry["paused"] for entry in stats) == 1, 60)
-    async with Streams(stack.url, requests) as streams:
-        outcomes = await streams.finish()
-    assert [outcome.same_as(due) for outcome, due in zip(outcomes, undisturbed, strict=True)] == [True] * len(outcomes)
-    assert sum(entry["paused"] for entry in await decode_stats(stack)) == 1, "it waits, and no one else does"
-    text = await asyncio.wait_for(deaf.listen(), 90)
-    await deaf.leave()
-    assert len(text.encode()) in (LONG, LONG + 2)
-    assert text.startswith(undisturbed[1].text[:-1]), "the seed and the prompt are those of stream 1"
+    async with DeafClient.ask(stack.url, FAT) as deaf:
+        await until_decode(stack, all_paused, 60)
+        async with Streams(stack.url, requests) as streams:
+            outcomes = await streams.finish()
+        assert all(outcome.same_as(due) for outcome, due in zip(outcomes, undisturbed, strict=True))
+        assert all_paused(await decode_stats(stack)), "he waits, and no one else does"
+        texts = await asyncio.wait_for(deaf.listen(), 90)
+    assert all(len(text.encode()) in (TOKENS, TOKENS + 2) for text in texts)
+    assert texts[0].startswith(undisturbed[0].text[:-1]), "the seed and the prompt are those of stream 0"
 
 
 @pytest.mark.parametrize("phase", ["at once", "decoding", "paused"])
 async def test_who_leaves_frees_what_he_held(phase: str, stack: MotetStack) -> None:
     await until_decode(stack, idle, 10)
-    deaf = await DeafClient.ask(stack.url, request(1, MODEL, LONG))
-    if phase != "at once":
-        await until_decode(stack, lambda stats: not idle(stats), 30)
-    if phase == "paused":
-        await until_decode(stack, lambda stats: sum(entry["paused"] for entry in stats) == 1, 60)
-    await deaf.leave()
+    async with DeafClient.ask(stack.url, FAT):
+        if phase == "decoding":
+            await until_decode(stack, lambda stats: not idle(stats), 30)
+        if phase == "paused":
+            await until_decode(stack, all_paused, 60)
     await until_decode(stack, lambda stats: idle(stats) and all_free(stats), 5)
 
 
@@ -105,7 +120,7 @@ async def test_leavers_free_their_blocks_while_others_run_on(
     stack: MotetStack, requests: list[dict[str, Any]], undisturbed: list[Outcome]
 ) -> None:
     async with Streams(stack.url, requests) as streams:
-        await streams.reached(60)
+        await streams.reached(40)
         for task in streams.tasks[::2]:
             task.cancel()
         await until_decode(stack, lambda stats: sum(entry["running"] for entry in stats) <= len(requests) // 2, 5)

@@ -17,7 +17,7 @@ from chaos.streams import Outcome, Streams, request
 from e2e.stack import WAIT_SECONDS, MotetStack
 
 Requests = list[dict[str, Any]]
-EARLY = 60  # characters of each stream when the fault comes
+EARLY = 40  # characters of each stream when the fault comes
 
 
 @contextlib.asynccontextmanager

@@ -36,6 +36,8 @@ def garbage() -> list[bytes]:
     noise = random.Random(5)
     good = msgpack.packb(open_map())
     body = open_map()["body"]
+    bodies: list[Any] = [None, [], {}, {"type": "no_such"}, {"type": "chat"}, {"type": 5}, "chat"]
+    samplings: list[Any] = [None, [], {"temperature": "hot"}, {"seed": "x"}]
     values: list[Any] = [
         *(None, True, 0, -1, 1.5, "open", "", [], {}, [[]], {"type": "open"}, {1: 2}, [None] * 10),
         *(["f", PROTOCOL, "decode-0000dead", []], ["f", PROTOCOL, 7, []], ["f", 99, "decode-0000dead", []]),
@@ -54,9 +56,9 @@ def garbage() -> list[bytes]:
         *(open_map(stream=stream) for stream in (-1, 2**64 - 1, "1", None, 1.5)),
         *(open_map(credit=credit) for credit in (-1, "many", None)),
         *(open_map(deadline_ms=deadline) for deadline in (-1, 0, "soon", 2**62)),
-        *(open_map(body=wrong) for wrong in (None, [], {}, {"type": "no_such"}, {"type": "chat"}, {"type": 5}, "chat")),
+        *(open_map(body=wrong) for wrong in bodies),
         *(open_map(body=body | {"prompt": prompt}) for prompt in ([], [-1], [2**40], ["a"], None, "text")),
-        *(open_map(body=body | {"sampling": wrong}) for wrong in (None, [], {"temperature": "hot"}, {"seed": "x"})),
+        *(open_map(body=body | {"sampling": wrong}) for wrong in samplings),
         open_map(body=body | {"model": "no-such-model"}),
         {
             "type": "heartbeat",
@@ -69,6 +71,8 @@ def garbage() -> list[bytes]:
         {"type": "heartbeat", "v": 99, "role": 1, "instance": 2, "state": 3, "seq": "x"},
     ]
     raw = [b"", b"\xc1", b"\xff" * 100, b"{}", b'{"json": 1}', good[:-3], good + b"\x00", nested(1000), nested(200_000)]
+    raw += [b"\x87" + good[1:] + msgpack.packb("more") + nested(5000)]
+    raw += [b"\x95" + msgpack.packb([tag, PROTOCOL, "decode-0000dead", []])[1:] + nested(5000) for tag in "fk"]
     raw += [noise.randbytes(noise.randrange(1, 200)) for _ in range(50)]
     raw += [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]  # lengths that are a lie
     return raw + [msgpack.packb(value) for value in values]
