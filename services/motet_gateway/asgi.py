@@ -15,6 +15,7 @@ from typing import Any
 
 from motet_shared.errors import BadRequest, PayloadTooLarge
 
+from .chunks import CHUNKS
 from .problems import Problem
 
 Scope = MutableMapping[str, Any]
@@ -57,6 +58,7 @@ class Exchange:
         self.status = 0
         self._receive = receive
         self._send = send
+        self._write_chunk = scope.get("extensions", {}).get(CHUNKS) or self._write_message
 
     # ---------------------------------------------------------------------------------------------------- request
     async def body(self, limit: int) -> bytes:
@@ -126,6 +128,10 @@ class Exchange:
             self.status = 200
             headers = [*_SSE, (b"x-request-id", self.request_id.encode())]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        if data:
+            await self._write_chunk(data)
+
+    async def _write_message(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes) -> None:

@@ -17,6 +17,7 @@ from motet_shared.errors import ConfigError, InternalError
 from motet_shared.telemetry import Metrics
 
 from .app import App
+from .chunks import ChunkProtocol
 from .config import GatewayConfig
 from .service import Service
 from .websocket import BurstProtocol
@@ -100,7 +101,7 @@ class _Server(uvicorn.Server):
 def _uvicorn_config(config: GatewayConfig, app: App) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=ChunkProtocol,
         ws=BurstProtocol,
         ws_max_size=config.max_message,
         ws_ping_interval=20.0,

@@ -237,6 +237,9 @@ def parse_completion(body: bytes) -> CompletionBody:
     """The checked body; BadRequest or UnsupportedParameter names the parameter."""
     request = _completion.decode(body)
     _check_common(request)
+    if request.echo and request.logprobs is not None:
+        message = "`logprobs` with `echo`: the log-probabilities of a prompt are not computed; give one of them"
+        raise UnsupportedParameter(message, param="logprobs")
     return request
 
 

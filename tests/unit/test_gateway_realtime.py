@@ -230,6 +230,19 @@ async def test_a_cancel_right_behind_its_create(here: World, socket: Socket) -> 
     assert here.service.limits.active == 0
 
 
+async def test_a_cancel_while_the_client_does_not_read(here: World, socket: Socket) -> None:
+    await told(socket, "hello")
+    socket.reading.clear()
+    socket.send("response.create")
+    await settle()
+    socket.send("response.cancel")
+    await settle()
+    socket.reading.set()
+    events = await socket.until("rate_limits.updated")
+    assert kinds(events) == ["response.created", "response.done", "rate_limits.updated"]
+    assert events[1]["response"]["status"] == "cancelled"
+
+
 async def test_one_response_at_a_time_writes_the_conversation(here: World, socket: Socket) -> None:
     here.tokenizer.pace = 0.05
     await told(socket, "hello")

@@ -125,6 +125,12 @@ def test_a_refusal_shows_the_value_and_the_bound() -> None:
     assert "2.0" in refused(temperature=2.5).message
 
 
+def test_log_probabilities_of_a_prompt_are_refused() -> None:
+    assert completion(echo=True).echo
+    with pytest.raises(UnsupportedParameter, match="`echo`"):
+        completion(echo=True, logprobs=0)
+
+
 def test_required_fields() -> None:
     with pytest.raises(BadRequest, match="`messages` is required"):
         schema.parse_chat(b'{"model": "m"}')

@@ -25,9 +25,6 @@ class Conversation:
         self._items: dict[str, Stored] = {}
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._order)
-
     def items(self) -> list[Stored]:
         return [self._items[item_id] for item_id in self._order]
 

@@ -77,8 +77,8 @@ class Response:
 
     async def run(self) -> None:
         """From `response.created` to `rate_limits.updated`."""
-        self._running = True
         await self._channel.send(self._channel.event("response.created", response=self._shape(Ending("in_progress"))))
+        self._running = True  # from here on a cancel interrupts; before, it is only noted
         ending = _ended("cancelled", "client_cancelled")
         try:
             if not self._cancelling:
