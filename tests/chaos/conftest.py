@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos import markov
 from chaos.streams import Outcome, Streams, request
+from e2e import markov
 from e2e.stack import MotetStack
 
 MODEL = "markov"

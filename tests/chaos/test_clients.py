@@ -17,6 +17,8 @@ from chaos.streams import Outcome, Streams, request
 from e2e.peer import service_stats
 from e2e.stack import MotetStack
 
+pytestmark = pytest.mark.timeout(300)
+
 TOKENS = 1_000
 CHOICES = 8
 # Over 1 KB per token, in all twice what the buffers between engine and client hold (4 MB are the kernel's).

@@ -3,8 +3,12 @@
 import signal
 from pathlib import Path
 
-from chaos import markov
+import pytest
+
+from e2e import markov
 from e2e.stack import MotetStack, until
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_no_process_outlives_the_command(tmp_path: Path) -> None:

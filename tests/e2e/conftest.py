@@ -5,13 +5,17 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from e2e.stack import MotetStack
+from e2e import markov
+from e2e.stack import ENDLESS, MotetStack
 
 
 @pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
-    """What `make run` starts: pocket-chat, one process of each kind."""
-    with MotetStack(tmp_path_factory.mktemp("stack")) as stack:
+    """pocket-chat, as `make run` has it, and beside it a model that never comes to an end by itself."""
+    folder = tmp_path_factory.mktemp("stack")
+    endless = markov.save(folder / ENDLESS)
+    with MotetStack(folder, "--llm", "pocket-chat", "--llm", str(endless)) as stack:
+        stack.wait_until_all_ready()
         yield stack
 
 

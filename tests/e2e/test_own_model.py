@@ -1,0 +1,86 @@
+"""Checkpoint folders of one's own, several at once, one of them broken; and how the command ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from checkpoints import tiny_checkpoint
+from e2e.stack import WAIT_SECONDS, MotetStack, until
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model that can be served, and one whose weights were cut off."""
+    parent = tmp_path_factory.mktemp("models")
+    good = tiny_checkpoint("llama", parent / "my-llama")
+    broken = tiny_checkpoint("llama", parent / "cut-off")
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    return good, broken
+
+
+@pytest.fixture(scope="module")
+def own(folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
+    good, broken = folders
+    with MotetStack(tmp_path_factory.mktemp("own"), "--llm", str(good), "--llm", str(broken)) as stack:
+        yield stack
+
+
+def test_it_is_served_under_the_name_of_its_folder(own: MotetStack) -> None:
+    with openai.OpenAI(base_url=f"{own.url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["my-llama"]
+        reply = client.completions.create(model="my-llama", prompt=[1, 2, 3], max_tokens=8, temperature=0)
+        assert reply.usage is not None
+        assert reply.usage.completion_tokens == 8
+
+
+def test_a_broken_one_is_named_with_its_reason_and_the_other_runs_on(own: MotetStack) -> None:
+    until(lambda: "decode-2 keeps ending" in own.log(), "the crash loop is reported")
+    said = own.log().split("decode-2 keeps ending", 1)[1][:3000]
+    assert "safetensors" in said.lower()
+    assert own.child("decode-2")["state"] == "failing"
+    assert own.child("decode-1")["restarts"] == 0
+    with openai.OpenAI(base_url=f"{own.url}/v1", api_key="none", max_retries=0) as client:
+        assert client.completions.create(model="my-llama", prompt=[1, 2, 3], max_tokens=2).choices
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.completions.create(model="cut-off", prompt=[1, 2, 3], max_tokens=2)
+        assert caught.value.status_code in (404, 503)
+
+
+def test_the_port_is_taken(own: MotetStack, folders: tuple[Path, Path]) -> None:
+    port = own.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "motet_cli", "up", "--port", port, "--llm", str(folders[0])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=own.env, check=False)
+    assert done.returncode == 2
+    assert f"{port} on 127.0.0.1 is in use" in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything_in_order(number: signal.Signals, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    with MotetStack(tmp_path, "--llm", str(folders[0])) as stack:
+        assert stack.stop(number) == 0
+        assert not stack.leftovers()
+        assert "Traceback" not in stack.log()
+        assert "killed" not in stack.log()
+
+
+def test_a_key_is_asked_for(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("sesame\n")
+    with MotetStack(tmp_path, "--llm", str(folders[0]), "--host", "0.0.0.0", "--api-key-file", str(key)) as stack:
+        models = f"{stack.url}/v1/models"
+        assert httpx.get(models, trust_env=False).status_code == 401
+        assert httpx.get(models, headers={"Authorization": "Bearer wrong"}, trust_env=False).status_code == 401
+        assert httpx.get(models, headers={"Authorization": "Bearer sesame"}, trust_env=False).status_code == 200
+        assert "sesame" not in stack.log()
