@@ -170,17 +170,17 @@ class Engine:
         seconds = time.perf_counter() - started
         self._model_seconds += seconds
         self._account(works, seconds)
-        drawing = [work.request for work in works if work.draws]
-        sampled = sample(forward.logits_RV, drawing)
-        drawn = dict(zip(map(id, drawing), zip(sampled.ids, sampled.logprobs, strict=True), strict=True))
+        sampled = sample(forward.logits_RV, [work.request for work in works if work.draws])
+        drawn = iter(zip(sampled.ids, sampled.logprobs, strict=True))
         outputs = []
         for work, finite in zip(works, forward.finite, strict=True):
-            work.request.num_computed += work.num_tokens
-            token, logprob = drawn.get(id(work.request), (-1, None))
-            if not finite or token is None:
-                outputs.append(self._fail_not_finite(work.request))
-            elif token >= 0:
-                outputs.append(self._append(work.request, token, logprob))
+            request, draws = work.request, work.draws
+            request.num_computed += work.num_tokens
+            token, logprob = next(drawn) if draws else (None, None)
+            if not finite or (draws and token is None):
+                outputs.append(self._fail_not_finite(request))
+            elif token is not None:
+                outputs.append(self._append(request, token, logprob))
         return outputs
 
     def _account(self, works: list[Work], seconds: float) -> None:

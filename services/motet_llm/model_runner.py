@@ -16,7 +16,7 @@ from torch import Tensor
 from motet_shared.errors import ConfigError
 
 from . import checkpoint
-from .attention import Rows, ShapeProbe, StepLayout
+from .attention import Layout, Rows, ShapeProbe, StepLayout
 from .config import EngineConfig
 from .kv_cache import KvCache, LayerShape, bytes_per_block
 from .scheduler import Work
@@ -90,7 +90,7 @@ class ModelRunner:
         logits_RV = self._call(torch.tensor(ids), positions_N, layout, torch.tensor(draws, dtype=torch.long))
         return Forward(logits_RV, self._finite(works))
 
-    def _call(self, ids_N: Tensor, positions_N: Tensor, layout: Any, draws_R: Tensor) -> Tensor:
+    def _call(self, ids_N: Tensor, positions_N: Tensor, layout: Layout, draws_R: Tensor) -> Tensor:
         output = self._model(
             input_ids=ids_N.unsqueeze(0),
             position_ids=positions_N.unsqueeze(0),

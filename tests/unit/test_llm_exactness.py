@@ -22,7 +22,6 @@ from motet_llm.engine import Engine, StepOutput
 from motet_shared.messages import Sampling
 
 TIE = 1e-4
-POCKET_CHAT = Path(__file__).parents[2] / "models" / "pocket-chat"
 
 
 @dataclass
@@ -47,11 +46,11 @@ class Job:
 class Schedule:
     """Plays random events against two engines with the same weights, until every job is done."""
 
-    def __init__(self, engines: list[Engine], seed: int, num_jobs: int, prompts: list[list[int]] | None = None):
+    def __init__(self, engines: list[Engine], seed: int, prompts: list[list[int]] | None = None):
         self.rng = random.Random(seed)
         self.engines = engines
         self.jobs: dict[int, Job] = {}
-        self.prompts = prompts or [self._prompt() for _ in range(num_jobs)]
+        self.prompts = prompts or [self._prompt() for _ in range(8)]
 
     def _prompt(self) -> list[int]:
         vocab = self.engines[0].card().vocab
@@ -166,7 +165,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_greedy_equals_generate_under_a_random_schedule(folder: Path, seed: int) -> None:
     rng = random.Random(seed)
     engines = [Engine(random_config(folder, rng)) for _ in range(2)]
-    jobs = Schedule(engines, seed, num_jobs=8).run()
+    jobs = Schedule(engines, seed).run()
     assert jobs
     for job in jobs:
         assert_greedy(reference_of(folder), job)
@@ -177,7 +176,7 @@ def test_the_schedules_preempt_and_move(folder: Path) -> None:
     engine = Engine(
         EngineConfig(model=str(folder), threads=1, block_size=4, num_blocks=20, token_budget=8, max_running=8)
     )
-    jobs = Schedule([engine], 1, num_jobs=8).run()
+    jobs = Schedule([engine], 1).run()
     assert engine.stats()["preemptions"] > 0
     for job in jobs:
         assert_greedy(reference_of(folder), job)
