@@ -53,7 +53,11 @@ class Containers:
         return self.docker.compose("--file", str(ROOT / "compose.yaml"), "--project-name", PROJECT, *args, env=settings)
 
     def ids(self, service: str) -> list[str]:
-        return self.compose("ps", "--quiet", service).split()
+        labels = {"project": PROJECT, "service": service}
+        filters = [
+            part for key, value in labels.items() for part in ("--filter", f"label=com.docker.compose.{key}={value}")
+        ]
+        return self.docker.run("ps", "--quiet", *filters).split()
 
     def address(self, service: str) -> str:
         """Of the first container of a service, on the network that only this machine and the containers are on."""
@@ -75,7 +79,7 @@ class Containers:
         try:
             inbox = client.new_inbox()
             answers = await client.subscribe(inbox)
-            await client.publish("$SRV.STATS.decode", b"", reply=inbox)
+            await client.publish("$SRV.STATS.motet-decode", b"", reply=inbox)
             found: dict[str, int] = {}
             while True:
                 try:
@@ -106,7 +110,7 @@ def containers() -> Iterator[Containers]:
             until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 60)
             yield found
         except Exception as error:
-            error.add_note(found.compose("logs", "--no-color", "--tail", "100"))
+            error.add_note(found.compose("logs", "--no-color", "--tail", "20"))
             raise
         finally:
             found.compose("down", "--volumes", "--timeout", "10")
@@ -159,14 +163,12 @@ def test_containers_are_confined(containers: Containers) -> None:
 
 
 def test_images_carry_only_what_their_service_needs(containers: Containers) -> None:
-    def packages(service: str) -> set[str]:
-        listing = containers.docker.run(
-            *("run", "--rm", "--network=none", "--entrypoint", "python", f"motet-{service}:{TAG}"),
-            *("-m", "pip", "list", "--format=json"),
-        )
-        return {package["name"].lower() for package in json.loads(listing.splitlines()[-1])}
+    list_all = "import importlib.metadata as m; print(*{d.metadata['Name'].lower() for d in m.distributions()})"
 
-    gateway, tokenizer, llm = packages("gateway"), packages("tokenizer"), packages("llm")
+    def packages(service: str) -> set[str]:
+        return set(containers.docker.run("exec", containers.ids(service)[0], "python", "-c", list_all).split())
+
+    gateway, tokenizer, llm = packages("gateway"), packages("tokenizer"), packages("decode")
     assert {"motet", "fastapi"} <= gateway
     assert not gateway & {"torch", "transformers", "pytest"}
     assert {"motet", "transformers"} <= tokenizer
