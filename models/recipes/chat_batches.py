@@ -60,7 +60,9 @@ class Stream:
 
     def batches(self, step: int) -> list[Batch]:
         """The micro-batches of `step`, each of about `MICRO_BATCH` padded tokens."""
-        made = [conversation(self.recipe.seed, index) for index in self.recipe.span(step)[self.worker :: self.workers]]
+        mine = self.recipe.span(step)[self.worker :: self.workers]
+        mix = self.recipe.phase(step).mix
+        made = [conversation(self.recipe.seed, index, mix=mix) for index in mine]
         rows = sorted((self.encode(one) for one in made), key=lambda row: len(row[0]))
         chunks: list[list[tuple[list[int], list[float]]]] = [[]]
         for row in rows:

@@ -5,7 +5,7 @@ Which conversations are for training and which are held out is decided in `chat_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from random import Random
 from typing import Any
@@ -30,26 +30,47 @@ SYSTEMS = (
     *("You are a careful assistant. Answer in one sentence.", "You can draw pictures with tools.", "Be concise."),
 )
 
-SCENE_WEIGHTS = {
-    "count": 1.2,
-    "colour": 1.0,
-    "shape": 0.8,
-    "size": 0.8,
-    "existence": 1.2,
-    "relation-horizontal": 1.6,
-    "relation-vertical": 1.6,
-    "description": 0.6,
-    "instruction": 1.6,
-}
-TALK_WEIGHTS = {
-    "small-talk": 1.0,
-    "arithmetic": 3.0,
-    "too-large": 0.3,
-    "counting": 0.4,
-    "refusal": 1.4,
-    "no-scene": 0.2,
-}
-KINDS = {"scene": 0.62, "talk": 0.24, "draw": 0.14}
+
+@dataclass(frozen=True, kw_only=True)
+class Mix:
+    """How often each kind of conversation and each kind of turn occurs (relative weights)."""
+
+    kinds: dict[str, float]
+    scene: dict[str, float]
+    talk: dict[str, float]
+
+
+BROAD = Mix(
+    kinds={"scene": 0.62, "talk": 0.24, "draw": 0.14},
+    scene={
+        "count": 1.2,
+        "colour": 1.0,
+        "shape": 0.8,
+        "size": 0.8,
+        "existence": 1.2,
+        "relation-horizontal": 1.6,
+        "relation-vertical": 1.6,
+        "description": 0.6,
+        "instruction": 1.6,
+    },
+    talk={"small-talk": 1.0, "arithmetic": 3.0, "too-large": 0.3, "counting": 0.4, "refusal": 1.4, "no-scene": 0.2},
+)
+EASY = replace(BROAD, kinds={"lesson": 1.0})
+FOCUSED = Mix(  # more of what takes longest to learn
+    kinds={"scene": 0.65, "talk": 0.26, "draw": 0.09},
+    scene={
+        "count": 1.2,
+        "colour": 1.6,
+        "shape": 0.4,
+        "size": 0.8,
+        "existence": 1.4,
+        "relation-horizontal": 2.0,
+        "relation-vertical": 2.0,
+        "description": 0.4,
+        "instruction": 2.0,
+    },
+    talk={"small-talk": 0.6, "arithmetic": 4.0, "too-large": 0.3, "counting": 0.8, "refusal": 0.8, "no-scene": 0.2},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +110,17 @@ def assistant(text: str) -> Message:
 
 
 def weighted(rng: Random, weights: dict[str, float]) -> str:
-    return rng.choices(list(weights), list(weights.values()))[0]
+    """One key at random; a single key takes no randomness."""
+    return next(iter(weights)) if len(weights) == 1 else rng.choices(list(weights), list(weights.values()))[0]
 
 
 class Writer:
     """Writes one conversation turn by turn, collecting the keys of scenes and questions it uses."""
 
-    def __init__(self, rng: Random) -> None:
+    def __init__(self, rng: Random, mix: Mix, *, plain: bool = False) -> None:
         self.rng = rng
+        self.mix = mix
+        self.plain = plain  # no lower case, no missing punctuation
         self.messages: list[Message] = []
         self.keys: set[str] = set()
         self.scene: Scene | None = None
@@ -109,7 +133,7 @@ class Writer:
             self.messages.append({"role": "system", "content": text})
 
     def exchange(self, text: str, answer: str) -> None:
-        text = casual(text, self.rng)
+        text = text if self.plain else casual(text, self.rng)
         if self.pending:
             text = f"{self.pending}{self.rng.choice((' ', ' ', chr(10)))}{text}"
             self.pending = ""
@@ -169,41 +193,55 @@ def introduce(writer: Writer, scene: Scene, *, first: bool = True) -> None:
         writer.pending = text
 
 
-def scene_talk(rng: Random, *, category: str | None = None) -> Conversation | None:
+def scene_talk(rng: Random, mix: Mix = BROAD, *, category: str | None = None) -> Conversation | None:
     """Questions and instructions about a scene; with `category`, a single question of that category."""
     only: dict[str | None, Arrangement] = {"relation-horizontal": "row", "relation-vertical": "column"}
-    writer = Writer(rng)
+    writer = Writer(rng, mix)
     arrangement = only.get(category) or rng.choice(ARRANGEMENTS)
     introduce(writer, sample_scene(rng, arrangement=arrangement, least=2 if category else 1))
     if category:
         return writer.done(category) if writer.ask(category) else None
     turns = rng.choice((2, 3, 4, 5, 6, 8, 8)) if rng.random() < 0.95 else rng.randint(10, 28)
-    weights = dict(SCENE_WEIGHTS)
     for _ in range(turns):
-        writer.ask(weighted(rng, weights))
+        writer.ask(weighted(rng, mix.scene))
         draw = rng.random()
         if draw < 0.05:
-            writer.talk(weighted(rng, TALK_WEIGHTS))
+            writer.talk(weighted(rng, mix.talk))
         elif draw < 0.12 and not writer.pending:
             introduce(writer, sample_scene(rng), first=False)
     return writer.done() if any(m["role"] == "assistant" for m in writer.messages) else None
 
 
-def plain_talk(rng: Random, *, category: str | None = None, held_out: bool = False) -> Conversation:
+def lesson(rng: Random, mix: Mix) -> Conversation:
+    """An easy conversation for the start of training: few things, whole sentences, one question after another."""
+    writer = Writer(rng, mix, plain=True)
+    if rng.random() < 0.2:
+        for _ in range(6):
+            writer.talk(weighted(rng, mix.talk))
+        return writer.done()
+    scene = sample_scene(rng, least=2, most=rng.choice((2, 3, 3)), sized=rng.choice((0.0, 0.0, 0.5)))
+    writer.set_scene(scene)
+    writer.pending = describe(scene, rng)
+    for _ in range(rng.randint(4, 8)):
+        writer.ask(weighted(rng, mix.scene))
+    return writer.done() if writer.messages else lesson(rng, mix)
+
+
+def plain_talk(rng: Random, mix: Mix = BROAD, *, category: str | None = None, held_out: bool = False) -> Conversation:
     """Turns that need no scene; `held_out` turns use names and topic words that training lacks."""
-    writer = Writer(rng)
+    writer = Writer(rng, mix)
     writer.system()
     for _ in range(1 if category else rng.choice((1, 2, 3, 4, 6, 8))):
-        writer.talk(category or weighted(rng, TALK_WEIGHTS), held_out=held_out)
+        writer.talk(category or weighted(rng, mix.talk), held_out=held_out)
     return writer.done(category or "mixed")
 
 
-def draw_talk(rng: Random, *, single: bool = False) -> Conversation:
+def draw_talk(rng: Random, mix: Mix = BROAD, *, single: bool = False) -> Conversation:
     """Requests for a picture, with the tool declared (a call) or not (a polite no), among other turns.
 
     With `single` just one request, for at least two kinds of things.
     """
-    writer = Writer(rng)
+    writer = Writer(rng, mix)
     declared = [tools.other_tool(rng)] if rng.random() < 0.2 else []
     can_draw = rng.random() < 0.75
     if can_draw:
@@ -222,10 +260,10 @@ def draw_talk(rng: Random, *, single: bool = False) -> Conversation:
             _draw_turn(writer, tools.drawing_of(scene), can_draw, ask=rng.choice(tools.ASK_SCENE))
         elif draw < 0.85:
             introduce(writer, sample_scene(rng), first=False)
-            if not writer.ask(weighted(rng, SCENE_WEIGHTS)):
+            if not writer.ask(weighted(rng, mix.scene)):
                 writer.ask("description")
         else:
-            writer.talk(weighted(rng, TALK_WEIGHTS))
+            writer.talk(weighted(rng, mix.talk))
     return writer.done(declared=tuple(declared))
 
 

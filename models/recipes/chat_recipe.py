@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import chat_tokenizer
+from chat_data import BROAD, EASY, FOCUSED, Mix
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """From step `start` on: how many conversations a step takes, and the factor on the learning rates."""
+    """From step `start` on: conversations per step, the factor on the learning rates, and their mix."""
 
     start: int
-    batch: int
+    batch: int = 16
     rate: float = 1.0
+    mix: Mix = BROAD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,23 +24,26 @@ class Recipe:
     """Everything that decides the weights."""
 
     seed: int = 20
-    hidden: int = 192
-    intermediate: int = 512
-    layers: int = 6
-    heads: int = 6
+    hidden: int = 128
+    intermediate: int = 384
+    layers: int = 5
+    heads: int = 4
     kv_heads: int = 2
     head_dim: int = 32
     vocabulary: int = chat_tokenizer.VOCABULARY
     tokenizer_conversations: int = 6000
     phases: tuple[Phase, ...] = (
-        Phase(start=0, batch=40),
-        Phase(start=540, batch=16),
-        Phase(start=664, batch=16, rate=0.35),
+        Phase(start=0, mix=EASY),
+        Phase(start=1200, mix=BROAD),
+        Phase(start=3061, mix=FOCUSED),
     )
-    matrix_lr: float = 0.02
+    initial_std: float = 0.05
+    initial_gain: float = 1.4  # of the query and key norms: attention that can be sharp from the start
+    matrix_lr: float = 0.01
     other_lr: float = 3e-3
     prompt_weight: float = 0.1  # loss weight of tokens that the assistant does not say
     warmup: int = 100
+    decay: float = 0.5  # the share of all steps over which the rates fall to zero
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -57,6 +62,6 @@ class Recipe:
         last = self.phases[-1]
         return range(first + (step - last.start) * last.batch, first + (step - last.start + 1) * last.batch)
 
-    def rate(self, step: int) -> float:
-        """The factor of the phase of `step` on the learning rates."""
-        return next(phase.rate for phase in reversed(self.phases) if phase.start <= step)
+    def phase(self, step: int) -> Phase:
+        """The phase that `step` is in."""
+        return next(phase for phase in reversed(self.phases) if phase.start <= step)

@@ -6,11 +6,11 @@ conversation that contains a scene or a question text of the held-out set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from random import Random
 
-from chat_data import KINDS, Conversation, digest, draw_talk, plain_talk, scene_talk, weighted
+from chat_data import BROAD, Conversation, Mix, digest, draw_talk, lesson, plain_talk, scene_talk, weighted
 
 HELD_OUT_SEEDS = range(900_000_000, 1_000_000_000)
 PER_CATEGORY = 250
@@ -57,13 +57,20 @@ def blocked() -> frozenset[str]:
     return frozenset(key for made in held_out().values() for item in made for key in item.keys)
 
 
-def conversation(seed: int, index: int) -> Conversation:
-    """The training conversation number `index` of `seed`; raises ValueError for a held-out seed."""
+_MAKERS: dict[str, Callable[[Random, Mix], Conversation | None]] = {
+    "lesson": lesson,
+    "scene": scene_talk,
+    "talk": plain_talk,
+    "draw": draw_talk,
+}
+
+
+def conversation(seed: int, index: int, *, mix: Mix = BROAD) -> Conversation:
+    """The training conversation number `index` of `seed` from a mix; raises ValueError for a held-out seed."""
     if seed in HELD_OUT_SEEDS:
         raise ValueError(f"seed {seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}")
     rng = Random(f"{seed}/{index}")
     while True:
-        kind = weighted(rng, KINDS)
-        made = scene_talk(rng) if kind == "scene" else plain_talk(rng) if kind == "talk" else draw_talk(rng)
+        made = _MAKERS[weighted(rng, mix.kinds)](rng, mix)
         if made and not made.keys & blocked():
             return made

@@ -48,12 +48,17 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForC
         head_dim=recipe.head_dim,
         max_position_embeddings=2048,
         tie_word_embeddings=True,
+        initializer_range=recipe.initial_std,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            torch.nn.init.constant_(parameter, recipe.initial_gain)
+    return model
 
 
 def token_loss(model: Callable[..., Any], batch: Batch) -> tuple[Tensor, Tensor]:
@@ -104,7 +109,7 @@ class Trainer:
             if parameter.grad is not None:
                 parameter.grad.div_(weighted)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = self.schedule.at(self.step) * self.recipe.rate(self.step)
+        factor = self.schedule.at(self.step) * self.recipe.phase(self.step).rate
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
@@ -189,7 +194,7 @@ def work(worker: int, args: argparse.Namespace) -> None:
         meeting = args.state.with_suffix(".meeting").resolve()
         distributed.init_process_group("gloo", f"file://{meeting}", rank=worker, world_size=args.workers)
     recipe = Recipe(seed=args.seed)
-    schedule = Schedule(steps=args.steps, warmup=recipe.warmup)
+    schedule = Schedule(steps=args.steps, warmup=recipe.warmup, decay=recipe.decay)
     trainer = Trainer(recipe, schedule, compiled=args.compile, worker=worker, workers=args.workers)
     if args.resume or args.export:
         trainer.load_state(args.state)

@@ -144,15 +144,23 @@ def place(kind: Kind, column: int, row: int) -> Thing:
 
 
 def sample_scene(
-    rng: Random, *, arrangement: Arrangement | None = None, least: int = 1, most: int = MAX_THINGS
+    rng: Random,
+    *,
+    arrangement: Arrangement | None = None,
+    least: int = 1,
+    most: int = MAX_THINGS,
+    sized: float | None = None,
 ) -> Scene:
-    """A random scene; rows and columns hold distinct kinds, scattered scenes often repeat one."""
+    """A random scene; rows and columns hold distinct kinds, scattered scenes often repeat one.
+
+    `sized` is the share of things with a size; by default that differs from scene to scene.
+    """
     layout: Arrangement = rng.choice(ARRANGEMENTS) if arrangement is None else arrangement
     count = rng.randint(max(least, 1 if layout == "scatter" else 2), max(most, 2))
     if layout == "scatter":
         count = min(count, most)
     kinds: list[Kind] = []
-    sized = rng.choice((0.0, 0.3, 0.8))
+    sized = rng.choice((0.0, 0.3, 0.8)) if sized is None else sized
     while len(kinds) < count:
         if layout == "scatter" and kinds and rng.random() < 0.35:
             kinds.append(rng.choice(kinds))
