@@ -48,9 +48,9 @@ class Harness:
         return outputs
 
     def wait_idle(self) -> int:
-        """Steps made once no more are coming."""
+        """Steps made once the thread has nothing left to do."""
         before = -1
-        while before != self.steps:
+        while before != self.steps or self.engine.has_work or self.thread.stats()["commands"]:
             before = self.steps
             time.sleep(0.05)
         return before
