@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from checkpoints import FAMILIES, tiny_checkpoint
 from motet_llm.config import EngineConfig
@@ -22,6 +22,7 @@ from motet_llm.engine import Engine, StepOutput
 from motet_shared.messages import Sampling
 
 TIE = 1e-4
+POCKET_CHAT = Path(__file__).parents[2] / "models" / "pocket-chat"
 
 
 @dataclass
@@ -180,3 +181,28 @@ def test_the_schedules_preempt_and_move(folder: Path) -> None:
     assert engine.stats()["preemptions"] > 0
     for job in jobs:
         assert_greedy(reference_of(folder), job)
+
+
+TALK = [
+    "Hello!",
+    "What can you do?",
+    "What is seven plus eight?",
+    "Draw two red circles and a blue square.",
+    "There is a large green star left of a small yellow triangle. What is left of the triangle?",
+    "Count to twenty.",
+    "There are a red circle, a blue square and a small purple star. Describe the scene.",
+    "Who won the election?",
+]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_pocket_chat_answers_as_generate_does(seed: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(POCKET_CHAT)
+    talks = [[{"role": "user", "content": text}] for text in TALK]
+    prompts = [tokenizer.apply_chat_template(t, add_generation_prompt=True, return_dict=False) for t in talks]
+    rng = random.Random(seed)
+    engines = [Engine(random_config(POCKET_CHAT, rng)) for _ in range(2)]
+    jobs = Schedule(engines, seed, prompts).run()
+    assert any(job.finish == "stop" for job in jobs)
+    for job in jobs:
+        assert_greedy(reference_of(POCKET_CHAT), job)
