@@ -75,7 +75,7 @@ async def stage_in_memory(folder: Path) -> AsyncIterator[Stage]:
     async with contextlib.AsyncExitStack() as stack:
         gateway = await memory_bus(hub, "gateway")
         stack.push_async_callback(gateway.close)
-        config = TokenizerConfig(model=(f"{MODEL}={folder}",), decode_wait=0.4, window=4, max_moves=2)
+        config = TokenizerConfig(model=(f"{MODEL}={folder}",), decode_wait=1.0, window=4, max_moves=2)
         tokenizer = Tokenizer(config, await memory_bus(hub, "tokenizer"))
         await stack.enter_async_context(running(tokenizer))
         await settle()

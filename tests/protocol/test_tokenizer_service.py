@@ -50,16 +50,16 @@ async def test_a_process_serves_and_moves_and_drains(nats: NatsServer, tmp_path:
         async with running(first):
             first.pause_at = 5
             asking = asyncio.create_task(ask(gateway))
-            await asyncio.wait_for(first.paused.wait(), 10)
+            await asyncio.wait_for(first.paused.wait(), 30)
         # The first instance is gone without a word about this stream; the next one appears later.
         second = ScriptedDecode(await nats.bus("decode"), SCRIPT)
         async with running(second):
-            answer = await asyncio.wait_for(asking, 10)
+            answer = await asyncio.wait_for(asking, 30)
             assert (answer.text, answer.ids, answer.end.status) == (REPLY, SCRIPT, "stop")
             assert second.requests[0].output == SCRIPT[:5]
             assert (await ask(gateway)).text == REPLY
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(process.wait(), 10) == 0
+        assert await asyncio.wait_for(process.wait(), 30) == 0
     finally:
         if process.returncode is None:
             process.kill()

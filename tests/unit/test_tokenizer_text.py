@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet_shared.messages import Text
@@ -53,6 +53,7 @@ def feed(state: TextState, ids: list[int], cuts: list[int]) -> list[Text]:
     return pieces
 
 
+@settings(deadline=None)
 @given(IDS, st.lists(st.integers(1, 5), max_size=15), STOPS, st.booleans(), st.integers(1, 45))
 def test_replay_in_any_grouping_restores_the_state(
     ids: list[int], cuts: list[int], stops: list[str], tools: bool, max_tokens: int
@@ -66,6 +67,7 @@ def test_replay_in_any_grouping_restores_the_state(
     assert first.status == second.status
 
 
+@settings(deadline=None)
 @given(IDS, st.integers(0, 40), STOPS, st.booleans())
 def test_a_moved_stream_goes_on_where_it_was(ids: list[int], at: int, stops: list[str], tools: bool) -> None:
     """Replay the first ids, throw their output away, and what comes next is what was missing."""
@@ -79,6 +81,7 @@ def test_a_moved_stream_goes_on_where_it_was(ids: list[int], at: int, stops: lis
         assert joined([moved.feed(ids[at:]), moved.finish("stop")]) == joined(after)
 
 
+@settings(deadline=None)
 @given(IDS)
 def test_without_stops_and_tools_it_is_plain_decoding(ids: list[int]) -> None:
     state = new_state()

@@ -159,3 +159,12 @@ def test_what_is_wrong_with_a_message_is_named(messages: list, param: str) -> No
         normalize(messages)
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+def test_pocket_chat_is_served() -> None:
+    model = Vocabulary.load("pocket-chat", str(Path(__file__).parents[2] / "models" / "pocket-chat"))
+    assert model.card.tools
+    ids = model.template.encode([USER], [TOOL])
+    assert len(ids) < model.context
+    assert "draw" in model.decode(ids)
+    assert model.eos_ids <= {i for i, token in model.backend.get_added_tokens_decoder().items() if token.special}
