@@ -17,7 +17,7 @@ from chaos.streams import Outcome, Streams, request
 from e2e.peer import service_stats
 from e2e.stack import MotetStack
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 TOKENS = 1_000
 CHOICES = 8

@@ -8,7 +8,7 @@ import pytest
 from e2e import markov
 from e2e.stack import MotetStack, until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_no_process_outlives_the_command(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import httpx
 import psutil
 
 T = TypeVar("T")
-START_SECONDS = 180.0  # torch alone takes many seconds to import on a busy machine
+START_SECONDS = 300.0  # torch alone takes many seconds to import on a busy machine
 ENDLESS = "endless"  # a model of the end-to-end stack that goes on until it is stopped
 WAIT_SECONDS = 60.0
 

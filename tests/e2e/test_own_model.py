@@ -15,7 +15,7 @@ import pytest
 from checkpoints import tiny_checkpoint
 from e2e.stack import WAIT_SECONDS, MotetStack, until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

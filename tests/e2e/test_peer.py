@@ -10,7 +10,7 @@ import pytest
 from e2e.peer import Peer, heartbeats
 from e2e.stack import ENDLESS, MotetStack
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 SAMPLING = {"temperature": 0.0, "seed": 1}
 
 

@@ -12,7 +12,7 @@ import websockets
 
 from e2e.stack import ENDLESS, MotetStack
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 SAY = {"type": "message", "role": "user"}
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from e2e.stack import ENDLESS, WAIT_SECONDS, MotetStack
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 MODEL = "pocket-chat"
 
 
