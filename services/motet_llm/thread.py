@@ -38,6 +38,7 @@ class EngineThread:
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._refused: list[StepOutput] = []
         self._stopping = False
+        self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name="motet-engine", daemon=True)
 
     def start(self) -> None:
@@ -67,6 +68,12 @@ class EngineThread:
     def grant(self, key: Key, total: int) -> None:
         self._commands.put(partial(self.engine.grant, key, total))
 
+    @property
+    def stuck_for(self) -> float:
+        """Seconds that the step which is running has taken so far, 0 between steps; from any thread."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
     def stats(self) -> dict[str, float]:
         """`Engine.stats` and the commands that still wait; from any thread, without waiting for a step."""
         return {**self.engine.stats(), "commands": self._commands.qsize()}
@@ -94,7 +101,9 @@ class EngineThread:
                 self._obey()
                 if self._stopping:
                     return
+                self._step_began = time.monotonic()
                 outputs = self._refused + self.engine.step()
+                self._step_began = None
                 self._refused = []
                 if outputs:
                     self._on_outputs(outputs)

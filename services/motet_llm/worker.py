@@ -16,11 +16,12 @@ from motet_shared.actor import Actor, operation
 from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.config import Bytes, ProcessConfig, setting
-from motet_shared.errors import UnknownModel
+from motet_shared.errors import InternalError, UnknownModel
 from motet_shared.messages import Generate, ModelCard, Tokens
 
 from .config import EngineConfig
 from .engine import Engine, StepOutput
+from .request import Key
 from .thread import EngineThread
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class DecodeConfig(ProcessConfig):
     token_budget: int = setting("tokens computed per step, decode and prefill together", default=512, min=1)
     max_running: int = setting("most requests in one step", default=64, min=1)
     max_waiting: int = setting("most requests in the queue; further ones are refused", default=256, min=1)
+    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
     context: int = setting("longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0)
 
     def engine(self) -> EngineConfig:
@@ -55,20 +57,21 @@ class Decode(Actor):
     def __init__(self, config: DecodeConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_running + config.max_waiting
-        self._running: dict[str, tuple[Call, asyncio.Future[StepOutput]]] = {}
+        self._running: dict[Key, tuple[Call, asyncio.Future[StepOutput]]] = {}
         self._thread: EngineThread | None = None
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
-        loop = asyncio.get_running_loop()
+        soon = asyncio.get_running_loop().call_soon_threadsafe
         engine = await asyncio.to_thread(Engine, self.config.engine())
         self._card = engine.card()
         self._thread = EngineThread(
             engine,
-            on_outputs=functools.partial(loop.call_soon_threadsafe, self._deliver),
-            on_crash=functools.partial(loop.call_soon_threadsafe, self.crash),
+            on_outputs=lambda outputs: soon(self._deliver, outputs),
+            on_crash=lambda error: soon(self.crash, error),
         )
         self._thread.start()
+        self.bus.monitor.duties.append(self._watch)
         log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
 
     async def close(self) -> None:
@@ -100,12 +103,18 @@ class Decode(Actor):
         timing = {f"decode.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
         call.finish(last.finish or "stop", last.usage, timing)
 
+    async def _watch(self, elapsed: float) -> None:
+        """The loop beats while the engine computes; so an engine that hangs must be noticed here."""
+        if (seconds := self.thread.stuck_for) > self.config.step_timeout:
+            self.crash(InternalError(f"a step has taken {seconds:.0f} s (step_timeout)"))
+
     def _deliver(self, outputs: list[StepOutput]) -> None:
         """All outputs of one step, on the loop. A request that was cancelled meanwhile is no longer listed."""
         for output in outputs:
-            call, done = self._running.get(output.key, (None, None))
-            if call is None or done is None or done.done():
+            running = self._running.get(output.key)
+            if running is None or running[1].done():
                 continue
+            call, done = running
             if output.ids:
                 call.push(Tokens(output.ids, output.logprobs))
             if output.error is not None:
