@@ -143,8 +143,9 @@ run(Parrot, ProcessConfig)
 """
 
 
-async def spawn(server: NatsServer) -> asyncio.subprocess.Process:
-    """A parrot in a process of its own."""
+@contextlib.asynccontextmanager
+async def parrot_process(server: NatsServer) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A parrot in a process of its own, that does not outlive the block."""
     tests = os.path.dirname(os.path.dirname(__file__))
     env = {
         **os.environ,
@@ -153,60 +154,50 @@ async def spawn(server: NatsServer) -> asyncio.subprocess.Process:
         "MOTET_METRICS_PORT": "-1",
         "PYTHONPATH": os.pathsep.join([*sys.path, tests]),
     }
-    return await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER.format(tests=tests), env=env)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER.format(tests=tests), env=env)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
 
 
 async def test_sigkill_of_a_worker_process_is_noticed_at_once(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway:
-        process = await spawn(server)
-        try:
-            await seen(gateway)
-            stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
-            reading = asyncio.create_task(ids(stream))
-            await eventually(lambda: stream.received > 5)
-            process.send_signal(signal.SIGKILL)
-            with pytest.raises(errors.WorkerLost):
-                await asyncio.wait_for(reading, 10)
-            assert not gateway.directory.ready("tokenizer")
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+    async with connected(server, "gateway") as gateway, parrot_process(server) as process:
+        await seen(gateway)
+        stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
+        reading = asyncio.create_task(ids(stream))
+        await eventually(lambda: stream.received > 5)
+        process.send_signal(signal.SIGKILL)
+        with pytest.raises(errors.WorkerLost):
+            await asyncio.wait_for(reading, 10)
+        assert not gateway.directory.ready("tokenizer")
 
 
 async def test_a_stopped_worker_is_noticed_and_what_it_says_later_is_dropped(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway:
-        process = await spawn(server)
-        try:
-            await seen(gateway)
-            stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
-            reading = asyncio.create_task(ids(stream))
-            await eventually(lambda: stream.received > 5)
-            process.send_signal(signal.SIGSTOP)
-            with pytest.raises(errors.WorkerLost, match="silent"):
-                await asyncio.wait_for(reading, 10)
-            process.send_signal(signal.SIGCONT)
-            await seen(gateway)
-            assert await ids(gateway.open("tokenizer", Echo(count=5))) == list(range(5))
-        finally:
-            process.kill()
-            await process.wait()
+    async with connected(server, "gateway") as gateway, parrot_process(server) as process:
+        await seen(gateway)
+        stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
+        reading = asyncio.create_task(ids(stream))
+        await eventually(lambda: stream.received > 5)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(errors.WorkerLost, match="silent"):
+            await asyncio.wait_for(reading, 10)
+        process.send_signal(signal.SIGCONT)
+        await seen(gateway)
+        assert await ids(gateway.open("tokenizer", Echo(count=5))) == list(range(5))
 
 
 async def test_sigterm_drains_and_exits_with_zero(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway:
-        process = await spawn(server)
-        try:
-            await seen(gateway)
-            stream = gateway.open("tokenizer", Echo(count=20, delay_ms=20))
-            reading = asyncio.create_task(ids(stream))
-            await eventually(lambda: stream.received > 2)
-            process.terminate()
-            assert await asyncio.wait_for(reading, 15) == list(range(20))
-            assert await asyncio.wait_for(process.wait(), 15) == 0
-        finally:
-            if process.returncode is None:
-                process.kill()
+    async with connected(server, "gateway") as gateway, parrot_process(server) as process:
+        await seen(gateway)
+        stream = gateway.open("tokenizer", Echo(count=20, delay_ms=20))
+        reading = asyncio.create_task(ids(stream))
+        await eventually(lambda: stream.received > 2)
+        process.terminate()
+        assert await asyncio.wait_for(reading, 15) == list(range(20))
+        assert await asyncio.wait_for(process.wait(), 15) == 0
 
 
 async def test_a_dead_caller_process_frees_its_calls(server: NatsServer) -> None:
