@@ -109,7 +109,7 @@ def _wait(docker: Docker, process: subprocess.Popen[bytes], log: Path) -> None:
 
 def _remove_containers(docker: Docker) -> None:
     if containers := docker.run("ps", "--all", "--quiet").split():
-        docker.run("rm", "--force", "--volumes", *containers)
+        docker.run("rm", "--force", "--volumes", *containers, timeout=300)
     docker.run("network", "prune", "--force")
 
 

@@ -91,7 +91,7 @@ def build_service(docker: Docker, service: str, arguments: dict[str, str]) -> No
     recipe = ["--file", str(ROOT / "services" / "Dockerfile"), "--network", "host"]
     for target, name in (("dependencies", f"motet-{service}-dependencies"), (None, f"motet-{service}")):
         stage = ["--target", target] if target else []
-        docker.run("build", *recipe, *options, *stage, "--tag", f"{name}:{TAG}", str(ROOT), timeout=400)
+        docker.run("build", *recipe, *options, *stage, "--tag", f"{name}:{TAG}", str(ROOT), timeout=600)
 
 
 def pip_arguments(wheels_url: str) -> dict[str, str]:

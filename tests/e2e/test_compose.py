@@ -22,7 +22,7 @@ from containers.images import NATS, TAG, NoCpuTorch, build_all
 from e2e.readme import compose_options
 from e2e.stack import until
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "motet-test"

@@ -17,8 +17,8 @@ from checkpoints import tiny_checkpoint
 from e2e.readme import ROOT, Block, blocks
 from e2e.stack import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-SECONDS = 120
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+SECONDS = 240  # torch alone takes a minute to import on a busy machine
 
 
 class Server:
