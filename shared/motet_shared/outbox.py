@@ -51,6 +51,9 @@ class Outbox:
         while True:
             await self._wake.wait()
             self._wake.clear()
+            # One more turn of the loop, for the tasks that were woken together with this one: the last token of a
+            # stream and its End are then one message.
+            await asyncio.sleep(0)
             await self.flush()
 
     async def flush(self) -> None:
