@@ -15,7 +15,7 @@ from typing import Any
 
 from motet_shared.errors import BadRequest, PayloadTooLarge
 
-from .chunks import CHUNKS
+from .chunks import CHUNKS, Chunks
 from .problems import Problem
 
 Scope = MutableMapping[str, Any]
@@ -58,7 +58,10 @@ class Exchange:
         self.status = 0
         self._receive = receive
         self._send = send
-        self._write_chunk = scope.get("extensions", {}).get(CHUNKS) or self._write_message
+        self._held = b""
+        chunks: Chunks | None = scope.get("extensions", {}).get(CHUNKS)
+        self._write_chunk = chunks.write if chunks is not None else self._write_message
+        self._start = chunks.start if chunks is not None else self._start_message
 
     # ---------------------------------------------------------------------------------------------------- request
     async def body(self, limit: int) -> bytes:
@@ -121,15 +124,25 @@ class Exchange:
     async def fail(self, problem: Problem) -> None:
         await self.reply(problem.status, problem.body(), problem.headers())
 
+    def hold(self, data: bytes) -> None:
+        """Send events with the next `write`, or with `finish`."""
+        self._held += data
+
     async def write(self, data: bytes) -> None:
         """Send events now; waits while the client does not read. The first call sends the headers."""
-        if not self.started:
+        if self._held:
+            data, self._held = self._held + data, b""
+        if self.started:
+            await self._write_chunk(data)
+        else:
             self.started = True
             self.status = 200
             headers = [*_SSE, (b"x-request-id", self.request_id.encode())]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        if data:
-            await self._write_chunk(data)
+            await self._start({"type": "http.response.start", "status": 200, "headers": headers}, data)
+
+    async def _start_message(self, head: MutableMapping[str, Any], data: bytes) -> None:
+        await self._send(head)
+        await self._write_message(data)
 
     async def _write_message(self, data: bytes) -> None:
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -138,6 +151,7 @@ class Exchange:
         """Send the last events and end the response."""
         if not self.started:
             await self.write(b"")
+        data, self._held = self._held + data, b""
         self.finished = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 

@@ -1,12 +1,13 @@
 """An HTTP protocol for uvicorn that writes the chunks of a stream without an ASGI message for each.
 
-An application that finds `CHUNKS` in the scope's extensions has a function there that sends more of a body without
-`content-length` which it has started. Beginning and end of the response stay ASGI messages.
+An application that finds `CHUNKS` in the scope's extensions may start a response and go on with it through these
+`Chunks`. The end of the response stays an ASGI message.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import MutableMapping
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -21,12 +22,49 @@ class ChunkProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope:  # else this is an upgrade
             # The task that will read it has been made, but has not run yet.
-            self.scope["extensions"] = {CHUNKS: partial(write_chunk, cycle)}  # type: ignore[dict-item]
+            self.scope["extensions"] = {CHUNKS: Chunks(cycle)}  # type: ignore[dict-item]
 
 
-async def write_chunk(cycle: RequestResponseCycle, data: bytes) -> None:
-    """Send `data`, which must not be empty; waits while the client does not read. Nothing happens once it has left."""
-    if cycle.flow.write_paused and not cycle.disconnected:
-        await cycle.flow.drain()
-    if not cycle.disconnected:
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+class Chunks:
+    """A body of unknown length. Both calls wait while the client does not read; once it has left, nothing happens."""
+
+    def __init__(self, cycle: RequestResponseCycle):
+        self._cycle = cycle
+
+    async def start(self, head: MutableMapping[str, Any], data: bytes) -> None:
+        """`head` (an `http.response.start` without content-length) and the first part of the body, in one write."""
+        cycle = self._cycle
+        await self._writable()
+        transport, gathered = cycle.transport, _Gathered()
+        cycle.transport = gathered  # type: ignore[assignment]
+        try:
+            await cycle.send(head)  # type: ignore[arg-type]
+        finally:
+            cycle.transport = transport
+        if not cycle.disconnected:
+            transport.write(gathered.data + (_chunk(data) if data else b""))
+
+    async def write(self, data: bytes) -> None:
+        """More of the body, if `data` is not empty."""
+        cycle = self._cycle
+        if cycle.flow.write_paused:
+            await self._writable()
+        if data and not cycle.disconnected:
+            cycle.transport.write(_chunk(data))
+
+    async def _writable(self) -> None:
+        if self._cycle.flow.write_paused and not self._cycle.disconnected:
+            await self._cycle.flow.drain()
+
+
+class _Gathered:
+    """Takes what uvicorn writes."""
+
+    data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)

@@ -74,7 +74,7 @@ class Generation:
                         opening = b""
         finally:
             track.done(self._outcomes[index])
-        await self._http.write(opening + choice.finish(self._end(index)))
+        self._http.hold(opening + choice.finish(self._end(index)))
 
     async def _collect_one(self, choice: Collected, index: int) -> None:
         track = self._tracks[index]
