@@ -43,7 +43,7 @@ class Recipe:
     other_lr: float = 3e-3
     prompt_weight: float = 0.1  # loss weight of tokens that the assistant does not say
     warmup: int = 100
-    decay: float = 0.5  # the share of all steps over which the rates fall to zero
+    decay: float = 0.65  # the share of all steps over which the rates fall to zero
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
