@@ -73,7 +73,7 @@ def test_the_stream_is_the_same_text_in_pieces(client: openai.OpenAI) -> None:
 
 def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
     messages: list[ChatCompletionMessageParam] = [
-        {"role": "user", "content": "There is a red circle and a blue square."},
+        {"role": "user", "content": "Here is a blue square."},
         {"role": "assistant", "content": "I see."},
         {"role": "user", "content": "What colour is the square?"},
     ]

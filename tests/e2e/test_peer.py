@@ -42,7 +42,9 @@ async def something_comes(peer: Peer, stream: int, seconds: float = 3.0) -> bool
 
 async def test_a_chat_is_accepted_streamed_and_ended(stack: MotetStack) -> None:
     async with Peer.connect(stack.nats_url, stack.password) as peer:
-        stream = await peer.open("tokenizer", chat("There are two red circles. How many circles are there?"))
+        stream = await peer.open(
+            "tokenizer", chat("There are two red circles and a blue square. How many circles are there?")
+        )
         frames = await peer.to_end(stream)
         assert frames[0] == ["a", stream]
         assert [frame[2] for frame in frames[1:-1]] == list(range(len(frames) - 2)), "seq counts from 0 without a gap"

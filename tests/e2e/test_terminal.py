@@ -80,7 +80,7 @@ def dialogue(stack: MotetStack) -> Iterator[Terminal]:
 
 
 def test_a_dialogue_that_remembers(dialogue: Terminal) -> None:
-    dialogue.type("There is a red circle and a blue square.\n")
+    dialogue.type("Here is a blue square.\n")
     dialogue.expect("you › ")
     dialogue.type("What colour is the square?\n")
     assert "blue" in dialogue.expect("you › ").lower()
@@ -123,7 +123,9 @@ def test_ctrl_c_ends_a_single_answer(stack: MotetStack) -> None:
 
 
 def test_one_question_on_the_command_line(stack: MotetStack) -> None:
-    command = motet(stack, "chat", "--model", MODEL, "There are two red circles. How many circles are there?")
+    command = motet(
+        stack, "chat", "--model", MODEL, "There are two red circles and a blue square. How many circles are there?"
+    )
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=environment(), check=True)
     assert "two" in done.stdout.lower()
     assert not done.stderr
