@@ -66,7 +66,7 @@ class Client(asyncio.Protocol):
         self.events = 0
         self.started = asyncio.Event()  # the first token is here
         self.log: list[tuple[int, float]] = []
-        self._rest = b""
+        self.rest = b""  # what has not been counted yet: the beginning of an event, or an error
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -78,12 +78,12 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         now = monotonic()
-        data = self._rest + data
+        data = self.rest + data
         end, found = 0, []
         for match in self.text.finditer(data):
             found.append(match[1])
             end = match.end()
-        self._rest = data[end:]
+        self.rest = data[end:]
         if found:
             self.started.set()
             self.events += len(found)
@@ -119,11 +119,11 @@ class WebSocketClient(Client):
         if self.request:
             super().data_received(data)
             return
-        self._rest += data
-        if self._rest.startswith(b"HTTP/1.1 101") and b"session.created" in self._rest:
-            self._rest = b""
+        self.rest += data
+        if self.rest.startswith(b"HTTP/1.1 101") and b"session.created" in self.rest:
+            self.rest = b""
             self._ask()
-        elif (match := self._response.search(self._rest)) is not None:
+        elif (match := self._response.search(self.rest)) is not None:
             self.request = match[1].decode()
             super().data_received(b"")
 
@@ -177,9 +177,7 @@ async def run_streams(load: Load) -> Report:
     try:
         for client in clients:
             await loop.create_connection(lambda client=client: client, "127.0.0.1", load.port)  # type: ignore[misc]
-        async with asyncio.timeout(OPENING_SECONDS):
-            for client in clients:
-                await client.started.wait()
+        await _all_started(clients)
         await asyncio.sleep(load.settle)
         accounts = Accounts(load.pids)
         before = monotonic(), _total(clients), accounts.read()
@@ -196,6 +194,18 @@ async def run_streams(load: Load) -> Report:
         cpu={name: spent - before[2][name] for name, spent in after[2].items()},
         streams=[_arrivals(client, before[0], after[0]) for client in clients if load.arrivals],
     )
+
+
+async def _all_started(clients: Sequence[Client]) -> None:
+    try:
+        async with asyncio.timeout(OPENING_SECONDS):
+            for client in clients:
+                await client.started.wait()
+    except TimeoutError:
+        waiting = [client for client in clients if not client.started.is_set()]
+        raise RuntimeError(
+            f"{len(waiting)} of {len(clients)} streams never began; one got {waiting[0].rest!r}"
+        ) from None
 
 
 def _total(clients: Sequence[Client]) -> tuple[int, int]:
