@@ -106,8 +106,8 @@ def containers() -> Iterator[Containers]:
             options = [option for option in compose_options() if option != "--build"]
             assert options == ["--scale", "decode=2"]
             found.compose("up", "--detach", "--no-build", *options)
-            until(found.ready, "the gateway is ready", 120)
-            until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 60)
+            until(found.ready, "the gateway is ready", 300)
+            until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 120)
             yield found
         except Exception as error:
             error.add_note(found.compose("logs", "--no-color", "--tail", "20"))
