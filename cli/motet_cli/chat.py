@@ -17,7 +17,7 @@ _PROMPT = "you › "
 
 def run(args: Namespace) -> int:
     with Server(args.url, read_key(args.api_key_file)) as server:
-        conversation = Conversation(server, args.model or _first_model(server), args.system)
+        conversation = Conversation(server, args.model or _first_model(server), args.system, args.temperature)
         prompt = " ".join(args.prompt)
         if not prompt and not sys.stdin.isatty():
             prompt = sys.stdin.read().strip()
@@ -36,8 +36,9 @@ def _first_model(server: Server) -> str:
 class Conversation:
     """What was said so far. A reply that was stopped stays in it as far as it was shown."""
 
-    def __init__(self, server: Server, model: str, system: str | None) -> None:
+    def __init__(self, server: Server, model: str, system: str | None, temperature: float) -> None:
         self.model = model
+        self._temperature = temperature
         self._server = server
         self._start: list[Message] = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._start)
@@ -49,7 +50,7 @@ class Conversation:
         """Prints the reply as it streams. Ctrl-C and errors go to the caller; a question without reply is forgotten."""
         messages = [*self._messages, {"role": "user", "content": text}]
         shown = ""
-        pieces = cast(Generator[str, None, None], self._server.reply(self.model, messages))
+        pieces = cast(Generator[str, None, None], self._server.reply(self.model, messages, self._temperature))
         try:
             with closing(pieces):
                 for piece in pieces:

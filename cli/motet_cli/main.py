@@ -80,6 +80,9 @@ def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     _add_server(chat)
     chat.add_argument("--model", help="the model to talk to (default: the server's first)")
+    chat.add_argument(
+        "--temperature", type=float, default=0.0, help="0 always says the likeliest; higher is freer (default: 0)"
+    )
     chat.add_argument("--system", metavar="TEXT", help="instructions that come before the conversation")
     chat.add_argument("prompt", metavar="PROMPT", nargs="*", help="what to say")
 

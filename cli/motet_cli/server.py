@@ -46,9 +46,9 @@ class Server:
         except (ValueError, KeyError, TypeError):
             raise MotetError(f"{self.url} does not answer like a Motet server; is --url right?") from None
 
-    def reply(self, model: str, messages: list[Message]) -> Iterator[str]:
+    def reply(self, model: str, messages: list[Message], temperature: float) -> Iterator[str]:
         """Pieces of the answer. Closing the iterator cancels the request on the server."""
-        body = {"model": model, "messages": messages, "stream": True}
+        body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as reply:
                 if reply.status_code != 200:
@@ -77,7 +77,7 @@ def _check(reply: httpx.Response) -> None:
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """Text of server-sent events; tool calls are shown as the model's side of a program would see them."""
+    """The text in server-sent events."""
     for line in lines:
         if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
             continue

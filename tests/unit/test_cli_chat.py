@@ -99,9 +99,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def test_one_answer_to_a_prompt(server: Scripted, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", server.url, "How", "many?"]) == 0
     assert capsys.readouterr().out == "Two circles.\n"
-    assert server.requests == [
-        {"model": "pocket-chat", "messages": [{"role": "user", "content": "How many?"}], "stream": True}
-    ]
+    messages = [{"role": "user", "content": "How many?"}]
+    assert server.requests == [{"model": "pocket-chat", "messages": messages, "temperature": 0.0, "stream": True}]
 
 
 def test_one_answer_to_standard_input(
@@ -147,7 +146,7 @@ def test_ctrl_c_stops_the_answer_not_the_program(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def interrupted(self: Any, model: str, messages: Any) -> Iterator[str]:
+    def interrupted(self: Any, *request: Any) -> Iterator[str]:
         yield "Two "
         raise KeyboardInterrupt
 
