@@ -5,7 +5,7 @@ Which conversations are for training and which are held out is decided in `chat_
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import chat_talk as talk
 import chat_tools as tools
 from chat_edits import instruct
+from chat_mix import BROAD, Mix
 from chat_tools import Message
 from world import ARRANGEMENTS, Arrangement, Scene, canonical, describe, sample_scene
 from world_questions import ASKERS
@@ -28,48 +29,6 @@ SYSTEMS = (
     *("You are a friendly assistant.", "You are a voice assistant. Keep answers short.", "You are an AI assistant."),
     *("You are a helpful assistant that can see shapes.", "Be polite and short.", "Help the user.", "Speak English."),
     *("You are a careful assistant. Answer in one sentence.", "You can draw pictures with tools.", "Be concise."),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mix:
-    """How often each kind of conversation and each kind of turn occurs (relative weights)."""
-
-    kinds: dict[str, float]
-    scene: dict[str, float]
-    talk: dict[str, float]
-
-
-BROAD = Mix(
-    kinds={"scene": 0.62, "talk": 0.24, "draw": 0.14},
-    scene={
-        "count": 1.2,
-        "colour": 1.0,
-        "shape": 0.8,
-        "size": 0.8,
-        "existence": 1.2,
-        "relation-horizontal": 1.6,
-        "relation-vertical": 1.6,
-        "description": 0.6,
-        "instruction": 1.6,
-    },
-    talk={"small-talk": 1.0, "arithmetic": 3.0, "too-large": 0.3, "counting": 0.4, "refusal": 1.4, "no-scene": 0.2},
-)
-EASY = replace(BROAD, kinds={"lesson": 1.0})
-FOCUSED = Mix(  # more of what takes longest to learn
-    kinds={"scene": 0.65, "talk": 0.26, "draw": 0.09},
-    scene={
-        "count": 1.2,
-        "colour": 1.6,
-        "shape": 0.4,
-        "size": 0.8,
-        "existence": 1.4,
-        "relation-horizontal": 2.0,
-        "relation-vertical": 2.0,
-        "description": 0.4,
-        "instruction": 2.0,
-    },
-    talk={"small-talk": 0.6, "arithmetic": 4.0, "too-large": 0.3, "counting": 0.8, "refusal": 0.8, "no-scene": 0.2},
 )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import chat_tokenizer
-from chat_data import BROAD, EASY, FOCUSED, Mix
+from chat_mix import BROAD, EASY, FINISHING, FOCUSED, Mix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class Recipe:
         Phase(start=0, mix=EASY),
         Phase(start=1200, mix=BROAD),
         Phase(start=3061, mix=FOCUSED),
+        Phase(start=7105, mix=FINISHING),
     )
     initial_std: float = 0.05
     initial_gain: float = 1.4  # of the query and key norms: attention that can be sharp from the start

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from random import Random
 
-from chat_data import BROAD, Conversation, Mix, digest, draw_talk, lesson, plain_talk, scene_talk, weighted
+from chat_data import Conversation, digest, draw_talk, lesson, plain_talk, scene_talk, weighted
+from chat_mix import BROAD, Mix
 
 HELD_OUT_SEEDS = range(900_000_000, 1_000_000_000)
 PER_CATEGORY = 250
