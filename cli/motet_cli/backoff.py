@@ -17,8 +17,8 @@ class BackoffPolicy:
     factor: float = 2.0
     cap: float = 5.0
     healthy_after: float = 10.0
-    burst: int = 5
-    window: float = 120.0
+    burst: int = 3
+    window: float = 300.0  # a process that loads for a minute and then fails is caught too
     pause: float = 30.0
 
 

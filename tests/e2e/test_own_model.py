@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from checkpoints import tiny_checkpoint
-from e2e.stack import WAIT_SECONDS, MotetStack, until
+from e2e.stack import START_SECONDS, WAIT_SECONDS, MotetStack, until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -45,7 +45,7 @@ def test_it_is_served_under_the_name_of_its_folder(own: MotetStack) -> None:
 
 
 def test_a_broken_one_is_named_with_its_reason_and_the_other_runs_on(own: MotetStack) -> None:
-    until(lambda: "decode-2 keeps ending" in own.log(), "the crash loop is reported")
+    until(lambda: "decode-2 keeps ending" in own.log(), "the crash loop is reported", START_SECONDS)
     said = own.log().split("decode-2 keeps ending", 1)[1][:3000]
     assert "safetensors" in said.lower()
     assert own.child("decode-2")["state"] == "failing"
