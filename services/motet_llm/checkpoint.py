@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -89,10 +90,22 @@ def resolve_dtype(config: PreTrainedConfig, wanted: str) -> torch.dtype:
     return torch.bfloat16 if native == torch.bfloat16 and fast else torch.float32
 
 
+def _check_readable(folder: Path) -> None:
+    """Say which weights file is missing, torn or not ours to read, before a library says something else."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{folder}: no *.safetensors; other formats can run code while they load")
+    for file in files:
+        try:
+            with file.open("rb"), safe_open(file, framework="pt"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}; check its permissions, or copy it again") from error
+
+
 def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """The model with our attention. Raises ConfigError naming every tensor that is missing, left over or misshapen."""
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"{folder}: no *.safetensors; other formats can run code while they load")
+    _check_readable(folder)
     disable_progress_bar()  # standard error is the service's log
     AttentionInterface.register(attention.NAME, attention.paged_attention)
     model, report = model_class(config).from_pretrained(

@@ -103,6 +103,14 @@ def test_pickled_weights_are_not_touched(tmp_path: Path) -> None:
         load(folder)
 
 
+def test_torn_weights_are_named(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read.*copy it again"):
+        load(tmp_path)
+
+
 def test_broken_json_is_named(tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path)
     (folder / "config.json").write_text("{")
