@@ -7,6 +7,8 @@ a cancel. All frames for this process arrive on one subject, whatever the number
 from __future__ import annotations
 
 import functools
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -20,6 +22,8 @@ from .outbox import Outbox
 from .peers import Monitor
 from .stream import Caller, Stream
 from .transport import Message, NatsTransport, Transport
+
+_HOST = socket.gethostname()
 
 
 class Bus:
@@ -118,6 +122,8 @@ class Bus:
             seq=self._beats,
             models=models,
             load={"active": float(len(self.calls.active))} | load,
+            host=_HOST,
+            pid=os.getpid(),
         )
         self._beats += 1
         self._since_beat = 0.0
