@@ -60,3 +60,18 @@ FINISHING = Mix(  # most of all what is still behind: rewriting a scene, sums, y
     },
     talk={"small-talk": 0.5, "arithmetic": 5.0, "too-large": 0.2, "counting": 0.6, "refusal": 0.6, "no-scene": 0.2},
 )
+EDITING = Mix(  # rewriting a scene takes by far the longest to learn
+    kinds={"scene": 0.8, "talk": 0.14, "draw": 0.06},
+    scene={
+        "count": 1.4,
+        "colour": 1.0,
+        "shape": 0.3,
+        "size": 0.8,
+        "existence": 0.8,
+        "relation-horizontal": 2.6,
+        "relation-vertical": 2.6,
+        "description": 1.6,
+        "instruction": 9.0,
+    },
+    talk={"small-talk": 0.7, "arithmetic": 4.0, "too-large": 0.2, "counting": 0.6, "refusal": 1.2, "no-scene": 0.2},
+)

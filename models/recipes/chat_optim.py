@@ -55,11 +55,16 @@ class Muon(torch.optim.Optimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Warmup, a stable stretch, then a linear decay to zero over the last `decay` share of `steps`."""
+    """Warmup, a stable stretch, then a linear decay to zero over the last `decay` share of `steps`.
+
+    With `restarts` (step, rate) this is the course up to the first of them; from each, the rates go from `rate` down to
+    zero at the next.
+    """
 
     steps: int
     warmup: int = 100
     decay: float = 0.2
+    restarts: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -67,8 +72,12 @@ class Schedule:
 
     def at(self, step: int) -> float:
         """The factor on every learning rate at `step`, counted from 0."""
-        left = (self.steps - step) / max(1.0, self.steps * self.decay)
-        return min(1.0, (step + 1) / self.warmup, left)
+        start, rate, decay = max(
+            ((s, rate, 1.0) for s, rate in self.restarts if s <= step), default=(0, 1.0, self.decay)
+        )
+        end = min((s for s, _ in self.restarts if step < s < self.steps), default=self.steps)
+        left = (end - step) / max(1.0, (end - start) * decay)
+        return rate * min(1.0, (step - start + 1) / self.warmup, left)
 
 
 def optimizers(model: nn.Module, *, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import chat_tokenizer
-from chat_mix import BROAD, EASY, FINISHING, FOCUSED, Mix
+from chat_mix import BROAD, EASY, EDITING, FINISHING, FOCUSED, Mix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,7 @@ class Recipe:
         Phase(start=1200, mix=BROAD),
         Phase(start=3061, mix=FOCUSED),
         Phase(start=7105, mix=FINISHING),
+        Phase(start=10_000, mix=EDITING),
     )
     initial_std: float = 0.05
     initial_gain: float = 1.4  # of the query and key norms: attention that can be sharp from the start
@@ -44,7 +45,8 @@ class Recipe:
     other_lr: float = 3e-3
     prompt_weight: float = 0.1  # loss weight of tokens that the assistant does not say
     warmup: int = 100
-    decay: float = 0.65  # the share of all steps over which the rates fall to zero
+    decay: float = 0.65  # the share of the steps before the first restart over which the rates fall to zero
+    restarts: tuple[tuple[int, float], ...] = ((10_000, 0.4), (13_000, 0.3))  # steps from which they fall again, rates
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:

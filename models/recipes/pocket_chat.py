@@ -196,7 +196,7 @@ def work(worker: int, args: argparse.Namespace) -> None:
         meeting = args.state.with_suffix(".meeting").resolve()
         distributed.init_process_group("gloo", f"file://{meeting}", rank=worker, world_size=args.workers)
     recipe = Recipe(seed=args.seed)
-    schedule = Schedule(steps=args.steps, warmup=recipe.warmup, decay=recipe.decay)
+    schedule = Schedule(steps=args.steps, warmup=recipe.warmup, decay=recipe.decay, restarts=recipe.restarts)
     trainer = Trainer(recipe, schedule, compiled=args.compile, worker=worker, workers=args.workers)
     if args.resume or args.export:
         trainer.load_state(args.state)
@@ -209,7 +209,7 @@ def work(worker: int, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
-    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--steps", type=int, default=14_500)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-chat/state.pt"))
     parser.add_argument("--resume", action="store_true", help="go on from --state")

@@ -146,6 +146,17 @@ def test_schedule_warms_up_stays_and_decays_to_zero() -> None:
     assert 0 < factors[-1] < 0.1
 
 
+def test_schedule_falls_again_after_each_restart() -> None:
+    restarts = ((100, 0.5), (200, 0.2))
+    plain, again = (Schedule(steps=steps, warmup=10, decay=0.2, restarts=restarts) for steps in (100, 300))
+    assert [again.at(step) for step in range(100)] == [plain.at(step) for step in range(100)]
+    assert again.at(100) == pytest.approx(0.05)
+    assert again.at(150) == pytest.approx(0.25)
+    assert 0 < again.at(199) < 0.01
+    assert again.at(250) == pytest.approx(0.1)
+    assert 0 < again.at(299) < 0.01
+
+
 @pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16)])
 def test_muon_updates_are_nearly_semi_orthogonal(shape: tuple[int, int, int]) -> None:
     torch.manual_seed(0)
