@@ -36,7 +36,7 @@ class Bus:
         self.frames = frames
         self.clock = clock or SystemClock()
         self.caller = Caller(instance, control, self.clock)
-        self._replies = Outbox(control, lambda parts: parts[0])
+        self._replies = Outbox(control)
         self.calls = Calls(instance, frames, self._replies, self.clock)
         self.directory = Directory(self.caller)
         self.monitor = Monitor(self.caller, self.calls, control, self.clock)

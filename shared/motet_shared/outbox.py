@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 
 class Outbox:
-    """Per-destination queues. `envelope(parts)` gives the bytes of one message with these parts."""
+    """Per-destination queues. `envelope(parts)` gives the bytes of one message; without it parts are whole messages."""
 
     def __init__(
         self,
         transport: Transport,
-        envelope: Callable[[list[Any]], bytes],
+        envelope: Callable[[list[Any]], bytes] | None = None,
         oversize: Callable[[Any, PayloadTooLarge], Any] | None = None,
     ):
         self._transport = transport
@@ -59,11 +59,13 @@ class Outbox:
     async def flush(self) -> None:
         pending, self._pending = self._pending, {}
         for subject, parts in pending.items():
-            await self._send(subject, parts)
+            for message in [parts] if self._envelope is not None else [[part] for part in parts]:
+                await self._send(subject, message)
 
     async def _send(self, subject: str, parts: list[Any]) -> None:
         try:
-            await self._transport.publish(subject, self._envelope(parts))
+            data = parts[0] if self._envelope is None else self._envelope(parts)
+            await self._transport.publish(subject, data)
             self.messages += 1
             self.parts += len(parts)
         except PayloadTooLarge as error:
@@ -72,6 +74,10 @@ class Outbox:
             # The receiver notices: by the gap in seq, by missing beats, or by a repeated grant.
             self.failed += len(parts)
             log.warning("%d parts for %s are lost: %s", len(parts), subject, error)
+        except Exception:
+            # A part that cannot be encoded must not silence everything that comes after it.
+            self.failed += len(parts)
+            log.exception("%d parts for %s are lost", len(parts), subject)
 
     async def _send_smaller(self, subject: str, parts: list[Any], error: PayloadTooLarge) -> None:
         if len(parts) > 1:
