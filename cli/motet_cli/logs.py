@@ -34,7 +34,7 @@ class Log:
         self._out, self._fmt, self._colour = out, fmt, colour
         self._width = len(_OWN)
         self._progress = ""
-        self._lines: queue.Queue[str | None] = queue.Queue(_BACKLOG)
+        self._lines: queue.Queue[tuple[str, str] | None] = queue.Queue(_BACKLOG)  # a line, the progress line under it
         self._dropped = 0
         self._writer = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._writer.start()
@@ -91,17 +91,18 @@ class Log:
 
     def _put(self, line: str) -> None:
         try:
-            self._lines.put_nowait(line)
+            self._lines.put_nowait((line, self._progress))
         except queue.Full:
             self._dropped += 1
 
     def _write_all(self) -> None:
         shown = ""
-        while (line := self._lines.get()) is not None:
+        while (entry := self._lines.get()) is not None:
+            line, progress = entry
             if self._dropped:
                 line, self._dropped = f"… {self._dropped} lines dropped\n{line}", 0
             wipe = "\r\x1b[K" if shown else ""
-            shown = self._progress
+            shown = progress
             try:
                 self._out.write(wipe + (line + "\n" if line else "") + shown)
                 self._out.flush()
