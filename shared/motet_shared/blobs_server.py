@@ -7,6 +7,7 @@ listens on loopback unless told otherwise.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 from contextlib import AbstractContextManager, suppress
@@ -95,7 +96,11 @@ class BlobServer:
             serve = self._serve if len(self._tasks) < self._limit else self._refuse
             task = asyncio.create_task(serve(sock))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(functools.partial(self._served, sock))
+
+    def _served(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        sock.close()  # a task that is cancelled before its first step has not come to it
 
     async def _refuse(self, sock: socket.socket) -> None:
         self.refused += 1

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
 ROOT = Path(__file__).parents[2]
 PROJECT = "motet-test"
 MODEL = "pocket-chat"
-SCENE = "There are two red circles and a blue square. How many circles are there?"
+QUESTION = "Count to twenty."  # many tokens: a short answer may well arrive in one piece
 
 
 @dataclass
@@ -126,7 +126,7 @@ def stream_chat(url: str) -> list[str]:
     """The pieces of an answer, as the official client gets them."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         stream = client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": SCENE}], temperature=0, stream=True
+            model=MODEL, messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True
         )
         return [piece for chunk in stream for choice in chunk.choices if (piece := choice.delta.content)]
 
@@ -134,7 +134,7 @@ def stream_chat(url: str) -> list[str]:
 def test_a_chat_streams_through_the_containers(containers: Containers) -> None:
     pieces = stream_chat(containers.url)
     assert len(pieces) > 1
-    assert "two" in "".join(pieces).lower()
+    assert "twenty" in "".join(pieces).lower()
 
 
 def test_both_decode_instances_serve(containers: Containers) -> None:
@@ -150,7 +150,7 @@ def test_both_decode_instances_serve(containers: Containers) -> None:
 def test_the_chat_goes_on_when_a_decode_container_dies(containers: Containers) -> None:
     containers.docker.run("kill", containers.ids("decode")[0])
     for _ in range(4):
-        assert "two" in "".join(stream_chat(containers.url)).lower()
+        assert "twenty" in "".join(stream_chat(containers.url)).lower()
 
 
 def test_containers_are_confined(containers: Containers) -> None:
