@@ -82,10 +82,13 @@ class BlobServer:
             self._listener.close()
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(listener)
+                sock, _ = listener.accept()
+                sock.setblocking(False)
+            except BlockingIOError:
+                await _readable(listener)
+                continue
             except OSError as error:  # out of descriptors, most likely: others will be closed
                 log.warning("blob server cannot accept: %s", error)
                 await asyncio.sleep(0.1)
@@ -97,6 +100,7 @@ class BlobServer:
             task = asyncio.create_task(serve(sock))
             self._tasks.add(task)
             task.add_done_callback(functools.partial(self._served, sock))
+            await asyncio.sleep(0)  # a flood of connections must not stop those there are
 
     def _served(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -160,3 +164,13 @@ class BlobServer:
                 await send(sock, data, self._patience)
         finally:
             self._transfers.release()
+
+
+async def _readable(listener: socket.socket) -> None:
+    """Wait for a connection. Not `loop.sock_accept`: cancelled too late, it forgets the one that it has accepted."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(listener)
