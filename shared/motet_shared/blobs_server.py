@@ -85,7 +85,6 @@ class BlobServer:
         while True:
             try:
                 sock, _ = listener.accept()
-                sock.setblocking(False)
             except BlockingIOError:
                 await _readable(listener)
                 continue
