@@ -83,6 +83,7 @@ class BlobServer:
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
+            await asyncio.sleep(0)  # a flood of connections, refused ones too, must not stop those there are
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -99,7 +100,6 @@ class BlobServer:
             task = asyncio.create_task(serve(sock))
             self._tasks.add(task)
             task.add_done_callback(functools.partial(self._served, sock))
-            await asyncio.sleep(0)  # a flood of connections must not stop those there are
 
     def _served(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -171,22 +171,21 @@ class Calls:
     def _admit(self, key: tuple[str, int], request: Open, message: Message) -> None:
         handler = self.handlers.get(str(type(request.body).__struct_config__.tag))
         call = Call(self, request, self.clock.now())
-        refusal: MotetError | None = None
         if handler is None:
-            refusal = BadRequest(f"{self.instance} has no operation {type(request.body).__name__!r}")
+            refusal: MotetError = BadRequest(f"{self.instance} has no operation {type(request.body).__name__!r}")
         elif self.state != "ready":
             refusal = Draining(f"{self.instance} is {self.state} and takes no new work")
         elif len(self.active) >= self.max_active:
             refusal = Overloaded(f"{self.instance} already serves {len(self.active)} calls (max_active)")
-        if refusal is not None or handler is None:
-            call.error(refusal or BadRequest("no handler"))
-            self._remember(key)
+        else:
+            self.requests += 1
+            self.active[key] = call
+            self._idle.clear()
+            call.accept()
+            call.task = asyncio.get_running_loop().create_task(self._serve(key, call, handler, message.headers))
             return
-        self.requests += 1
-        self.active[key] = call
-        self._idle.clear()
-        call.accept()
-        call.task = asyncio.get_running_loop().create_task(self._serve(key, call, handler, message.headers))
+        call.error(refusal)
+        self._remember(key)
 
     async def _serve(self, key: tuple[str, int], call: Call, handler: Handler, headers: dict[str, str] | None) -> None:
         started = self.clock.now()
