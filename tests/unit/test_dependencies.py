@@ -16,14 +16,18 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Package → extra that installs it, and the packages of ours that it may import.
 RULES = {
     "shared/motet_shared": ("", set()),
+    "kernels/motet_kernels": ("llm", set()),
     "pipelines/motet_pipelines": ("", {"motet_shared"}),
     "services/motet_gateway": ("gateway", {"motet_shared", "motet_pipelines"}),
     "services/motet_tokenizer": ("tokenizer", {"motet_shared"}),
-    "services/motet_llm": ("llm", {"motet_shared"}),
+    "services/motet_llm": ("llm", {"motet_shared", "motet_kernels"}),
     "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),
 }
 # Imported where it is installed; without it the feature is off, and the code says so.
-OPTIONAL = {"motet_shared": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"}}
+OPTIONAL = {
+    "motet_shared": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
+    "motet_cli": {"matplotlib"},
+}
 
 
 def imports(folder: Path) -> dict[str, str]:

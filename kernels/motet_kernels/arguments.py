@@ -1,0 +1,40 @@
+"""The checks that kernels share: what a tensor must be before its address goes to native code."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .errors import KernelError
+
+FLOATS = (torch.float32, torch.bfloat16)
+
+
+def check_floats(name: str, tensor: Tensor, ndim: int) -> None:
+    """`tensor` has `ndim` dimensions of float32 or bfloat16, the last one dense."""
+    if tensor.dtype not in FLOATS:
+        raise KernelError(f"{name}: {tensor.dtype} must be float32 or bfloat16")
+    if tensor.dim() != ndim:
+        raise KernelError(f"{name}: {tensor.dim()} dimensions, shape {list(tensor.shape)}, must be {ndim}")
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise KernelError(f"{name}: stride {tensor.stride(-1)} of the last dimension must be 1; call .contiguous()")
+
+
+def check_integers(name: str, tensor: Tensor, ndim: int, dtype: torch.dtype) -> None:
+    """`tensor` has `ndim` dimensions of `dtype`, the last one dense."""
+    if tensor.dtype != dtype:
+        raise KernelError(f"{name}: {tensor.dtype} must be {dtype}")
+    if tensor.dim() != ndim:
+        raise KernelError(f"{name}: {tensor.dim()} dimensions, shape {list(tensor.shape)}, must be {ndim}")
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        raise KernelError(f"{name}: stride {tensor.stride(-1)} of the last dimension must be 1; call .contiguous()")
+
+
+def check_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
+    if tensor.device != like.device:
+        raise KernelError(f"{name}: on {tensor.device} must be on {like.device}, where {like_name} is")
+
+
+def is_cpu(tensor: Tensor) -> bool:
+    """Native kernels take CPU tensors; on every other device the torch twins compute."""
+    return tensor.is_cpu

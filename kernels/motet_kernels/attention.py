@@ -1,0 +1,235 @@
+"""Causal attention of packed queries over a paged KV cache.
+
+The rows of a step lie one after the other in N packed tokens: decode rows with one query each, prefill chunks with
+many, in any mix. Query i of a row with q queries and T keys sits at position T - q + i and sees the keys up to there.
+
+Shapes: N packed tokens, B rows, M table entries per row, H heads, K key/value heads (G = H / K share one), P blocks,
+S slots per block, D key dim, V value dim, Q queries of a row, T its keys.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .arguments import check_device, check_floats, check_integers, is_cpu
+from .errors import KernelError
+from .native import Kernel
+
+_ATTEND = Kernel("motet_paged_attention", "p")
+# `Arguments` of csrc/attention.cpp.
+_PACK = struct.Struct("28q2d").pack
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedBatch:
+    """Where the packed queries of a step belong, and where their keys are. All int32; checked once, here.
+
+    `tables_BM`: the blocks of each row, in the order of positions; only those that hold keys which a query sees are
+    read. `starts`: B + 1 cumulative counts, row b has the packed tokens `starts[b] : starts[b + 1]`. `lengths_B`: keys
+    of each row, those of this step included.
+    """
+
+    tables_BM: Tensor
+    starts: Tensor
+    lengths_B: Tensor
+    num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_integers("tables_BM", self.tables_BM, 2, torch.int32)
+        check_integers("starts", self.starts, 1, torch.int32)
+        check_integers("lengths_B", self.lengths_B, 1, torch.int32)
+        rows = len(self.lengths_B)
+        if len(self.starts) != rows + 1 or len(self.tables_BM) != rows:
+            raise KernelError(
+                f"starts, tables_BM: {len(self.starts)} starts and {len(self.tables_BM)} tables"
+                f" must be {rows + 1} and {rows}, for {rows} lengths"
+            )
+        starts = self.starts.tolist()
+        if starts[0] != 0:
+            raise KernelError(f"starts[0]: {starts[0]} must be 0")
+        for row, (start, stop, length) in enumerate(zip(starts, starts[1:], self.lengths_B.tolist(), strict=False)):
+            if stop < start:
+                raise KernelError(f"starts[{row + 1}]: {stop} must be at least the start before it, {start}")
+            if length < stop - start:
+                raise KernelError(f"lengths_B[{row}]: {length} keys must be at least the row's {stop - start} queries")
+        object.__setattr__(self, "num_tokens", starts[-1])
+
+
+def paged_attention(
+    query_NHD: Tensor,
+    key_PKSD: Tensor,
+    value_PKSV: Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """Attention of every query to the keys of its row, `[N, H, V]` in the queries' type.
+
+    Queries and cache are float32 or bfloat16, each; sums are float32. A `window` of w shows the token itself and the
+    w - 1 before it. `softcap` c makes a score c·tanh(score / c). `sinks_H` are logits, one per head, that take their
+    share of the softmax and give no value. The value cache may be a view of the key cache.
+
+    On the CPU, a query's result depends, down to the bit, on its position and its keys alone: not on the other rows,
+    nor on how a prompt was cut into chunks. Raises `KernelError` on arguments that do not fit each other, and on a
+    table with an entry that is needed and is no block.
+    """
+    _check(query_NHD, key_PKSD, value_PKSV, batch, window, softcap, sinks_H)
+    attend = _ATTEND.native() if is_cpu(query_NHD) else None
+    if attend is None:
+        return attention_torch(
+            query_NHD, key_PKSD, value_PKSV, batch, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H
+        )
+    (num_tokens, heads, dim), (blocks, kv_heads, slots, value_dim) = query_NHD.shape, value_PKSV.shape
+    out_NHV = query_NHD.new_empty(num_tokens, heads, value_dim)
+    sinks = None if sinks_H is None else sinks_H.to(torch.float32).contiguous()
+    tables, starts, lengths = batch.tables_BM, batch.starts, batch.lengths_B
+    bad = attend(
+        _PACK(
+            query_NHD.data_ptr(),
+            query_NHD.dtype == torch.bfloat16,
+            *query_NHD.stride()[:2],
+            key_PKSD.data_ptr(),
+            key_PKSD.dtype == torch.bfloat16,
+            *key_PKSD.stride()[:3],
+            value_PKSV.data_ptr(),
+            *value_PKSV.stride()[:3],
+            tables.data_ptr(),
+            *(tables.stride(0), tables.shape[1]),
+            *(starts.data_ptr(), lengths.data_ptr()),
+            *(len(lengths), heads, kv_heads, blocks, slots, dim, value_dim, window or 0),
+            0 if sinks is None else sinks.data_ptr(),
+            out_NHV.data_ptr(),
+            *(scale, softcap or 0.0),
+        )
+    )
+    if bad:
+        raise _bad_table(bad - 1, batch, blocks, slots)
+    return out_NHV
+
+
+def attention_torch(
+    query_NHD: Tensor,
+    key_PKSD: Tensor,
+    value_PKSV: Tensor,
+    batch: PagedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
+    """The twin: row by row, but rows of one query and as many blocks together."""
+    out_NHV = query_NHD.new_empty(*query_NHD.shape[:2], value_PKSV.shape[-1])
+    starts, num_blocks = batch.starts.tolist(), key_PKSD.shape[0]
+    alike: dict[tuple[int, ...], list[_Row]] = {}
+    for index, length in enumerate(batch.lengths_B.tolist()):
+        row = _Row.of(batch, index, starts[index], starts[index + 1] - starts[index], length, key_PKSD.shape[2], window)
+        if row.queries and not (len(row.table) and 0 <= int(row.table.min()) <= int(row.table.max()) < num_blocks):
+            raise _bad_table(index, batch, num_blocks, key_PKSD.shape[2])
+        kind = (len(row.table),) if row.queries == 1 else (len(row.table), index)
+        if row.queries:
+            alike.setdefault(kind, []).append(row)
+    for rows in alike.values():
+        tokens = torch.cat([torch.arange(row.start, row.start + row.queries, device=query_NHD.device) for row in rows])
+        query_BQHD = query_NHD[tokens].float().unflatten(0, (len(rows), -1)) * scale
+        out_BQHV = _attend_rows(query_BQHD, key_PKSD, value_PKSV, rows, window, softcap, sinks_H)
+        out_NHV[tokens] = out_BQHV.flatten(0, 1).to(out_NHV.dtype)
+    return out_NHV
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What the twin knows of a row: its packed tokens, and the blocks that they see, from `first_key` on."""
+
+    start: int
+    queries: int
+    length: int
+    first_key: int
+    table: Tensor
+
+    @classmethod
+    def of(
+        cls, batch: PagedBatch, index: int, start: int, queries: int, length: int, slots: int, window: int | None
+    ) -> _Row:
+        first = 0 if window is None else max(0, length - queries - window + 1) // slots
+        stop = -(-length // slots)
+        table = batch.tables_BM[index, first:stop] if stop <= batch.tables_BM.shape[1] else batch.tables_BM[index, :0]
+        return cls(start, queries, length, first * slots, table.long())
+
+
+def _attend_rows(
+    query_BQHD: Tensor,
+    key_PKSD: Tensor,
+    value_PKSV: Tensor,
+    rows: list[_Row],
+    window: int | None,
+    softcap: float | None,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    """Rows of equally many queries and blocks, `[B, Q, H, V]`. What no query sees is zeroed, lest it be NaN."""
+    tables_BM = torch.stack([row.table for row in rows])
+    key_BKTD, value_BKTV = (c[tables_BM].transpose(1, 2).flatten(2, 3).float() for c in (key_PKSD, value_PKSV))
+    (_, queries, heads, _), (_, kv_heads, keys, _) = query_BQHD.shape, key_BKTD.shape
+    device = query_BQHD.device
+    last_B = torch.tensor([row.length - row.first_key - queries for row in rows], device=device)
+    ago_BQT = (last_B[:, None] + torch.arange(queries, device=device))[:, :, None] - torch.arange(keys, device=device)
+    hidden_BQT = ago_BQT < 0 if window is None else (ago_BQT < 0) | (ago_BQT >= window)
+    unseen_B1T1 = hidden_BQT.all(1)[:, None, :, None]
+    key_BKTD, value_BKTV = key_BKTD.masked_fill(unseen_B1T1, 0), value_BKTV.masked_fill(unseen_B1T1, 0)
+    query_BKGQD = query_BQHD.transpose(1, 2).unflatten(1, (kv_heads, -1))
+    scores = (query_BKGQD @ key_BKTD.transpose(-1, -2)[:, :, None]).flatten(1, 2)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.masked_fill(hidden_BQT[:, None], -torch.inf)
+    if sinks_H is not None:
+        scores = torch.cat([scores, sinks_H.float().view(1, heads, 1, 1).expand(len(rows), heads, queries, 1)], -1)
+    weights = torch.softmax(scores, -1)[..., :keys].unflatten(1, (kv_heads, -1))
+    return (weights @ value_BKTV[:, :, None]).flatten(1, 2).transpose(1, 2)
+
+
+def _check(
+    query_NHD: Tensor,
+    key_PKSD: Tensor,
+    value_PKSV: Tensor,
+    batch: PagedBatch,
+    window: int | None,
+    softcap: float | None,
+    sinks_H: Tensor | None,
+) -> None:
+    check_floats("query_NHD", query_NHD, 3)
+    check_floats("key_PKSD", key_PKSD, 4)
+    check_floats("value_PKSV", value_PKSV, 4)
+    (num_tokens, heads, dim), shape = query_NHD.shape, key_PKSD.shape
+    if num_tokens != batch.num_tokens:
+        raise KernelError(f"query_NHD: {num_tokens} tokens must be the batch's {batch.num_tokens}")
+    if dim != shape[3]:
+        raise KernelError(f"query_NHD: dim {dim} must be the keys' {shape[3]}")
+    if shape[1] < 1 or heads % shape[1]:
+        raise KernelError(f"query_NHD: {heads} heads must be a multiple of the cache's {shape[1]}")
+    if value_PKSV.shape[:3] != shape[:3]:
+        raise KernelError(f"value_PKSV: shape {list(value_PKSV.shape)} must begin as the keys' {list(shape)}")
+    if value_PKSV.dtype != key_PKSD.dtype:
+        raise KernelError(f"value_PKSV: {value_PKSV.dtype} must be the keys' {key_PKSD.dtype}")
+    if window is not None and window < 1:
+        raise KernelError(f"window: {window} must be at least 1, or None")
+    if softcap is not None and not softcap > 0:
+        raise KernelError(f"softcap: {softcap} must be above 0, or None")
+    if sinks_H is not None and sinks_H.shape != (heads,):
+        raise KernelError(f"sinks_H: shape {list(sinks_H.shape)} must be [{heads}], one per head")
+    for name, tensor in (("query_NHD", query_NHD), ("value_PKSV", value_PKSV), ("tables_BM", batch.tables_BM)):
+        check_device(name, tensor, "key_PKSD", key_PKSD)
+
+
+def _bad_table(row: int, batch: PagedBatch, blocks: int, slots: int) -> KernelError:
+    length = int(batch.lengths_B[row])
+    return KernelError(
+        f"tables_BM[{row}]: {batch.tables_BM[row].tolist()} must hold {-(-length // slots)} blocks from 0 to"
+        f" {blocks - 1}, for {length} keys in blocks of {slots}"
+    )

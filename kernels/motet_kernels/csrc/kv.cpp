@@ -1,0 +1,53 @@
+// Storing keys or values in the pages of a paged cache.
+//
+// Shapes: N packed tokens, K key/value heads, D dim, P blocks, S slots per block.
+#include "parallel.h"
+#include "simd.h"
+
+namespace {
+
+template <typename From, typename To>
+void copy(const From* from, To* to, int64_t dim) {
+    int64_t d = 0;
+    for (; d + W <= dim; d += W) vstore(to + d, vload(from + d));
+    for (; d < dim; d++) narrow(widen(from[d]), to + d);
+}
+
+// As kv.py packs it, 64 bits each.
+struct Store {
+    const void* rows_NKD;
+    int64_t rows_bf16, row_stride, head_stride, dim;
+    void* cache_PKSD;
+    int64_t cache_bf16, block_stride, cache_head_stride, slot_stride;
+
+    template <typename From, typename To>
+    void token(int64_t n, int64_t block, int64_t offset, int64_t heads) const {
+        const From* from = static_cast<const From*>(rows_NKD) + n * row_stride;
+        To* to = static_cast<To*>(cache_PKSD) + block * block_stride + offset * slot_stride;
+        for (int64_t k = 0; k < heads; k++) copy(from + k * head_stride, to + k * cache_head_stride, dim);
+    }
+
+    void token(int64_t n, int64_t block, int64_t offset, int64_t heads) const {
+        if (rows_bf16)
+            cache_bf16 ? token<bf16, bf16>(n, block, offset, heads) : token<bf16, float>(n, block, offset, heads);
+        else
+            cache_bf16 ? token<float, bf16>(n, block, offset, heads) : token<float, float>(n, block, offset, heads);
+    }
+};
+
+}  // namespace
+
+// `count` stores, of keys and of values, with the same heads and slots: token n goes to slot slots_N[n] =
+// block · S + offset. Nothing is written and 1 + n returned if the caches have no such slot.
+EXPORT int64_t motet_store_kv(const void* packed, int64_t count, const int64_t* slots_N, int64_t tokens, int64_t heads,
+                              int64_t blocks, int64_t slots_per_block) {
+    const Store* stores = static_cast<const Store*>(packed);
+    for (int64_t n = 0; n < tokens; n++)
+        if (slots_N[n] < 0 || slots_N[n] >= blocks * slots_per_block) return n + 1;
+    const int threads = threads_for(tokens * heads * stores->dim * count, tokens);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t n = 0; n < tokens; n++)
+        for (int64_t i = 0; i < count; i++)
+            stores[i].token(n, slots_N[n] / slots_per_block, slots_N[n] % slots_per_block, heads);
+    return 0;
+}

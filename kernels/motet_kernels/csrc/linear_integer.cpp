@@ -1,0 +1,290 @@
+// x · Wᵀ for int8 and int4 weights: the input is rounded to int8 on the way in, products are summed exactly in int32.
+//
+// int8: one scale per column of weights and one per row of the input. Packed [N/32][K/4][32][4], each byte w + 128.
+// int4: one scale per group of 32 weights of a column, one per group of 32 of an input row. A group of a panel is 576
+// bytes: [4][32][4] bytes that hold w + 8 of k = 4t + i in the low half and of k = 16 + 4t + i in the high one, then 32
+// scales in bfloat16.
+// Groups are added up from the first to the last: a row has the same bits in every batch. K is padded with zeros.
+#include <cmath>
+
+#include "linear.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+
+using word = __m512i;
+INLINE word wset(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE word wload(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE word low_nibbles(word x) { return _mm512_and_si512(x, wset(0x0f0f0f0f)); }
+INLINE word high_nibbles(word x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+INLINE vec to_float(word x) { return _mm512_cvtepi32_ps(x); }
+#if defined(__AVX512VNNI__)
+// Written as assembler: for the intrinsic, GCC 12 keeps two copies of every sum, and the second goes to the stack.
+INLINE word dot(word sum, word w, word x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+    return sum;
+}
+#else
+INLINE word dot(word sum, word w, word x) {
+    const word low = wset(0x00ff00ff);
+    word even = _mm512_madd_epi16(_mm512_and_si512(w, low), _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
+    word odd = _mm512_madd_epi16(_mm512_and_si512(_mm512_srli_epi16(w, 8), low), _mm512_srai_epi16(x, 8));
+    return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
+}
+#endif
+
+#elif defined(__AVX2__)
+
+using word = __m256i;
+INLINE word wset(int32_t x) { return _mm256_set1_epi32(x); }
+INLINE word wload(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+INLINE word low_nibbles(word x) { return _mm256_and_si256(x, wset(0x0f0f0f0f)); }
+INLINE word high_nibbles(word x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+INLINE vec to_float(word x) { return _mm256_cvtepi32_ps(x); }
+INLINE word dot(word sum, word w, word x) {
+    const word low = wset(0x00ff00ff);
+    word even = _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    word odd = _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 8), low), _mm256_srai_epi16(x, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+
+#else
+
+using word = ivec;
+INLINE word wset(int32_t x) { return ivec{x, x, x, x}; }
+INLINE word wload(const uint8_t* p) {
+    word x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+INLINE word low_nibbles(word x) { return x & 0x0f0f0f0f; }
+INLINE word high_nibbles(word x) { return (x >> 4) & 0x0f0f0f0f; }
+INLINE vec to_float(word x) { return __builtin_convertvector(x, vec); }
+INLINE word dot(word sum, word w, word x) {
+    for (int shift = 0; shift < 32; shift += 8) sum += ((w >> shift) & 0xff) * ((x << (24 - shift)) >> 24);
+    return sum;
+}
+
+#endif
+
+// `count` values in int8 steps of the returned scale: the largest becomes 127. NaN where one is not finite.
+template <typename T>
+float quantize(const T* from, int64_t count, int8_t* to, int32_t* sum) {
+    int32_t largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        float x = widen(from[i]);
+        int32_t bits;
+        memcpy(&bits, &x, 4);
+        largest = std::max(largest, bits & 0x7fffffff);
+    }
+    float most;
+    memcpy(&most, &largest, 4);
+    const bool finite = largest < 0x7f800000;
+    const float scale = most / 127.0f;
+    // A row of subnormals has no reciprocal: it counts as zeros.
+    const float inverse = finite && scale >= 1.2e-38f ? 1.0f / scale : 0.0f;
+    int32_t total = 0;
+    for (int64_t i = 0; i < count; i++) {
+        // Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
+        float shifted = (finite ? widen(from[i]) : 0.0f) * inverse + 12582912.0f;
+        int32_t bits;
+        memcpy(&bits, &shifted, 4);
+        int32_t q = bits - 0x4b400000;
+        to[i] = int8_t(q);
+        total += q;
+    }
+    *sum = total;
+    return finite ? scale : NAN;
+}
+
+struct IntegerProduct : Product {
+    static constexpr int64_t GROUP = 32;
+    const uint8_t* weights;
+    const float* scales;  // of columns (int8)
+    int64_t words;        // K / 4, rounded up
+    int64_t groups;       // scales per input row
+    // The quantized input, by tiles: [words][rows] of four bytes, [groups][rows] scales and sums.
+    int32_t* packed;
+    float* row_scales;
+    int32_t* row_sums;
+
+    template <typename T>
+    void pack(int64_t row, int rows) const {
+        int8_t* line = quantized_row.get<int8_t>(words * 4);
+        memset(line + K, 0, words * 4 - K);
+        const int64_t length = groups == 1 ? K : GROUP;
+        for (int m = 0; m < rows; m++) {
+            const T* from = static_cast<const T*>(input) + (row + m) * input_stride;
+            for (int64_t g = 0; g < groups; g++) {
+                const int64_t place = row * groups + g * rows + m, count = std::min(length, K - g * length);
+                row_scales[place] = quantize(from + g * length, count, line + g * length, row_sums + place);
+            }
+            for (int64_t k = 0; k < words; k++) memcpy(packed + row * words + k * rows + m, line + k * 4, 4);
+        }
+    }
+
+    void pack(int64_t row, int rows) const { input_bf16 ? pack<bf16>(row, rows) : pack<float>(row, rows); }
+
+    static thread_local Scratch packed_words, packed_scales, packed_sums, quantized_row;
+};
+
+thread_local Scratch IntegerProduct::packed_words, IntegerProduct::packed_scales, IntegerProduct::packed_sums,
+    IntegerProduct::quantized_row;
+
+// One tile of rows times NP panels side by side: out [NP][MR][PANEL]. A panel alone fetches parts of the `next` one
+// side by side, as in linear_float.cpp.
+struct Int8 {
+    static constexpr int64_t STEP = PANEL * 4;  // bytes of one word of k in a panel
+    static constexpr int ROWS = MAX_ROWS;
+
+    template <int MR, int NP>
+    static void tile(const IntegerProduct& product, int64_t panel, int part, int64_t row, bool next, float* out) {
+        constexpr int NA = NP * NV;
+        const int64_t panel_bytes = product.words * STEP;
+        const uint8_t* weights = product.weights + panel * panel_bytes + part * NV * W * 4;
+        const uint8_t* ahead = weights + (next ? panel_bytes : 0);
+        const int32_t* input = product.packed + row * product.words;
+        word sum[MR * NA];
+        UNROLL for (int i = 0; i < MR * NA; i++) sum[i] = wset(-128 * product.row_sums[row + i / NA]);
+        for (int64_t k = 0; k < product.words; k++, weights += STEP, input += MR) {
+            UNROLL for (int p = 0; p < NP; p++) {
+                const uint8_t* at = weights + p * panel_bytes;
+                UNROLL for (int line = 0; line < 2; line++) {
+                    const uint8_t* quarter = ahead + (k % 2 * 2 + line) * (product.words * STEP / 4) + k / 2 * 64;
+                    __builtin_prefetch(NP > 1 ? at + 4096 + line * 64 : quarter, 0, 2);
+                    __builtin_prefetch(at + 1024 + line * 64);
+                }
+                word w[NV];
+                UNROLL for (int v = 0; v < NV; v++) w[v] = wload(at + v * W * 4);
+                UNROLL for (int m = 0; m < MR; m++) {
+                    word x = wset(input[m]);
+                    PIN(x);
+                    UNROLL for (int v = 0; v < NV; v++) {
+                        word& s = sum[m * NA + p * NV + v];
+                        s = dot(s, w[v], x);
+                    }
+                }
+            }
+        }
+        UNROLL for (int i = 0; i < MR * NA; i++) {
+            const int m = i / NA, p = i % NA / NV, column = (part * NV + i % NV) * W;
+            vec value = to_float(sum[i]) * vset(product.row_scales[row + m]);
+            vstore(out + (p * MR + m) * PANEL + column, value * vload(product.scales + (panel + p) * PANEL + column));
+        }
+    }
+};
+
+struct Int4 {
+    static constexpr int64_t STEP = 576;  // bytes of one group in a panel
+    static constexpr int ROWS = W == 16 ? 6 : 3;  // a float and an integer accumulator per row and vector
+
+    template <int MR, int NP>
+    static void tile(const IntegerProduct& product, int64_t panel, int part, int64_t row, bool next, float* out) {
+        constexpr int NA = NP * NV;
+        const int64_t panel_bytes = product.groups * STEP;
+        const uint8_t* weights = product.weights + panel * panel_bytes + part * NV * W * 4;
+        const uint8_t* ahead = weights + (next ? panel_bytes : 0);
+        const bf16* scales = reinterpret_cast<const bf16*>(product.weights + panel * panel_bytes + 512) + part * NV * W;
+        const int32_t* input = product.packed + row * product.words;
+        const float* row_scales = product.row_scales + row * product.groups;
+        const int32_t* row_sums = product.row_sums + row * product.groups;
+        vec total[MR * NA];
+        UNROLL for (int i = 0; i < MR * NA; i++) total[i] = vset(0.0f);
+        for (int64_t g = 0; g < product.groups; g++) {
+            UNROLL for (int p = 0; p < NP; p++) {
+                const uint8_t* at = weights + p * panel_bytes;
+                UNROLL for (int line = 0; line < STEP / 64; line++) {
+                    const uint8_t* ninth = ahead + (line * product.groups + g) * 64;
+                    __builtin_prefetch(NP > 1 ? at + 4096 + line * 64 : ninth, 0, 2);
+                    __builtin_prefetch(at + 1024 + line * 64);
+                }
+                word sum[MR * NV];
+                UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(-8 * row_sums[i / NV]);
+                UNROLL for (int t = 0; t < 4; t++) {
+                    UNROLL for (int half = 0; half < 2; half++) {
+                        word w[NV];
+                        UNROLL for (int v = 0; v < NV; v++) {
+                            word both = wload(at + t * PANEL * 4 + v * W * 4);
+                            w[v] = half ? high_nibbles(both) : low_nibbles(both);
+                        }
+                        UNROLL for (int m = 0; m < MR; m++) {
+                            word x = wset(input[(half * 4 + t) * MR + m]);
+                            PIN(x);
+                            UNROLL for (int v = 0; v < NV; v++) sum[m * NV + v] = dot(sum[m * NV + v], w[v], x);
+                        }
+                    }
+                }
+                UNROLL for (int i = 0; i < MR * NV; i++) {
+                    vec scale = vload(scales + p * (panel_bytes / 2) + i % NV * W) * vset(row_scales[i / NV]);
+                    vec& s = total[i / NV * NA + p * NV + i % NV];
+                    s = fma(to_float(sum[i]), scale, s);
+                }
+            }
+            weights += STEP;
+            scales += STEP / 2;
+            input += 8 * MR;
+            row_scales += MR;
+            row_sums += MR;
+        }
+        UNROLL for (int i = 0; i < MR * NA; i++)
+            vstore(out + (i % NA / NV * MR + i / NA) * PANEL + (part * NV + i % NV) * W, total[i]);
+    }
+};
+
+using Tile = void (*)(const IntegerProduct&, int64_t, int, int64_t, bool, float*);
+
+constexpr int side_by_side(int rows) { return rows == 1 ? 2 : 1; }
+
+template <class Format, int... I>
+Tile tile_for(int rows, bool single, std::integer_sequence<int, I...>) {
+    static constexpr Tile several[] = {Format::template tile<I + 1, side_by_side(I + 1)>...};
+    static constexpr Tile one[] = {Format::template tile<I + 1, 1>...};
+    return (single ? one : several)[rows - 1];
+}
+
+template <class Format>
+void run(IntegerProduct& product) {
+    const Tiles tiles(product.M, Format::ROWS);
+    const int threads = threads_for(product.M * product.N * product.K / 4, (product.N + PANEL - 1) / PANEL);
+#pragma omp parallel for num_threads(threads) if (threads > 1 && tiles.count > 1)
+    for (int64_t t = 0; t < tiles.count; t++) product.pack(tiles.start(t), tiles.size(t));
+    const int wide = tiles.count == 1 ? side_by_side(int(product.M)) : 1;
+    over_panels(threads, product.N, STREAM_CHUNK, 1, [&](int64_t start, int64_t end, int64_t) {
+        alignas(64) float out[2 * MAX_ROWS * PANEL];
+        for (int64_t panel = start, taken; panel < end; panel += taken) {
+            taken = wide <= end - panel ? wide : 1;
+            for (int64_t t = 0; t < tiles.count; t++) {
+                const int rows = tiles.size(t);
+                Tile tile = tile_for<Format>(rows, taken == 1, std::make_integer_sequence<int, Format::ROWS>());
+                const bool next = t == 0 && panel + 1 < end;
+                for (int part = 0; part < PARTS; part++) tile(product, panel, part, tiles.start(t), next, out);
+                for (int64_t p = 0; p < taken; p++)
+                    product.finish(out + p * rows * PANEL, tiles.start(t), rows, (panel + p) * PANEL);
+            }
+        }
+    });
+}
+
+}  // namespace
+
+// out [M, N] = input [M, K] · Wᵀ + bias + residual, the input rounded to int8. `scales` of columns make the weights
+// int8, a null pointer int4.
+EXPORT int64_t motet_linear_integer(const void* input, int64_t input_bf16, int64_t input_stride, const uint8_t* weights,
+                                    const float* scales, const float* bias, const void* residual,
+                                    int64_t residual_stride, void* out, int64_t out_bf16, int64_t out_stride, int64_t M,
+                                    int64_t N, int64_t K) {
+    if (M <= 0) return 0;
+    const int64_t groups = scales ? 1 : (K + 31) / 32;
+    const int64_t words = scales ? (K + 3) / 4 : groups * 8;
+    IntegerProduct product{{input, input_bf16, input_stride, bias, residual, residual_stride, out, out_bf16, out_stride, M, N, K},
+                           weights,
+                           scales,
+                           words,
+                           groups,
+                           IntegerProduct::packed_words.get<int32_t>(M * words),
+                           IntegerProduct::packed_scales.get<float>(M * groups),
+                           IntegerProduct::packed_sums.get<int32_t>(M * groups)};
+    scales ? run<Int8>(product) : run<Int4>(product);
+    return 0;
+}

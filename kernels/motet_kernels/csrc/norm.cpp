@@ -1,0 +1,12 @@
+// Root mean square norm, row by row: the sum of squares is taken in an order that depends on the width alone.
+#include "norm.h"
+#include "parallel.h"
+
+// out [M, width], dense, of x [M, width] with rows `stride` apart.
+EXPORT int64_t motet_rms_norm(const float* x, int64_t stride, const float* weight, float* out, int64_t rows,
+                              int64_t width, float eps, float offset) {
+    const int threads = threads_for(rows * width * 2, rows);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t m = 0; m < rows; m++) rms_norm(x + m * stride, weight, out + m * width, width, eps, offset);
+    return 0;
+}

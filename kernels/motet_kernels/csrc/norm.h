@@ -1,0 +1,32 @@
+// The norm of one row, for kernels that have one in hand.
+#pragma once
+
+#include <cmath>
+
+#include "parts.h"
+
+// out = x / sqrt(mean(x^2) + eps) * (offset + weight). In place if out is x.
+INLINE void rms_norm(const float* x, const float* weight, float* out, int64_t width, float eps, float offset) {
+    vec sums[4] = {vset(0), vset(0), vset(0), vset(0)};
+    int64_t i = 0;
+    for (; i + 4 * W <= width; i += 4 * W)
+        for (int part = 0; part < 4; part++) {
+            vec v = vload(x + i + part * W);
+            sums[part] = fma(v, v, sums[part]);
+        }
+    for (; i + W <= width; i += W) {
+        vec v = vload(x + i);
+        sums[0] = fma(v, v, sums[0]);
+    }
+    if (i < width) {
+        vec v = vload_part(x + i, width - i);
+        sums[1] = fma(v, v, sums[1]);
+    }
+    const float mean = vsum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3])) / float(width);
+    const vec scale = vset(1.0f / std::sqrt(mean + eps)), shift = vset(offset);
+    for (i = 0; i + W <= width; i += W) vstore(out + i, vload(x + i) * scale * (shift + vload(weight + i)));
+    if (i < width) {
+        vec part = vload_part(x + i, width - i) * scale * (shift + vload_part(weight + i, width - i));
+        vstore_part(out + i, part, width - i);
+    }
+}

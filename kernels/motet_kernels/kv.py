@@ -1,0 +1,107 @@
+"""The pages of a paged KV cache: storing the keys and values of a step, copying whole blocks.
+
+Keys and values of a layer are two tensors `[P, K, S, D]`, so that a head's part of a block is one run of memory.
+A slot is `block · S + offset`.
+
+Shapes: N packed tokens, P blocks, S slots per block, K key/value heads, D dim (values may have another).
+"""
+
+from __future__ import annotations
+
+import struct
+
+import torch
+from torch import Tensor
+
+from .arguments import check_device, check_floats, check_integers, is_cpu
+from .errors import KernelError
+from .native import Kernel
+
+_STORE = Kernel("motet_store_kv", "pipiiii")
+# `Store` of csrc/kv.cpp.
+_PACK = struct.Struct("10q").pack
+
+
+def store_kv(
+    key_NKD: Tensor, value_NKD: Tensor | None, key_PKSD: Tensor, value_PKSD: Tensor | None, slots_N: Tensor
+) -> None:
+    """Store a step's keys and values, rounded to the cache's type, each token in its slot (int64, on the same device).
+
+    Inputs may have any strides but a dense last dimension. The values are None where they are a view of the keys, as
+    in multi-head latent attention. Slots are distinct. Raises `KernelError` on a slot outside of the cache, which is
+    then unchanged.
+    """
+    check_integers("slots_N", slots_N, 1, torch.int64)
+    _check("key", key_NKD, key_PKSD, slots_N)
+    blocks, heads, slots_per_block, _ = key_PKSD.shape
+    pairs = [(key_NKD, key_PKSD)]
+    if value_NKD is not None and value_PKSD is not None:
+        _check("value", value_NKD, value_PKSD, slots_N)
+        if value_PKSD.shape[:3] != key_PKSD.shape[:3]:
+            raise KernelError(
+                f"value_PKSD: shape {list(value_PKSD.shape)} must begin as the keys' {blocks}, {heads}, …"
+            )
+        pairs.append((value_NKD, value_PKSD))
+    elif value_NKD is not value_PKSD:
+        raise KernelError("value_NKD, value_PKSD: one is None; give both or neither")
+    store = _STORE.native() if is_cpu(key_PKSD) else None
+    if store is None:
+        for rows_NKD, cache_PKSD in pairs:
+            store_torch(rows_NKD, cache_PKSD, slots_N)
+        return
+    packed = b"".join([_pack(rows_NKD, cache_PKSD) for rows_NKD, cache_PKSD in pairs])
+    bad = store(packed, len(pairs), slots_N.data_ptr(), len(slots_N), heads, blocks, slots_per_block)
+    if bad:
+        raise _bad_slot(bad - 1, key_PKSD, slots_N)
+
+
+def copy_blocks(cache_PKSD: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copy whole blocks within a cache, all at once: a block that is also a target is read before it is written.
+
+    Two int64 vectors of equal length; targets are distinct. Works on every device.
+    """
+    check_integers("sources", sources, 1, torch.int64)
+    check_integers("targets", targets, 1, torch.int64)
+    if len(sources) != len(targets):
+        raise KernelError(f"targets: {len(targets)} blocks must be as many as the {len(sources)} sources")
+    cache_PKSD.index_copy_(0, targets, cache_PKSD.index_select(0, sources))
+
+
+def store_torch(rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
+    """The twin of the native kernel, for keys or for values."""
+    slots_per_block = cache_PKSD.shape[2]
+    if len(slots_N) and not 0 <= int(slots_N.min()) <= int(slots_N.max()) < cache_PKSD.shape[0] * slots_per_block:
+        bad = next(i for i, slot in enumerate(slots_N.tolist()) if not 0 <= slot < len(cache_PKSD) * slots_per_block)
+        raise _bad_slot(bad, cache_PKSD, slots_N)
+    blocks_N = torch.div(slots_N, slots_per_block, rounding_mode="floor")
+    cache_PKSD[blocks_N, :, slots_N % slots_per_block] = rows_NKD.to(cache_PKSD.dtype)
+
+
+def _check(name: str, rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
+    check_floats(f"{name}_NKD", rows_NKD, 3)
+    check_floats(f"{name}_PKSD", cache_PKSD, 4)
+    tokens, heads, dim = rows_NKD.shape
+    _, cache_heads, _, cache_dim = cache_PKSD.shape
+    if (heads, dim) != (cache_heads, cache_dim):
+        raise KernelError(f"{name}_NKD: heads and dim {heads}, {dim} must be the cache's {cache_heads}, {cache_dim}")
+    if len(slots_N) != tokens:
+        raise KernelError(f"slots_N: {len(slots_N)} slots must be as many as the {tokens} tokens")
+    check_device(f"{name}_NKD", rows_NKD, f"{name}_PKSD", cache_PKSD)
+    check_device("slots_N", slots_N, f"{name}_PKSD", cache_PKSD)
+
+
+def _pack(rows_NKD: Tensor, cache_PKSD: Tensor) -> bytes:
+    return _PACK(
+        rows_NKD.data_ptr(),
+        rows_NKD.dtype == torch.bfloat16,
+        *rows_NKD.stride()[:2],
+        rows_NKD.shape[2],
+        cache_PKSD.data_ptr(),
+        cache_PKSD.dtype == torch.bfloat16,
+        *cache_PKSD.stride()[:3],
+    )
+
+
+def _bad_slot(index: int, cache_PKSD: Tensor, slots_N: Tensor) -> KernelError:
+    total = cache_PKSD.shape[0] * cache_PKSD.shape[2]
+    return KernelError(f"slots_N[{index}]: slot {int(slots_N[index])} must be from 0 to {total - 1}")

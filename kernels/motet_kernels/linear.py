@@ -1,0 +1,210 @@
+"""x · Wᵀ with the weights packed once, in one of four formats, computed from float32 or bfloat16 rows.
+
+An output row depends on its input row alone, bit for bit: neither on the number of rows nor on their order. On the
+CPU the native kernels keep this by construction (csrc/linear_float.cpp, linear_integer.cpp); the torch twin does not.
+
+| format | weights | input | memory per weight |
+|---|---|---|---|
+| float32 | exact | float32 | 32 bits |
+| bfloat16 | bfloat16, widened in registers | float32 | 16 bits |
+| int8 | per-channel scales | int8, a scale per row | 8 bits |
+| int4 | scales per group of 32 | int8, a scale per row and group | 4.5 bits |
+
+Shapes: M rows, N output features, K input features, P panels of 32 output features.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import panels
+from .arguments import FLOATS, is_cpu
+from .errors import KernelError
+from .native import Kernel
+from .quantization import GROUP, quantize_channels, quantize_groups, round_trip
+
+FORMATS = ("float32", "bfloat16", "int8", "int4")
+# An int32 holds 255 · 127 this many times.
+MAX_INT8_INPUTS = 1 << 16
+# The twin unpacks as many panels at a time.
+TWIN_PANELS = 64
+
+_FLOAT = Kernel("motet_linear_float", "piipippipiiiii")
+_INTEGER = Kernel("motet_linear_integer", "piippppipiiiii")
+_ROWS = Kernel("motet_linear_rows", "pippii")
+
+
+class Linear(nn.Module):
+    """`y = x · Wᵀ + b`, like `nn.Linear`, made by `Linear.pack`."""
+
+    packed: Tensor
+    scale_N: Tensor | None
+    bias_N: Tensor | None
+
+    def __init__(
+        self, packed: Tensor, scale_N: Tensor | None, bias_N: Tensor | None, shape: tuple[int, int], form: str
+    ):
+        super().__init__()
+        self.out_features, self.in_features = shape
+        self.format = form
+        self.register_buffer("packed", packed)
+        self.register_buffer("scale_N", scale_N)
+        self.register_buffer("bias_N", bias_N)
+        self._exact = form in ("float32", "bfloat16")
+        self._weights = self._addresses()
+
+    def _addresses(self) -> tuple[int, int | None, int | None]:
+        """What the kernel is told of the weights at every call: where they are, their type or scales, the bias."""
+        scale, bias = self.scale_N, self.bias_N
+        kind = self.format == "bfloat16" if self._exact else None if scale is None else scale.data_ptr()
+        return self.packed.data_ptr(), kind, None if bias is None else bias.data_ptr()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy has weights of its own."""
+        super().__setstate__(state)
+        self._weights = self._addresses()
+
+    @classmethod
+    def pack(cls, weight_NK: Tensor, bias_N: Tensor | None, form: str) -> Linear:
+        """Weights (float32 or bfloat16, on the CPU) in a format of FORMATS. The tensors given are not kept.
+
+        Raises `KernelError` on another format, type or shape, and for int8 and int4 on a weight that is not finite.
+        """
+        _check_weight(weight_NK, bias_N, form)
+        scale_N = None
+        if form == "int8":
+            q_NK, scale_N = quantize_channels(weight_NK)
+            packed = panels.pack_bytes(q_NK)
+            scale_N = F.pad(scale_N, (0, -len(scale_N) % panels.PANEL))
+        elif form == "int4":
+            packed = panels.pack_nibbles(*quantize_groups(weight_NK))
+        else:
+            packed = panels.pack_floats(weight_NK.to(getattr(torch, form)))
+        bias_N = None if bias_N is None else bias_N.detach().float().clone()
+        return cls(packed, scale_N, bias_N, (weight_NK.shape[0], weight_NK.shape[1]), form)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """`[..., N]` in the type of x `[..., K]`. A `residual` of the result's shape and type is added, unrounded."""
+        if x.dtype not in FLOATS:
+            raise KernelError(f"x: {x.dtype} must be float32 or bfloat16")
+        if x.dim() < 1 or x.shape[-1] != self.in_features:
+            raise KernelError(f"x: shape {list(x.shape)} must end with {self.in_features} features")
+        shape = (*x.shape[:-1], self.out_features)
+        if residual is not None and (residual.shape != shape or residual.dtype != x.dtype):
+            raise KernelError(
+                f"residual: {residual.dtype} {list(residual.shape)} must be {x.dtype} {list(shape)}, as the result"
+            )
+        kernel = (_FLOAT if self._exact else _INTEGER).native() if is_cpu(x) else None
+        if kernel is None:
+            return self.forward_torch(x, residual)
+        is_bf16 = x.dtype == torch.bfloat16
+        held, stride = _rows(x, self.in_features)
+        more, more_stride = (None, 0) if residual is None else _rows(residual, self.out_features)
+        out = x.new_empty(shape)
+        kernel(
+            held.data_ptr(),
+            is_bf16,
+            stride,
+            *self._weights,
+            None if more is None else more.data_ptr(),
+            more_stride,
+            out.data_ptr(),
+            is_bf16,
+            self.out_features,
+            x.numel() // self.in_features,
+            self.out_features,
+            self.in_features,
+        )
+        return out
+
+    def forward_torch(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The twin: weights are unpacked to float32 a few panels at a time, so that memory stays as it is."""
+        x_MK = x.reshape(-1, self.in_features).float()
+        if not self._exact:
+            x_MK = round_trip(x_MK, GROUP if self.format == "int4" else None)
+        step = TWIN_PANELS * panels.PANEL
+        parts = [
+            F.linear(x_MK, self.weight(n, min(n + step, self.out_features))) for n in range(0, self.out_features, step)
+        ]
+        out_MN = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if self.bias_N is not None:
+            out_MN = out_MN + self.bias_N
+        out = out_MN.view(*x.shape[:-1], self.out_features)
+        return (out if residual is None else out + residual).to(x.dtype)
+
+    def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Rows `start` to `stop` of the weights as they are used, in float32 `[stop - start, K]`."""
+        stop = self.out_features if stop is None else stop
+        first = start // panels.PANEL
+        part = self.packed[first : -(-stop // panels.PANEL)]
+        if self.format == "int4":
+            rows = panels.unpack_nibbles(part)
+        elif self.scale_N is not None:
+            rows = panels.unpack_bytes(part)
+            rows = rows * self.scale_N[first * panels.PANEL :][: len(rows)].unsqueeze(1)
+        else:
+            rows = panels.unpack_floats(part)
+        return rows[start - first * panels.PANEL : stop - first * panels.PANEL, : self.in_features]
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Exact rows of float32 or bfloat16 weights, float32 `[..., K]`: a tied embedding needs no copy of its own.
+
+        Raises `KernelError` in the other formats, and on an id outside of the weights.
+        """
+        if not self._exact:
+            raise KernelError(f"rows of {self.format} weights are not exact: keep the embedding's own")
+        ids_M = ids.reshape(-1).contiguous()
+        if len(ids_M) and not 0 <= int(ids_M.min()) <= int(ids_M.max()) < self.out_features:
+            low, high = int(ids_M.min()), int(ids_M.max())
+            raise KernelError(f"ids: {low} to {high} must be from 0 to {self.out_features - 1}")
+        native = _ROWS.native() if is_cpu(ids) and ids.dtype == torch.int64 else None
+        if native is None:
+            return self.rows_torch(ids)
+        out = torch.empty(*ids.shape, self.in_features)
+        packed, is_bf16, _ = self._weights
+        native(packed, is_bf16, ids_M.data_ptr(), out.data_ptr(), len(ids_M), self.in_features)
+        return out
+
+    def rows_torch(self, ids: Tensor) -> Tensor:
+        """The twin of `rows`."""
+        panel, column = ids.reshape(-1) // panels.PANEL, ids.reshape(-1) % panels.PANEL
+        found = self.packed[panel, :, column] if self.format == "bfloat16" else self.packed[panel, :, :, column]
+        return found.flatten(1)[:, : self.in_features].float().view(*ids.shape, self.in_features)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of weights, scales and bias."""
+        return sum(buffer.nbytes for buffer in self.buffers())
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Linear:
+        raise KernelError(f"a packed {self.format} Linear stays on the CPU and in its format: pack it again instead")
+
+
+def _rows(x: Tensor, features: int) -> tuple[Tensor, int]:
+    """A tensor with dense rows and the distance between them; a copy only where x's strides leave no other way."""
+    if x.is_contiguous():
+        return x, features
+    x_MK = x.reshape(-1, features)
+    if x_MK.stride(1) != 1 and features > 1:
+        x_MK = x_MK.contiguous()
+    return x_MK, x_MK.stride(0)
+
+
+def _check_weight(weight_NK: Tensor, bias_N: Tensor | None, form: str) -> None:
+    if form not in FORMATS:
+        raise KernelError(f"format: {form!r} must be one of {', '.join(FORMATS)}")
+    if weight_NK.dtype not in FLOATS or weight_NK.device.type != "cpu":
+        raise KernelError(f"weight_NK: {weight_NK.dtype} on {weight_NK.device} must be float32 or bfloat16 on the CPU")
+    if weight_NK.dim() != 2 or 0 in weight_NK.shape:
+        raise KernelError(f"weight_NK: shape {list(weight_NK.shape)} must be [N, K] with neither zero")
+    if form == "int8" and weight_NK.shape[1] > MAX_INT8_INPUTS:
+        raise KernelError(f"weight_NK: {weight_NK.shape[1]} input features must be at most {MAX_INT8_INPUTS} for int8")
+    if bias_N is not None and bias_N.shape != weight_NK.shape[:1]:
+        raise KernelError(f"bias_N: shape {list(bias_N.shape)} must be [{weight_NK.shape[0]}]")

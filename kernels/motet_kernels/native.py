@@ -1,0 +1,169 @@
+"""Which native library runs: chosen by the CPU, loaded on first use, built first if it is in no cache.
+
+A kernel is an `extern "C"` function of csrc/, called through ctypes, which lets go of the GIL; it takes pointers and
+sizes that its Python wrapper has checked. Where no library can be had, `Kernel.native()` is None and the wrapper calls
+its torch twin.
+
+    MOTET_NATIVE   off, or the name of an instruction set (avx512vnni, avx512, avx2, scalar); default: the CPU's best
+    MOTET_CACHE    where libraries are kept (~/.cache/motet)
+    CXX            the compiler (g++)
+
+`python -m motet_kernels.native build [--all]` builds ahead for this CPU, or for every one of its architecture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from .build import ISAS, BuildError, Isa, build, supported
+from .errors import KernelError
+
+TORCH = "torch"
+_CTYPES: dict[str, type[ctypes._SimpleCData]] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+
+log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_kernels: list[Kernel] = []
+_library: ctypes.CDLL | None = None
+_status: dict[str, str] | None = None
+
+
+class Kernel:
+    """A function of the native library. `signature` has one letter per argument: p pointer, i int64, f float.
+
+    The function returns an int64: 0, or what its wrapper knows how to say.
+    """
+
+    def __init__(self, name: str, signature: str):
+        self.name = name
+        self._types = [_CTYPES[letter] for letter in signature]
+        self._function: Callable[..., int] | None = None
+        self._plain: Callable[..., int] | None = None
+        _kernels.append(self)
+        if _library is not None:
+            self._bind(_library)
+
+    def native(self) -> Callable[..., int] | None:
+        """The C function, or None where torch computes. Loads the library on first use."""
+        if _status is None:
+            load()
+        return self._function
+
+    def _bind(self, library: ctypes.CDLL | None) -> None:
+        self._function = self._plain = None
+        if library is not None:
+            function = library[self.name]
+            function.argtypes = self._types
+            function.restype = ctypes.c_int64
+            self._function = self._plain = function
+
+    def _named(self, *args: object) -> int:
+        import torch
+
+        assert self._plain is not None
+        with torch.profiler.record_function(self.name):
+            return self._plain(*args)
+
+
+def load() -> dict[str, str]:
+    """Load the library that `MOTET_NATIVE` or else the CPU asks for, and return `status()`. Later calls do nothing."""
+    with _lock:
+        if _status is None:
+            _choose(os.environ.get("MOTET_NATIVE", ""))
+    return status()
+
+
+def select(name: str) -> dict[str, str]:
+    """Go over to another instruction set, or to `off`, while no kernel runs; the empty name is the CPU's best."""
+    with _lock:
+        _choose(name)
+    return status()
+
+
+@contextmanager
+def named_calls() -> Iterator[None]:
+    """Within, torch's profiler sees every call of a native kernel under the kernel's name."""
+    for kernel in _kernels:
+        kernel._function = kernel._named if kernel._plain is not None else None
+    try:
+        yield
+    finally:
+        for kernel in _kernels:
+            kernel._function = kernel._plain
+
+
+def status() -> dict[str, str]:
+    """`isa`: what kernels run on, `torch` if on their twins; `reason`: why that is not the CPU's best, or empty."""
+    return dict(_status or load())
+
+
+def _choose(name: str) -> None:
+    global _library, _status
+    library, isa, reason = None, TORCH, ""
+    try:
+        if name == "off":
+            reason = "MOTET_NATIVE=off"
+        else:
+            chosen = _find(name)
+            library, isa, reason = _open(chosen), chosen.name, f"MOTET_NATIVE={name}" if name else ""
+    except BuildError as error:
+        reason = str(error)
+        log.warning("kernels run on torch, several times slower: %s", reason)
+    for kernel in _kernels:
+        kernel._bind(library)
+    _library, _status = library, {"isa": isa, "reason": reason}
+
+
+def _find(name: str) -> Isa:
+    able = supported()
+    if not name:
+        return able[0]
+    if name not in ISAS:
+        raise KernelError(f"MOTET_NATIVE: {name!r} is not one of off, {', '.join(ISAS)}")
+    if ISAS[name] not in able:
+        raise KernelError(f"MOTET_NATIVE: this CPU has no {name}; it has {', '.join(isa.name for isa in able)}")
+    return ISAS[name]
+
+
+def _open(isa: Isa) -> ctypes.CDLL:
+    import torch  # noqa: F401  (brings the OpenMP runtime that the library needs)
+
+    path = build(isa)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as first:
+        # A torch that was built with another OpenMP runtime than GCC's.
+        try:
+            ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(path))
+        except OSError:
+            raise BuildError(f"cannot load {path}: {first}") from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m motet_kernels.native", description="Build the native kernels.")
+    parser.add_argument("command", choices=["build"])
+    parser.add_argument("--all", action="store_true", help="for every CPU of this architecture, not only for this one")
+    options = parser.parse_args(arguments)
+    wanted = supported()[:1]
+    if options.all:
+        wanted = [isa for isa in ISAS.values() if platform.machine() == "x86_64" or not isa.needs]
+    for isa in wanted:
+        try:
+            print(f"kernels: {build(isa)}")
+        except BuildError as error:
+            print(f"kernels: not built, torch computes: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

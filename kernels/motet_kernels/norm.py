@@ -1,0 +1,40 @@
+"""Root mean square norm (Zhang and Sennrich 2019). A row's bits depend on that row alone.
+
+Shapes: M rows, C channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .arguments import check_floats, is_cpu
+from .errors import KernelError
+from .native import Kernel
+
+_RMS = Kernel("motet_rms_norm", "pippiiff")
+
+
+def rms_norm(x: Tensor, weight_C: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """`x / sqrt(mean(x²) + eps) · (offset + weight)` over the last dimension of x `[..., C]`, in x's type.
+
+    Weights are float32. Native for float32 on the CPU. Raises `KernelError` on a weight of another length or type.
+    """
+    if weight_C.dtype != torch.float32 or weight_C.shape != x.shape[-1:]:
+        raise KernelError(f"weight_C: {weight_C.dtype} {list(weight_C.shape)} must be float32 [{x.shape[-1]}]")
+    native = _RMS.native() if is_cpu(x) and x.dtype == torch.float32 else None
+    if native is None:
+        return rms_norm_torch(x, weight_C, eps, offset)
+    x_MC = x.reshape(-1, x.shape[-1])
+    if x_MC.stride(1) != 1 and x_MC.shape[1] > 1:
+        x_MC = x_MC.contiguous()
+    check_floats("x", x_MC, 2)
+    out = torch.empty(x.shape)
+    native(x_MC.data_ptr(), x_MC.stride(0), weight_C.data_ptr(), out.data_ptr(), *x_MC.shape, eps, offset)
+    return out
+
+
+def rms_norm_torch(x: Tensor, weight_C: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """The twin."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * (offset + weight_C)).to(x.dtype)

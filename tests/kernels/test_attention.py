@@ -1,0 +1,289 @@
+"""Paged attention on every instruction set of this CPU and in torch, against float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.errors import KernelError
+
+# Around the sizes of blocks, key blocks and segments.
+EARLIER = st.sampled_from([0, 1, 3, 15, 16, 40, 63, 64, 130, 511, 600, 1100])
+QUERIES = st.sampled_from([1, 1, 1, 2, 5, 16, 33, 70])
+GARBAGE = 1 << 30
+
+
+@dataclass
+class Case:
+    """Rows over a cache that is NaN wherever nothing of theirs is, behind tables that are garbage where not needed."""
+
+    query_NHD: Tensor
+    key_PKSD: Tensor
+    value_PKSV: Tensor
+    rows: list[tuple[int, int]]  # earlier keys, queries
+    options: dict[str, Any]
+    keys_B: list[Tensor]
+    values_B: list[Tensor]
+    tables: list[list[int]]
+
+    def run(self, chosen: list[int] | None = None) -> Tensor:
+        """The output of some rows, `[N, H, V]`, packed in the order given; of all by default."""
+        chosen = list(range(len(self.rows))) if chosen is None else chosen
+        query = torch.cat([self.queries(row) for row in chosen]) if chosen else self.query_NHD[:0]
+        return self.attend(query, [(row, *self.rows[row]) for row in chosen])
+
+    def attend(self, query_NHD: Tensor, pieces: list[tuple[int, int, int]]) -> Tensor:
+        """Packed pieces of rows: (row, keys before, queries) each."""
+        starts = torch.tensor([0] + [queries for _, _, queries in pieces]).cumsum(0).int()
+        lengths = torch.tensor([earlier + queries for _, earlier, queries in pieces], dtype=torch.int32)
+        tables = torch.full((len(pieces), max(map(len, self.tables), default=0) + 2), -GARBAGE, dtype=torch.int32)
+        for index, (row, earlier, queries) in enumerate(pieces):
+            last = -(-(earlier + queries) // self.key_PKSD.shape[2])
+            tables[index, :last] = torch.tensor(self.tables[row][:last])
+        return paged_attention(
+            query_NHD, self.key_PKSD, self.value_PKSV, PagedBatch(tables, starts, lengths), **self.options
+        )
+
+    def queries(self, row: int) -> Tensor:
+        start = sum(queries for _, queries in self.rows[:row])
+        return self.query_NHD[start : start + self.rows[row][1]]
+
+    def expected(self) -> Tensor:
+        outs = [self._expected(row) for row in range(len(self.rows))]
+        return torch.cat(outs) if outs else self.query_NHD.new_zeros(0, *self.query_NHD.shape[1:])
+
+    def _expected(self, row: int) -> Tensor:
+        (earlier, queries), group = self.rows[row], self.query_NHD.shape[1] // self.key_PKSD.shape[1]
+        keys, values = (x[row].double().repeat_interleave(group, 0) for x in (self.keys_B, self.values_B))
+        scores = self.queries(row).double().transpose(0, 1) @ keys.transpose(1, 2) * self.options["scale"]
+        if softcap := self.options["softcap"]:
+            scores = torch.tanh(scores / softcap) * softcap
+        ago = torch.arange(earlier, earlier + queries)[:, None] - torch.arange(earlier + queries)
+        scores = scores.masked_fill((ago < 0) | (ago >= (self.options["window"] or GARBAGE)), -math.inf)
+        if (sinks := self.options["sinks_H"]) is not None:
+            scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, queries, 1)], -1)
+        return (scores.softmax(-1)[..., : earlier + queries] @ values).transpose(0, 1)
+
+
+def make(
+    rows: list[tuple[int, int]],
+    *,
+    heads: tuple[int, int] = (4, 2),
+    dims: tuple[int, int] = (32, 32),
+    slots: int = 16,
+    dtype: torch.dtype = torch.float32,
+    cache: torch.dtype = torch.float32,
+    shared: bool = False,
+    seed: int = 0,
+    **options: Any,
+) -> Case:
+    torch.manual_seed(seed)
+    (num_heads, kv_heads), (dim, value_dim), window = heads, dims, options.get("window")
+    # Queries and caches as model code has them: parts of something larger.
+    query_NHD = (
+        torch.randn(num_heads, sum(queries for _, queries in rows), 2 * dim).transpose(0, 1)[..., :dim].to(dtype)
+    )
+    needed = [-(-(earlier + queries) // slots) for earlier, queries in rows]
+    pool = torch.randperm(sum(needed) + 3).tolist()
+    key_PKSD = torch.full((len(pool), kv_heads, slots, dim + 3), math.nan, dtype=cache)[..., :dim]
+    value_PKSV = key_PKSD[..., :value_dim] if shared else torch.full((len(pool), kv_heads, slots, value_dim), math.nan)
+    value_PKSV = value_PKSV.to(cache)
+    tables, keys_B, values_B = [], [], []
+    for (earlier, queries), blocks in zip(rows, needed, strict=True):
+        table = [pool.pop() for _ in range(blocks)]
+        keys, values = (torch.randn(kv_heads, earlier + queries, d).to(cache) for d in (dim, value_dim))
+        first = 0 if window is None else max(0, earlier - window + 1)
+        for t in range(first // slots * slots, earlier + queries):
+            value_PKSV[table[t // slots], :, t % slots] = values[:, t]
+            key_PKSD[table[t // slots], :, t % slots] = keys[:, t]
+        tables.append([GARBAGE] * (first // slots) + table[first // slots :])
+        keys_B.append(keys)
+        values_B.append(keys[..., :value_dim] if shared else values)
+    options = {"scale": dim**-0.5, "window": None, "softcap": None, "sinks_H": None} | options
+    return Case(query_NHD, key_PKSD, value_PKSV, rows, options, keys_B, values_B, tables)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.lists(st.tuples(EARLIER, QUERIES), max_size=4),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 2), (7, 1), (5, 5), (40, 1)]),
+    dims=st.sampled_from([(16, 16), (64, 64), (24, 24), (7, 5), (48, 80), (20, 130)]),
+    slots=st.sampled_from([1, 4, 16, 48]),
+    cache=st.sampled_from([torch.float32, torch.bfloat16]),
+    window=st.sampled_from([None, None, 1, 5, 70, 600]),
+    softcap=st.sampled_from([None, None, 3.0]),
+    sinks=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_it_is_attention(backend: str, heads: tuple[int, int], sinks: bool, **chosen: Any) -> None:
+    case = make(heads=heads, sinks_H=torch.randn(heads[0]) if sinks else None, **chosen)
+    out = case.run()
+    assert out.shape == (case.query_NHD.shape[0], heads[0], chosen["dims"][1])
+    assert out.dtype == torch.float32
+    if len(out):
+        torch.testing.assert_close(out.double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16])
+def test_the_output_is_of_the_queries_type(backend: str, cache: torch.dtype) -> None:
+    case = make([(30, 3), (100, 1)], dtype=torch.bfloat16, cache=cache)
+    out = case.run()
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, case.expected().bfloat16(), rtol=1 / 128, atol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [[(200, 1), (3, 1)], [(90, 40), (650, 1)]])
+@pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dims", [(48, 32), (40, 24)])
+def test_values_may_be_a_view_of_the_keys(
+    backend: str, rows: list[tuple[int, int]], cache: torch.dtype, dims: tuple[int, int]
+) -> None:
+    case = make(rows, heads=(8, 1), dims=dims, cache=cache, shared=True)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 50.0])
+def test_large_scores_do_not_overflow(backend: str, softcap: float | None) -> None:
+    case = make([(70, 5), (600, 1)], scale=200.0, softcap=softcap)
+    torch.testing.assert_close(case.run().double(), case.expected(), rtol=1e-4, atol=1e-4)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    rows=st.lists(st.tuples(EARLIER, QUERIES), min_size=2, max_size=5),
+    options=st.sampled_from([{}, {"window": 90}, {"softcap": 5.0, "sinks_H": torch.ones(4)}]),
+    cache=st.sampled_from([torch.float32, torch.bfloat16]),
+    dims=st.sampled_from([(32, 32), (24, 40)]),
+    threads=st.integers(1, 3),
+    data=st.data(),
+)
+def test_company_changes_no_bit(
+    isa: str, rows: list[tuple[int, int]], options: dict[str, Any], threads: int, data: st.DataObject, **chosen: Any
+) -> None:
+    case = make(rows, **chosen, **options)
+    together = case.run().split([queries for _, queries in rows])
+    torch.set_num_threads(threads)
+    order = data.draw(st.permutations(range(len(rows))))
+    shuffled = case.run(order).split([rows[row][1] for row in order])
+    for row, out in zip(order, shuffled, strict=True):
+        assert torch.equal(out, together[row])
+        assert torch.equal(case.run([row]), together[row])
+    torch.set_num_threads(1)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    earlier=st.sampled_from([0, 37, 480]),
+    chunks=st.lists(st.sampled_from([1, 2, 7, 33, 64, 90, 200]), min_size=1, max_size=6),
+    heads=st.sampled_from([(1, 1), (4, 2), (7, 1)]),
+    options=st.sampled_from([{}, {"window": 90}, {"softcap": 5.0}]),
+    cache=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_chunks_change_no_bit(
+    isa: str, earlier: int, chunks: list[int], options: dict[str, Any], **chosen: Any
+) -> None:
+    case = make([(earlier, sum(chunks))], **chosen, **options)
+    whole, done = case.run(), 0
+    for chunk in chunks:
+        piece = case.attend(case.query_NHD[done : done + chunk], [(0, earlier + done, chunk)])
+        assert torch.equal(piece, whole[done : done + chunk])
+        done += chunk
+    last = done - 1
+    assert torch.equal(case.attend(case.query_NHD[last:done], [(0, earlier + last, 1)]), whole[last:])
+
+
+def test_nan_stays_in_its_row(backend: str) -> None:
+    case = make([(40, 1), (100, 1), (30, 20)])
+    before = case.run()
+    case.key_PKSD[case.tables[1][0], :, 3] = math.nan
+    case.value_PKSV[case.tables[1][1], :, 3] = math.nan
+    after = case.run()
+    assert after[1].isnan().all()
+    assert torch.equal(after[[0, *range(2, 22)]], before[[0, *range(2, 22)]])
+
+
+def test_nan_stays_with_the_queries_that_see_it(isa: str) -> None:
+    case = make([(30, 100)])
+    before = case.run()
+    case.value_PKSV[case.tables[0][80 // 16], :, 80 % 16] = math.nan
+    after = case.run()
+    assert torch.equal(after[:50], before[:50])
+    assert after[50:].isnan().all()
+
+
+def test_a_row_without_queries_takes_no_part(backend: str) -> None:
+    case = make([(40, 2), (9, 1)])
+    pieces = [(0, 40, 2), (1, 9, 0), (1, 9, 1)]
+    assert torch.equal(case.attend(case.query_NHD, pieces), case.run())
+
+
+def changed(**changes: Any) -> Callable[[], Any]:
+    """A call that fits but for what is changed."""
+    fitting: dict[str, Any] = {
+        "query_NHD": torch.zeros(3, 4, 8),
+        "key_PKSD": torch.zeros(5, 2, 4, 8),
+        "value_PKSV": torch.zeros(5, 2, 4, 8),
+        "tables_BM": torch.tensor([[0, 1], [2, 3]], dtype=torch.int32),
+        "starts": torch.tensor([0, 1, 3], dtype=torch.int32),
+        "lengths_B": torch.tensor([5, 8], dtype=torch.int32),
+        "scale": 1.0,
+    }
+
+    def call() -> Tensor:
+        given = fitting | changes
+        batch = PagedBatch(given.pop("tables_BM"), given.pop("starts"), given.pop("lengths_B"))
+        return paged_attention(given.pop("query_NHD"), given.pop("key_PKSD"), given.pop("value_PKSV"), batch, **given)
+
+    return call
+
+
+def test_what_fits_is_computed(backend: str) -> None:
+    assert changed()().shape == (3, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_NHD": torch.zeros(3, 4, 8).double()}, "query_NHD: torch.float64 must be float32 or bfloat16"),
+        ({"query_NHD": torch.zeros(3, 32)}, r"query_NHD: 2 dimensions, shape \[3, 32\], must be 3"),
+        ({"query_NHD": torch.zeros(4, 4, 8)}, "query_NHD: 4 tokens must be the batch's 3"),
+        ({"query_NHD": torch.zeros(3, 3, 8)}, "query_NHD: 3 heads must be a multiple of the cache's 2"),
+        ({"query_NHD": torch.zeros(3, 4, 9)}, "query_NHD: dim 9 must be the keys' 8"),
+        ({"query_NHD": torch.zeros(3, 8, 4).transpose(1, 2)}, r"query_NHD: stride 4 .* call .contiguous\(\)"),
+        ({"query_NHD": torch.zeros(3, 4, 8, device="meta")}, "query_NHD: on meta must be on cpu"),
+        ({"value_PKSV": torch.zeros(5, 2, 3, 8)}, r"value_PKSV: shape .* must begin as the keys'"),
+        (
+            {"value_PKSV": torch.zeros(5, 2, 4, 8).bfloat16()},
+            "value_PKSV: torch.bfloat16 must be the keys' torch.float32",
+        ),
+        ({"tables_BM": torch.zeros(2, 2, dtype=torch.int64)}, "tables_BM: torch.int64 must be torch.int32"),
+        ({"tables_BM": torch.zeros(3, 2, dtype=torch.int32)}, "3 starts and 3 tables must be 3 and 2, for 2 lengths"),
+        (
+            {"tables_BM": torch.tensor([[0, 1], [2, 5]]).int()},
+            r"tables_BM\[1\]: \[2, 5\] must hold 2 blocks from 0 to 4",
+        ),
+        ({"tables_BM": torch.tensor([[0, -1], [2, 3]]).int()}, r"tables_BM\[0\]: \[0, -1\] must hold 2 blocks"),
+        (
+            {"lengths_B": torch.tensor([5, 9]).int()},
+            r"tables_BM\[1\]: .* must hold 3 blocks .* for 9 keys in blocks of 4",
+        ),
+        ({"lengths_B": torch.tensor([5, 1]).int()}, r"lengths_B\[1\]: 1 keys must be at least the row's 2 queries"),
+        ({"starts": torch.tensor([1, 2, 3]).int()}, r"starts\[0\]: 1 must be 0"),
+        ({"starts": torch.tensor([0, 4, 3]).int()}, r"starts\[2\]: 3 must be at least the start before it, 4"),
+        ({"window": 0}, "window: 0 must be at least 1"),
+        ({"softcap": 0.0}, "softcap: 0.0 must be above 0"),
+        ({"sinks_H": torch.zeros(3)}, r"sinks_H: shape \[3\] must be \[4\]"),
+    ],
+)
+def test_what_does_not_fit_is_named(backend: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(KernelError, match=message):
+        changed(**changes)()

@@ -1,0 +1,51 @@
+"""Gates on every instruction set of this CPU and in torch, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from motet_kernels import gates
+from motet_kernels.errors import KernelError
+
+ORACLES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "silu": F.silu, "softplus": F.softplus}
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_equals_float64(backend: str, name: str) -> None:
+    values = torch.cat((torch.linspace(-100, 100, 4001), torch.logspace(-30, 1, 500), -torch.logspace(-30, 1, 500)))
+    x_MC = values.repeat(2).view(2, -1)[:, 1:]
+    out = getattr(gates, name)(x_MC)
+    # Below e^-87 results are too small for normal numbers of float32.
+    torch.testing.assert_close(out.double(), ORACLES[name](x_MC.double()), rtol=2e-6, atol=1e-36)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_special_values(backend: str, name: str) -> None:
+    x_MC = torch.tensor([[torch.inf, torch.nan, 0.0, 1e30, -1e30]])
+    torch.testing.assert_close(getattr(gates, name)(x_MC), ORACLES[name](x_MC), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ORACLES)
+@pytest.mark.parametrize("width", [1, 24, 1000])
+def test_native_bits_do_not_depend_on_the_place(isa: str, name: str, width: int) -> None:
+    gate = getattr(gates, name)
+    x_MC = torch.randn(200, width, generator=torch.Generator().manual_seed(0))
+    torch.set_num_threads(2)
+    whole = gate(x_MC)
+    torch.set_num_threads(1)
+    for start, stop in ((0, 1), (1, 3), (3, 200)):
+        assert torch.equal(gate(x_MC[start:stop]), whole[start:stop])
+    assert torch.equal(gate(x_MC.flatten()[3:7][None]), whole.flatten()[3:7][None])
+
+
+def test_empty_and_wrong_inputs() -> None:
+    assert gates.silu(torch.zeros(0, 8)).shape == (0, 8)
+    with pytest.raises(KernelError, match=r"x_MC: torch.bfloat16 of shape \[1, 2\].*must be rows of float32"):
+        gates.silu(torch.zeros(1, 2, dtype=torch.bfloat16))
+    with pytest.raises(KernelError, match="must be rows of float32"):
+        gates.softplus(torch.zeros(3, 2).T)

@@ -1,0 +1,87 @@
+"""Norm, rotary embedding and gated products on every instruction set and in torch, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from motet_kernels.errors import KernelError
+from motet_kernels.gates import gated
+from motet_kernels.norm import rms_norm, rms_norm_torch
+from motet_kernels.rotary import rotate_heads, rotate_heads_torch
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 64, 100, 1024])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_rms_norm(backend: str, width: int, offset: float) -> None:
+    x, weight = randn(2, 3, width * 2)[..., ::2] * 3, randn(width)
+    expected = rms_norm_torch(x.double(), weight.double(), 1e-6, offset)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-6, offset).double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [3, 48, 130])
+def test_a_row_s_bits_do_not_depend_on_its_company(isa: str, width: int) -> None:
+    x, weight = randn(40, width), randn(width)
+    whole = (
+        rms_norm(x, weight, 1e-6),
+        gated(torch.cat((x, x), dim=1), "silu"),
+        gated(torch.cat((x, x), dim=1), "gelu_tanh"),
+    )
+    for start, stop in ((0, 1), (1, 4), (17, 40)):
+        part = x[start:stop]
+        twice = torch.cat((part, part), dim=1)
+        for one, all_rows in zip(
+            (rms_norm(part, weight, 1e-6), gated(twice, "silu"), gated(twice, "gelu_tanh")), whole, strict=True
+        ):
+            assert torch.equal(one, all_rows[start:stop])
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "dim", "rotary"), [(3, 2, 16, 16), (6, 4, 20, 8), (2, 1, 128, 64), (1, 1, 2, 2)]
+)
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotate_heads(backend: str, heads: int, queries: int, dim: int, rotary: int, normed: bool) -> None:
+    x_NC = randn(5, heads * dim + 7)[:, : heads * dim]
+    cos, sin = randn(5, rotary), randn(5, rotary + 0).roll(1, 0).contiguous()
+    weights = (randn(dim), randn(dim) + 1) if normed else (None, None)
+    out = rotate_heads(x_NC, queries, dim, cos, sin, weights[0], weights[1], 1e-6)
+    wide = [None if w is None else w.double() for w in weights]
+    expected = rotate_heads_torch(x_NC.double(), queries, dim, cos.double(), sin.double(), wide[0], wide[1], 1e-6)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 24, 97])
+def test_gated(backend: str, width: int) -> None:
+    x = randn(3, 4, 2 * width) * 4
+    gate, up = x.double().chunk(2, dim=-1)
+    torch.testing.assert_close(gated(x, "silu").double(), F.silu(gate) * up, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        gated(x, "gelu_tanh").double(), F.gelu(gate, approximate="tanh") * up, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_bfloat16_goes_through_torch() -> None:
+    x = randn(2, 8).bfloat16()
+    assert rms_norm(x, torch.ones(8), 1e-6).dtype == torch.bfloat16
+    assert gated(x, "silu").dtype == torch.bfloat16
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(KernelError, match=r"weight_C: torch.float32 \[3\] must be float32 \[4\]"):
+        rms_norm(torch.zeros(2, 4), torch.zeros(3), 1e-6)
+    with pytest.raises(KernelError, match="'relu' of 4"):
+        gated(torch.zeros(2, 4), "relu")
+    table = torch.zeros(2, 4)
+    with pytest.raises(KernelError, match=r"cos_NR.*a row for each of 3 tokens"):
+        rotate_heads(torch.zeros(3, 8), 1, 4, table, table)
+    with pytest.raises(KernelError, match="x_NC: 8 numbers are not"):
+        rotate_heads(torch.zeros(2, 8), 1, 3, table, table)
+    with pytest.raises(KernelError, match="must be equal, even, at most 2"):
+        rotate_heads(torch.zeros(2, 8), 1, 2, table, table)
+    with pytest.raises(KernelError, match=r"k_weight_D: torch.float32 \[2\] must be float32 \[4\]"):
+        rotate_heads(torch.zeros(2, 8), 1, 4, table, table, torch.zeros(4), torch.zeros(2))
