@@ -7,6 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from motet_cli.bench.arguments import add_bench
 from motet_shared.errors import MotetError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -37,6 +38,10 @@ def parser() -> argparse.ArgumentParser:
     _add_up(commands)
     _add_chat(commands)
     _add_models(commands)
+    bench = _command(commands, "bench", "bench.command", "Measure a server that speaks OpenAI's API under load.")
+    add_bench(bench, DEFAULT_URL)
+    _add_profile(commands)
+    _add_plan(commands)
     return top
 
 
@@ -89,3 +94,48 @@ def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_server(_command(commands, "models", "list_models", "List what the server serves and the local model folders."))
+
+
+def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    profile = _command(commands, "profile", "profile", "Record a torch trace of a decode worker while it serves.")
+    profile.add_argument("--url", default=DEFAULT_URL, help="the server of a `motet up` here (default: %(default)s)")
+    profile.add_argument("--nats", metavar="URL", help="its NATS server, where it runs elsewhere [MOTET_NATS_PASSWORD]")
+    profile.add_argument("--model", metavar="NAME", help="the model (default: the only one)")
+    profile.add_argument("--instance", metavar="ID", help="the worker (default: the model's busiest)")
+    profile.add_argument("--steps", type=int, default=20, help="engine steps to record; 0: by time (default: 20)")
+    profile.add_argument("--seconds", type=float, default=60.0, help="record at most this long (default: 60)")
+    profile.add_argument("--shapes", action="store_true", help="with the shapes of each operator's inputs")
+    profile.add_argument("--stacks", action="store_true", help="with Python's stack; slows the steps down")
+    profile.add_argument("--memory", action="store_true", help="with what each operator allocates")
+    profile.add_argument(
+        "--output", metavar="FILE", default="trace.json.gz", help="where it goes; gzipped if so named (%(default)s)"
+    )
+
+
+def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    plan = _command(commands, "plan", "plan", "Tell what a model needs and what a machine could do with it.")
+    plan.add_argument(
+        "model", metavar="MODEL", help="checkpoint folder (config.json is enough), or a local model's name"
+    )
+    plan.add_argument("--memory", metavar="BYTES", help="such as 24GB (default: the GPU's, or what is free here)")
+    plan.add_argument(
+        "--context", metavar="TOKENS", help="per sequence, such as 8k (default: 4k, or the model's limit)"
+    )
+    where = plan.add_mutually_exclusive_group()
+    where.add_argument("--gpu", metavar="NAME", help="upper bounds of tokens/s on this GPU, such as H100")
+    where.add_argument("--cpu", action="store_true", help="upper bounds of tokens/s on this machine's processor")
+    plan.add_argument(
+        "--weights", choices=("float32", "bf16", "bfloat16", "int8", "int4"), default="bf16", help="(default: bf16)"
+    )
+    plan.add_argument("--kv-dtype", choices=("float32", "bf16", "bfloat16"), default="bf16", help="(default: bf16)")
+    plan.add_argument("--block-size", type=int, default=16, help="tokens per KV block (default: 16)")
+    plan.add_argument("--token-budget", type=int, default=512, help="tokens computed per step (default: 512)")
+    plan.add_argument("--max-running", type=int, default=64, help="most sequences at a time (default: 64)")
+    plan.add_argument("--no-prefix-cache", action="store_true", help="no snapshots of recurrent states")
+    plan.add_argument("--overhead", metavar="BYTES", help="of the process beside the model (default: measured)")
+    plan.add_argument("--threads", type=int, default=0, help="of --cpu (default: all)")
+    plan.add_argument(
+        "--bandwidth", metavar="BYTES", help="per second, of --cpu, such as 50GB (default: measured here)"
+    )
+    plan.add_argument("--gflops", type=float, help="float32, of --cpu (default: from clock and vector width)")
+    plan.add_argument("--json", action="store_true", help="print JSON instead of tables")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from motet_cli import address, models, nats
+from motet_cli.connection import Connection, published
 from motet_cli.logs import Log
 from motet_cli.readiness import Health, wait_for_port, wait_until_ready
 from motet_cli.stack import Stack
@@ -79,8 +80,10 @@ def run(args: Namespace) -> int:
     terminal = sys.stdout.isatty()
     colour = terminal and not os.environ.get("NO_COLOR")
     log = Log(sys.stdout, fmt=todo.stack.log_format, colour=colour, live=terminal)
+    stack = todo.stack
     try:
-        return asyncio.run(Up(todo, log).run())
+        with published(stack.port, Connection(stack.nats_url, stack.nats_password)):
+            return asyncio.run(Up(todo, log).run())
     finally:
         log.close()
 

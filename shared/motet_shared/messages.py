@@ -113,6 +113,8 @@ class Chat(Request, tag="chat"):
     max_tokens: int | None = None  # None: as many as the context holds
     resume: Resume | None = None
     request_id: str = ""
+    priority: int = 0
+    tenant: str = ""
 
 
 class Complete(Request, tag="complete"):
@@ -126,6 +128,8 @@ class Complete(Request, tag="complete"):
     max_tokens: int | None = 16
     resume: Resume | None = None
     request_id: str = ""
+    priority: int = 0
+    tenant: str = ""
 
 
 class Generate(Request, tag="generate"):
@@ -136,6 +140,22 @@ class Generate(Request, tag="generate"):
     sampling: Sampling
     output: list[int] = []
     request_id: str = ""
+    priority: int = 0  # higher ones go first
+    tenant: str = ""  # whose share of the engine it uses
+
+
+class Profile(Request, tag="profile"):
+    """operator → decode: record the engine's next steps; a gzipped Chrome trace (JSON) comes back as `Chunk` items.
+
+    It ends after `steps` steps or `seconds` seconds, whichever comes first; steps=0: after `seconds`.
+    """
+
+    model: str
+    steps: int = 20
+    seconds: float = 60.0
+    shapes: bool = False  # of each operator's inputs
+    stacks: bool = False  # of Python, per operator: slows the steps down several times
+    memory: bool = False  # allocated and freed, per operator
 
 
 class Echo(Request, tag="echo"):
@@ -171,7 +191,13 @@ class Blob(Struct, array_like=True, tag="r"):
     ref: BlobRef
 
 
-Body = Tokens | Text | Blob
+class Chunk(Struct, array_like=True, gc=False, tag="d"):
+    """The next bytes of a file that is sent in order. Small enough for any `max_payload`."""
+
+    data: bytes
+
+
+Body = Tokens | Text | Blob | Chunk
 
 
 # ------------------------------------------------------------------------------------------------------------- frames
@@ -232,7 +258,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     caller: str  # instance id, "<role>-<hex>"
     stream: int
     credit: int  # items that may be sent before the first Credit
-    body: Chat | Complete | Generate | Echo
+    body: Chat | Complete | Generate | Profile | Echo
     deadline_ms: int | None = None
     epoch: int = 0  # of a realtime session: an actor drops work of an older epoch
 

@@ -1,0 +1,237 @@
+"""`motet plan`: what a model needs and what a machine could do with it, from its config.json alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from motet_cli.models import model_dirs
+from motet_cli.this_cpu import available_memory, this_cpu
+from motet_shared.capacity import KV_BYTES, WEIGHT_FORMATS, Plan, Settings, format_bytes, layout_of, plan
+from motet_shared.errors import ConfigError
+from motet_shared.model_config import model_shape, read_config
+from motet_shared.model_shape import ModelShape
+from motet_shared.roofline import GPUS, Bound, Processor, decode_bound, prefill_bound
+
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
+_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
+# What a process of the engine takes beside the model: on a CPU Python with torch and transformers and what its
+# allocator keeps between tensors (measured); on a GPU the CUDA context, cuBLAS workspaces and the allocator's slack.
+CPU_OVERHEAD = 424 << 20
+GPU_OVERHEAD = 1536 << 20
+
+
+def run(args: Namespace) -> int:
+    folder = find_config(args.model)
+    shape = model_shape(read_config(folder), folder)
+    processor = _processor(args)
+    memory = parse_bytes(args.memory, "--memory") if args.memory else _default_memory(processor)
+    settings = _settings(args, on_gpu=args.gpu is not None)
+    context = parse_tokens(args.context) if args.context else min(shape.context or 4096, 4096)
+    made = plan(shape, settings, memory, context)
+    bounds = _bounds(shape, processor, settings, made) if processor else {}
+    if args.json:
+        json.dump(_document(args.model, shape, settings, made, processor, bounds), sys.stdout, indent=1)
+        print()
+    else:
+        _print(args.model, shape, settings, made, processor, bounds)
+    return 0
+
+
+# --------------------------------------------------------------------------------------------------------- command line
+def find_config(given: str) -> Path:
+    """The folder of a config.json: named itself, by the file, or as a local model. Raises ConfigError."""
+    path = Path(given).expanduser()
+    if path.is_file():
+        path = path.parent
+    elif not path.is_dir() and "/" not in given:
+        path = next((d / given for d in model_dirs() if (d / given).is_dir()), path)
+    if not (path / "config.json").is_file():
+        raise ConfigError(
+            f"MODEL={given!r}: no config.json there; give a checkpoint folder or the name of a local model"
+        )
+    return path
+
+
+def parse_bytes(text: str, name: str) -> int:
+    """ "24GB" (10^9), "24GiB" (2^30), "500M", or bytes."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    if match is None or match[2] not in _UNITS or not float(match[1]):
+        raise ConfigError(f"{name}={text!r}: give bytes such as 24GB or 24GiB")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_tokens(text: str) -> int:
+    """ "8192", or "8k" (1,024 each)."""
+    match = re.fullmatch(r"(\d+)(k?)", text.strip().lower())
+    if match is None or not int(match[1]):
+        raise ConfigError(f"--context={text!r}: give tokens such as 8192 or 8k")
+    return int(match[1]) * (1024 if match[2] else 1)
+
+
+def _processor(args: Namespace) -> Processor | None:
+    if args.gpu is not None:
+        named = {name.lower(): gpu for name, gpu in GPUS.items()}
+        if (gpu := named.get(args.gpu.lower())) is None:
+            raise ConfigError(f"--gpu={args.gpu!r} is not in the table; choose one of {', '.join(GPUS)}")
+        return gpu
+    if args.cpu:
+        bandwidth = parse_bytes(args.bandwidth, "--bandwidth") if args.bandwidth else 0
+        return this_cpu(threads=args.threads, bandwidth=bandwidth, flops=(args.gflops or 0) * 1e9)
+    return None
+
+
+def _default_memory(processor: Processor | None) -> int:
+    return processor.memory if processor is not None else available_memory()
+
+
+def _settings(args: Namespace, on_gpu: bool) -> Settings:
+    overhead = parse_bytes(args.overhead, "--overhead") if args.overhead else GPU_OVERHEAD if on_gpu else CPU_OVERHEAD
+    for name, low in (("block_size", 1), ("token_budget", 1), ("max_running", 1)):
+        if getattr(args, name) < low:
+            raise ConfigError(f"--{name.replace('_', '-')}={getattr(args, name)}: give at least {low}")
+    return Settings(
+        weights=WEIGHT_FORMATS[_ALIASES.get(args.weights, args.weights)],
+        experts=None if on_gpu else WEIGHT_FORMATS["float32"],  # the engine's CPU products know no packed experts
+        kv_bytes=KV_BYTES[_ALIASES.get(args.kv_dtype, args.kv_dtype)],
+        activation_bytes=2 if on_gpu else 4,
+        block_size=args.block_size,
+        token_budget=args.token_budget,
+        max_running=args.max_running,
+        prefix_cache=not args.no_prefix_cache,
+        overhead=overhead,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- output
+def _bounds(shape: ModelShape, processor: Processor, settings: Settings, made: Plan) -> dict[str, Bound]:
+    def decode(batch: int) -> Bound:
+        return decode_bound(
+            shape, processor, settings.weights, batch=batch, context=made.context, kv_bytes=settings.kv_bytes
+        )
+
+    bounds = {"decode, 1 sequence": decode(1)}
+    if made.running > 1:
+        bounds[f"decode, {made.running} sequences"] = decode(made.running)
+    bounds["prefill"] = prefill_bound(shape, processor, settings.weights, tokens=made.context)
+    return bounds
+
+
+def _document(
+    model: str,
+    shape: ModelShape,
+    settings: Settings,
+    made: Plan,
+    processor: Processor | None,
+    bounds: dict[str, Bound],
+) -> dict[str, Any]:
+    counts = shape.parameters
+    return {
+        "model": model,
+        "model_type": shape.model_type,
+        "parameters": {**asdict(counts), "total": counts.total, "active": counts.active},
+        "settings": asdict(settings),
+        "plan": {**asdict(made), "used": made.used},
+        "processor": asdict(processor) if processor else None,
+        "roofline": {name: asdict(bound) for name, bound in bounds.items()},
+    }
+
+
+def _print(
+    model: str,
+    shape: ModelShape,
+    settings: Settings,
+    made: Plan,
+    processor: Processor | None,
+    bounds: dict[str, Bound],
+) -> None:
+    console = Console(highlight=False)
+    console.print(f"{model} ({shape.model_type}): parameters", _parameters_table(shape), sep="\n")
+    console.print("memory", _memory_table(shape, settings, made), sep="\n")
+    console.print("capacity", _capacity_table(made, settings), sep="\n")
+    if processor is not None:
+        rates = f"{processor.bandwidth / 1e9:,.0f} GB/s, {processor.bf16 / 1e12:,.2f} TFLOP/s"
+        console.print(f"at most on {processor.name} ({rates})", _roofline_table(bounds), sep="\n")
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_header=bool(columns[2:]))
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index in (0, 2) else "right")
+    return table
+
+
+def _parameters_table(shape: ModelShape) -> Table:
+    counts = shape.parameters
+    table = _table("part", "count")
+    for name in ("embeddings", "attention", "recurrent", "mlp", "experts", "norms", "lm_head"):
+        if number := getattr(counts, name):
+            table.add_row(name, f"{number:,}")
+    if counts.tied:
+        table.add_row("lm_head", "the embeddings")
+    table.add_row("total", f"{counts.total:,}")
+    if counts.active != counts.total:
+        table.add_row("active per token", f"{counts.active:,}")
+    return table
+
+
+def _memory_table(shape: ModelShape, settings: Settings, made: Plan) -> Table:
+    table = _table("use", "bytes", "how")
+    blocks = f"{made.num_blocks:,} blocks of {made.block_size} tokens, {format_bytes(made.block_bytes)} each"
+    rows = [
+        ("weights", made.weights, settings.weights.name),
+        ("activations", made.activations, f"{settings.token_budget} tokens per step"),
+        (
+            "recurrent states",
+            made.states,
+            f"{settings.max_running} sequences" + " and snapshots" * settings.prefix_cache,
+        ),
+        ("overhead", made.overhead, "process, libraries"),
+        ("KV cache", made.kv, blocks),
+        ("used", made.used, f"of {format_bytes(made.memory)}"),
+    ]
+    for name, number, how in rows:
+        if number:
+            table.add_row(name, format_bytes(number), how)
+    kinds = ", ".join(
+        f"{len(group.layers)} layers {'full' if group.window is None else f'window {group.window}'}"
+        for group in layout_of(shape.layers, made.block_size, settings.kv_bytes).groups
+    )
+    table.add_row("KV per token", format_bytes(made.per_token), f"groups: {kinds}")
+    return table
+
+
+def _capacity_table(made: Plan, settings: Settings) -> Table:
+    table = _table("what", "how much")
+    table.add_row(f"KV of a sequence of {made.context:,} tokens", format_bytes(made.per_sequence))
+    table.add_row(f"sequences of {made.context:,} tokens at a time", f"{made.sequences:,}")
+    if made.running < made.sequences:
+        table.add_row("of which run (max_running)", f"{settings.max_running:,}")
+    table.add_row("longest single sequence", f"{made.longest:,} tokens")
+    return table
+
+
+def _roofline_table(bounds: dict[str, Bound]) -> Table:
+    table = _table("phase", "tokens/s", "limit")
+    for name, bound in bounds.items():
+        table.add_row(name, f"{bound.tokens_per_second:,.1f}", bound.limit)
+    return table

@@ -1,0 +1,263 @@
+"""How much a model fits into how much memory: the arithmetic behind `motet plan`, and of the engine's own pool.
+
+The KV cache is one pool of equal blocks. Layers that forget alike (none of it, or with the same window) are a kind;
+every kind is cut into groups of at most `g` layers, `g` being the number of layers of the smallest kind. A block holds
+`block_size` tokens of one group's layers, and all groups store into the same `g` tensors (the scheme of vLLM's hybrid
+KV cache manager). Recurrent state is kept per sequence, outside the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from .errors import ConfigError
+from .model_shape import LayerCache, ModelShape
+
+STATE_BYTES = 4  # recurrent state is float32
+SMALL_BYTES = 4  # norms, biases and other vectors are float32: they are few
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers with one block table, by their indices in the model. Layer `layers[j]` lives in storage tensor `j`.
+
+    window: how many tokens a query sees, itself included; None: all.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None = None
+
+    def first_needed(self, position: int, block_size: int) -> int:
+        """Index of the first block that a query at `position`, or any later one, can see."""
+        return 0 if self.window is None else max(0, position - self.window + 1) // block_size
+
+    def most_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
+        """Most blocks that a sequence of `tokens` tokens holds at a time, computing up to `step_tokens` per step.
+
+        Of a sliding group: those of the window and of the chunk, which may begin and end inside a block.
+        """
+        whole = -(-tokens // block_size)
+        if self.window is None:
+            return whole
+        kept = self.window - 1 + step_tokens
+        return min(whole, (kept + block_size - 2) // block_size + 1)
+
+
+def group_layers(windows: Mapping[int, int | None]) -> list[KvGroup]:
+    """Layers (index: window) into groups: those that never forget first, then by window."""
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in sorted(windows.items()):
+        kinds.setdefault(window, []).append(layer)
+    size = min(map(len, kinds.values()), default=1)
+    return [
+        KvGroup(tuple(layers[start : start + size]), window)
+        for window, layers in sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
+        for start in range(0, len(layers), size)
+    ]
+
+
+def slot_sizes(sizes: Mapping[int, int], groups: Iterable[KvGroup]) -> list[int]:
+    """Size per token of each storage tensor: that of the widest layer in it. `sizes`: by layer, in any unit."""
+    slots: list[int] = []
+    for group in groups:
+        for index, layer in enumerate(group.layers):
+            if index == len(slots):
+                slots.append(0)
+            slots[index] = max(slots[index], sizes[layer])
+    return slots
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """How the layers of a model share a pool of blocks of `block_bytes` bytes."""
+
+    groups: tuple[KvGroup, ...]
+    block_size: int
+    block_bytes: int
+
+    def blocks_for(self, tokens: int, step_tokens: int) -> int:
+        """Most blocks that one sequence of `tokens` tokens holds at a time, over all groups."""
+        return sum(group.most_blocks(tokens, step_tokens, self.block_size) for group in self.groups)
+
+    def blocks_in(self, memory: int) -> int:
+        """Blocks of a pool that takes at most `memory` bytes, the one that pads block tables not counted."""
+        return max(0, memory // self.block_bytes - 1)
+
+    def longest(self, num_blocks: int, step_tokens: int) -> int:
+        """Tokens of the longest sequence that `num_blocks` hold; 2^40 if only windows limit it."""
+        low, high = 0, 1 << 40
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.blocks_for(middle, step_tokens) <= num_blocks else (low, middle)
+        return low
+
+
+def kv_layout(windows: Mapping[int, int | None], token_bytes: Mapping[int, int], block_size: int) -> KvLayout:
+    """Of layers that cache `token_bytes` per token each. Both by index. Raises ConfigError if there is none."""
+    if not windows:
+        raise ConfigError("no layer has a KV cache: models without attention are not served")
+    groups = group_layers(windows)
+    return KvLayout(tuple(groups), block_size, sum(slot_sizes(token_bytes, groups)) * block_size)
+
+
+def layout_of(layers: Iterable[LayerCache], block_size: int, element_bytes: int) -> KvLayout:
+    """The layout of a model that is only known by its shape."""
+    attending = {index: layer for index, layer in enumerate(layers) if layer.elements}
+    windows = {index: layer.window for index, layer in attending.items()}
+    return kv_layout(windows, {i: layer.elements * element_bytes for i, layer in attending.items()}, block_size)
+
+
+def state_bytes(layers: Iterable[LayerCache]) -> int:
+    """Recurrent state of one sequence."""
+    return sum(layer.state for layer in layers) * STATE_BYTES
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """Bytes of a weight matrix: `bits` per element, and scales per row or per group of `group` elements.
+
+    table_bytes: per element of the embeddings, which stay exact in quantized formats.
+    compute: which of a processor's rates it computes at, "bf16" or "int8".
+    """
+
+    name: str
+    bits: int
+    row_bytes: int = 0
+    group: int = 0
+    group_bytes: int = 0
+    table_bytes: int = 2
+    compute: str = "bf16"
+
+    def matrix_bytes(self, elements: int, rows: int) -> int:
+        groups = elements // self.group if self.group else 0
+        return elements * self.bits // 8 + rows * self.row_bytes + groups * self.group_bytes
+
+
+WEIGHT_FORMATS = {
+    "float32": WeightFormat(name="float32", bits=32, table_bytes=4),
+    "bfloat16": WeightFormat(name="bfloat16", bits=16),
+    "int8": WeightFormat(name="int8", bits=8, row_bytes=4, compute="int8"),
+    "int4": WeightFormat(name="int4", bits=4, group=32, group_bytes=2),
+}
+KV_BYTES = {"float32": 4, "bfloat16": 2}
+
+
+def weight_bytes(shape: ModelShape, format: WeightFormat, experts: WeightFormat | None = None) -> int:
+    """All weights in memory. A tied lm_head shares the embeddings' memory unless it is quantized.
+
+    experts: the format of the experts' matrices, where it is another one.
+    """
+    counts = shape.parameters
+    head = shape.vocab * shape.hidden if counts.tied else 0
+    shared = format.bits == format.table_bytes * 8
+    table = counts.embeddings - (head if shared else 0)
+    small = counts.total - counts.embeddings - (counts.matrices - head)
+    matrices = format.matrix_bytes(counts.matrices, counts.matrix_rows)
+    if experts is not None and counts.experts:
+        share = counts.experts / counts.matrices
+        matrices = int(matrices * (1 - share) + experts.matrix_bytes(counts.matrices, counts.matrix_rows) * share)
+    return matrices + table * format.table_bytes + small * SMALL_BYTES
+
+
+def format_bytes(number: int) -> str:
+    """Bytes for people, in a unit that leaves digits to see."""
+    unit, size = next(((u, s) for u, s in (("GiB", 1 << 30), ("MiB", 1 << 20)) if number >= s), ("KiB", 1 << 10))
+    return f"{number / size:.2f} {unit}"
+
+
+# ---------------------------------------------------------------------------------------------------------------- plan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Bytes by use, and what they buy.
+
+    kv: the pool, in whole blocks. num_blocks: those that sequences can use; the pool has one more, which pads tables.
+    states: recurrent state, of `max_running` sequences and as many snapshots for the prefix cache.
+    per_sequence: KV of one sequence of `context` tokens; per_token: what a further token adds while no window forgets.
+    sequences: how many of `context` tokens the pool holds at a time; running: of those, at most `max_running` run.
+    longest: longest single sequence, at most the model's own limit.
+    """
+
+    memory: int
+    weights: int
+    activations: int
+    overhead: int
+    states: int
+    kv: int
+    block_size: int
+    block_bytes: int
+    num_blocks: int
+    context: int
+    per_token: int
+    per_sequence: int
+    sequences: int
+    running: int
+    longest: int
+
+    @property
+    def used(self) -> int:
+        return self.weights + self.activations + self.overhead + self.states + self.kv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the engine is to run, with its own defaults; `*_bytes`: per element. experts: None: in `weights` too."""
+
+    weights: WeightFormat = WEIGHT_FORMATS["bfloat16"]
+    experts: WeightFormat | None = None
+    kv_bytes: int = 2
+    activation_bytes: int = 4
+    block_size: int = 16
+    token_budget: int = 512
+    max_running: int = 64
+    prefix_cache: bool = True
+    overhead: int = 0
+
+
+def activation_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Most that one step allocates at a time: a layer's rows for every token of the budget, and the logits.
+
+    Residual stream, normed input, attention's input and output, and the widest product with its activation; logits in
+    float32, twice, because sampling makes a copy.
+    """
+    rows = settings.token_budget * (4 * shape.hidden + 2 * shape.widest) * settings.activation_bytes
+    return rows + 2 * settings.max_running * shape.vocab * 4
+
+
+def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Plan:
+    """Share `memory` bytes out. Raises ConfigError where weights or one sequence do not fit, saying what would."""
+    if shape.context and context > shape.context:
+        raise ConfigError(f"context={context}: the model goes up to {shape.context} tokens; give at most that")
+    layout = layout_of(shape.layers, settings.block_size, settings.kv_bytes)
+    slots = settings.max_running * (2 if settings.prefix_cache else 1)
+    weights, states = weight_bytes(shape, settings.weights, settings.experts), slots * state_bytes(shape.layers)
+    activations = activation_bytes(shape, settings)
+    taken = weights + activations + settings.overhead + states
+    per_sequence = layout.blocks_for(context, settings.token_budget)
+    num_blocks = layout.blocks_in(memory - taken)
+    if num_blocks < per_sequence:
+        least = taken + (per_sequence + 1) * layout.block_bytes
+        raise ConfigError(
+            f"memory={format_bytes(memory)}: weights, activations, states and overhead take {format_bytes(taken)}, and "
+            f"a sequence of {context} tokens {format_bytes(least - taken)}; give at least {format_bytes(least)}, "
+            "a shorter context, or smaller weights"
+        )
+    longest = layout.longest(num_blocks, settings.token_budget)
+    return Plan(
+        memory=memory,
+        weights=weights,
+        activations=activations,
+        overhead=settings.overhead,
+        states=states,
+        kv=(num_blocks + 1) * layout.block_bytes,
+        block_size=settings.block_size,
+        block_bytes=layout.block_bytes,
+        num_blocks=num_blocks,
+        context=context,
+        per_token=sum(layer.elements for layer in shape.layers) * settings.kv_bytes,
+        per_sequence=per_sequence * layout.block_bytes,
+        sequences=num_blocks // per_sequence,
+        running=min(num_blocks // per_sequence, settings.max_running),
+        longest=min(longest, shape.context or longest),
+    )
