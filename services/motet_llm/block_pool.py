@@ -1,56 +1,107 @@
-"""Which blocks of the KV cache are free. It hands out numbers; the tensors are `KvCache`'s."""
+"""Which blocks of the KV cache are free, shared or remembered. It hands out numbers; the tensors are `KvCache`'s."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable
 
 from motet_shared.errors import InternalError
 
 
 class BlockPool:
-    """A free list over blocks 0 … num_blocks - 1, last freed first reused (its memory is still in the cache)."""
+    """Blocks 0 … num_blocks - 1, counted by the block tables they stand in.
+
+    A block whose content was published outlives its last table: it stays *idle* and is taken for something else only
+    when no empty block is left, the least recently used first. Idle blocks count as free. `on_evict(block, key)` is
+    told before an idle block loses its content.
+    """
 
     def __init__(self, num_blocks: int, block_size: int):
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._used = bytearray(num_blocks)
+        self.on_evict: Callable[[int, Hashable], None] = lambda block, key: None
+        self.evictions = 0
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._refs = [0] * num_blocks
+        self._keys: list[Hashable | None] = [None] * num_blocks
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._empty) + len(self._idle)
 
     @property
-    def capacity(self) -> int:
-        """Tokens that the whole pool holds."""
-        return self.num_blocks * self.block_size
+    def num_idle(self) -> int:
+        return len(self._idle)
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks. Raises InternalError if fewer are free: callers look at `num_free` first."""
-        if count > len(self._free):
-            raise InternalError(f"allocate({count}): only {len(self._free)} of {self.num_blocks} blocks are free")
-        blocks = [self._free.pop() for _ in range(count)]
+        """`count` blocks for one table. Raises InternalError if fewer are free: callers look at `num_free` first."""
+        if count > self.num_free:
+            raise InternalError(f"allocate({count}): only {self.num_free} of {self.num_blocks} blocks are free")
+        blocks = [self._empty.pop() if self._empty else self._evict() for _ in range(count)]
         for block in blocks:
-            self._used[block] = 1
+            self._refs[block] = 1
         return blocks
 
-    def free(self, blocks: Iterable[int]) -> None:
-        """Give blocks back. Raises InternalError, changing nothing further, at a block that is not in use."""
-        for block in blocks:
-            if not self._used[block]:
-                raise InternalError(f"block {block} was freed twice")
-            self._used[block] = 0
-            self._free.append(block)
+    def _evict(self) -> int:
+        block = next(iter(self._idle))
+        self.on_evict(block, self._keys[block])
+        del self._idle[block]
+        self._keys[block] = None
+        self.evictions += 1
+        return block
 
-    def check_integrity(self, tables: Iterable[list[int]]) -> None:
-        """Raise InternalError unless `tables` and the free list hold every block exactly once."""
-        held = [block for table in tables for block in table]
-        if len(set(held)) != len(held):
-            raise InternalError(f"a block stands in two block tables: {sorted(held)}")
-        if sorted(held + self._free) != list(range(self.num_blocks)):
-            raise InternalError(f"blocks leaked: {len(held)} held and {len(self._free)} free of {self.num_blocks}")
-        if any(not self._used[block] for block in held) or sum(self._used) != len(held):
-            raise InternalError("the marks of used blocks disagree with the block tables")
+    def free(self, blocks: Iterable[int]) -> None:
+        """Take blocks out of one table. Raises InternalError, changing nothing further, at a block that is in none."""
+        for block in blocks:
+            if not self._refs[block]:
+                raise InternalError(f"block {block} was freed twice")
+            self._refs[block] -= 1
+            if self._refs[block]:
+                continue
+            if self._keys[block] is None:
+                self._empty.append(block)
+            else:
+                self._idle[block] = None
+
+    def publish(self, block: int, key: Hashable) -> None:
+        """Keep the block's content after its last table, until `on_evict` is told of it."""
+        self._keys[block] = key
+
+    def share(self, block: int) -> None:
+        """Put a published block into one more table."""
+        if not self._refs[block]:
+            del self._idle[block]
+        self._refs[block] += 1
+
+    def refs(self, block: int) -> int:
+        """Number of tables that the block stands in."""
+        return self._refs[block]
+
+    def is_idle(self, block: int) -> bool:
+        return block in self._idle
+
+    def is_private(self, block: int) -> bool:
+        """Whether nobody else reads the block, now or later."""
+        return self._refs[block] == 1 and self._keys[block] is None
+
+    def check_published(self, block: int | None, key: Hashable) -> None:
+        """Raise InternalError if `block` is not published under `key`."""
+        if block is not None and self._keys[block] != key:
+            raise InternalError(f"block {block} is published as something else than the prefix cache says")
+
+    def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
+        """Raise InternalError unless every block is empty, idle, or in exactly the tables that its count says."""
+        held = Counter(block for table in tables for block in table)
+        counted = Counter({block: refs for block, refs in enumerate(self._refs) if refs})
+        if held != counted:
+            wrong = sorted(block for block in held | counted if held[block] != counted[block])
+            raise InternalError(f"blocks {wrong[:8]} stand in more or fewer block tables than counted")
+        if sorted([*held, *self._empty, *self._idle]) != list(range(self.num_blocks)):
+            free = f"{len(self._empty)} empty and {len(self._idle)} idle"
+            raise InternalError(f"blocks leaked: {len(held)} held, {free} of {self.num_blocks}")
+        if any(self._keys[b] is None for b in self._idle) or any(self._keys[b] is not None for b in self._empty):
+            raise InternalError("an idle block has no content, or an empty one has some")

@@ -7,87 +7,143 @@ exactly is refused here by name.
 from __future__ import annotations
 
 import inspect
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.modeling_utils import AttentionInterface
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from motet_shared.errors import ConfigError
 
-from . import attention
+from . import attention, mixers, support
 
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+INDEX = "model.safetensors.index.json"
+SPARSE_LAYERS = {
+    "indexed_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+    "minimax_m3_sparse",
+}
+# What a model takes when it goes on from another one's states.
+FOREIGN_STATES = {"shared_kv_states", "backbone_last_hidden_state"}
 # Their frequencies depend on the longest sequence of a batch: right only while no sequence leaves the original range.
 BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+# What transformers raises for files that make no sense to it.
+UNUSABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    StrictDataclassError,
+)
+QUANTIZED = {"I8", "F8_E4M3", "F8_E5M2"}  # types of safetensors that mean nothing without their scales
+UNLIMITED = 1 << 20  # tokens: up to where masks are looked at, for a model that names no limit
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
     """The folder's config.json. Raises ConfigError for what the engine cannot run."""
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (ValueError, OSError, KeyError, StrictDataclassError) as error:
+    except UNUSABLE as error:
         raise ConfigError(f"{folder}/config.json is not of a model that transformers knows: {error}") from error
-    _refuse_unsupported(config)
+    check_config(config)
     return config
 
 
-def _refuse_unsupported(config: PreTrainedConfig) -> None:
-    reason = None
-    kinds = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
-    if config.is_encoder_decoder:
-        reason = "it is an encoder-decoder"
-    elif config.get_text_config() is not config:
-        reason = "it is multimodal; give a text-only checkpoint"
-    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        reason = "transformers has no causal language model for it"
-    elif not model_class(config)._supports_attention_backend:
-        reason = f"{model_class(config).__name__} does not take an attention function from outside"
-    elif "logits_to_keep" not in inspect.signature(model_class(config).forward).parameters:
-        reason = f"{model_class(config).__name__} computes the logits of every token"
-    elif kinds:
-        reason = f"it has layers of kind {', '.join(sorted(kinds))}"
-    elif not getattr(config, "is_causal", True) or getattr(config, "use_bidirectional_attention", None):
-        reason = "its attention is bidirectional"
-    elif getattr(config, "quantization_config", None) is not None:
-        reason = "its weights are quantized; give the original ones"
-    if reason:
+def check_config(config: PreTrainedConfig) -> None:
+    """Raises ConfigError for what config.json alone is enough to refuse."""
+    for reason in _reasons(config):
         raise ConfigError(f"model_type={config.model_type!r} is not supported: {reason}")
 
 
-def model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+def _reasons(config: PreTrainedConfig) -> Iterator[str]:
+    """What the model's code does is for `support.examine` to see."""
+    if config.is_encoder_decoder:
+        yield "it is an encoder-decoder"
+    found = find_class(config)
+    if found and (foreign := FOREIGN_STATES & inspect.signature(found.forward).parameters.keys()):
+        yield f"it goes on from the states of another model ({', '.join(sorted(foreign))})"
+    if config.get_text_config() is not config or {"vision_config", "audio_config"} & config.sub_configs.keys():
+        yield "it is multimodal; give a text-only checkpoint"
+    if found is None:
+        yield "transformers has no causal language model for it"
+        return
+    if "logits_to_keep" not in inspect.signature(found.forward).parameters:
+        yield f"{found.__name__} computes the logits of every token"
+    if sparse := SPARSE_LAYERS & set(getattr(config, "layer_types", None) or ()):
+        yield f"it attends to tokens that it selects itself (layers of kind {', '.join(sorted(sparse))})"
+    if getattr(config, "quantization_config", None) is not None:
+        yield "its weights are quantized; give the original ones"
+
+
+def find_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """The causal language model for `config`: transformers' choice, else the one that its `architectures` name."""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    for name in config.architectures or ():
+        found: Any = getattr(transformers, name, None)
+        if getattr(found, "config_class", None) is type(config) and found.can_generate():
+            return found
+    return None
+
+
+def exact_range(config: PreTrainedConfig) -> int | None:
+    """Up to how many tokens the engine is exact; None if the config names no limit."""
+    limits = [getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)]
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = rope.values() if rope and all(v is None or isinstance(v, dict) for v in rope.values()) else [rope]
+    for kind in kinds:
+        if kind and kind.get("rope_type") in BATCH_DEPENDENT_ROPE:
+            limits.append(kind.get("original_max_position_embeddings"))
+    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        # Within its first chunk it is plain causal attention.
+        limits.append(getattr(config, "attention_chunk_size", None))
+    if getattr(config, "attn_temperature_tuning", False):
+        limits.append(config.floor_scale - 1)  # up to there the temperature is 1
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def context_of(config: PreTrainedConfig, wanted: int) -> int:
     """Longest sequence in tokens: `wanted`, or the model's own limit if 0. Raises ConfigError beyond the limit."""
-    own = getattr(config, "max_position_embeddings", None)
+    own = exact_range(config)
     if own is None:
         if not wanted:
             raise ConfigError(f"context=0: the config of {config.model_type} names no limit; set `context`")
         own = wanted
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
-    for kind in kinds:
-        if kind.get("rope_type") in BATCH_DEPENDENT_ROPE:
-            own = min(own, kind.get("original_max_position_embeddings") or own)
     if wanted > own:
         raise ConfigError(f"context={wanted}: the model is exact up to {own} tokens; give at most that")
     return wanted or own
 
 
-def resolve_dtype(config: PreTrainedConfig, wanted: str) -> torch.dtype:
-    """The dtype to compute in. 16-bit checkpoints run in float32 where the CPU has no bfloat16 instructions."""
+def resolve_dtype(wanted: str) -> torch.dtype:
+    """The dtype of activations: float32 unless another one is wanted. Matrices have a format of their own."""
+    return torch.float32 if wanted == "auto" else getattr(torch, wanted)
+
+
+def resolve_kv_dtype(config: PreTrainedConfig, wanted: str) -> torch.dtype:
+    """The dtype of the KV cache: as wide as the checkpoint was made for, where there is a choice."""
     if wanted != "auto":
         return getattr(torch, wanted)
-    native = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native == torch.bfloat16 and fast else torch.float32
+    return torch.bfloat16 if config.dtype == torch.bfloat16 else torch.float32
+
+
+def resolve_weights(config: PreTrainedConfig, wanted: str) -> str:
+    """The format of the matrices: the checkpoint's, but float32 for float16, which CPUs compute slowly."""
+    if wanted != "auto":
+        return wanted
+    return "bfloat16" if config.dtype == torch.bfloat16 else "float32"
 
 
 def _check_readable(folder: Path) -> None:
@@ -95,29 +151,50 @@ def _check_readable(folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{folder}: no *.safetensors; other formats can run code while they load")
+    if absent := sorted(_indexed(folder) - {file.name for file in files}):
+        raise ConfigError(f"{folder}: {INDEX} names {', '.join(absent)}; copy what is missing")
     for file in files:
         try:
-            with file.open("rb"), safe_open(file, framework="pt"):
-                pass
+            with file.open("rb"), safe_open(file, framework="pt") as weights:
+                names = weights.keys()
+                quantized = [name for name in names if weights.get_slice(name).get_dtype() in QUANTIZED]
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"{file} cannot be read: {error}; check its permissions, or copy it again") from error
+        if quantized:
+            raise ConfigError(f"{file}: {quantized[0]} is quantized; give the original weights")
+
+
+def _indexed(folder: Path) -> set[str]:
+    """The names of the files that a checkpoint of several files consists of, as its index says."""
+    if not (folder / INDEX).is_file():
+        return set()
+    try:
+        return set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{folder / INDEX} cannot be read: {error!r}; copy it again") from error
 
 
 def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model with our attention. Raises ConfigError naming every tensor that is missing, left over or misshapen."""
+    """The model of a config that `load_config` gave, with our attention.
+
+    Raises ConfigError naming every tensor that is missing, left over or misshapen.
+    """
     _check_readable(folder)
     disable_progress_bar()  # standard error is the service's log
-    AttentionInterface.register(attention.NAME, attention.paged_attention)
-    model, report = model_class(config).from_pretrained(
-        folder,
-        config=config,
-        dtype=dtype,
-        attn_implementation=attention.NAME,
-        local_files_only=True,
-        use_safetensors=True,
-        ignore_mismatched_sizes=True,  # reported below, with the rest
-        output_loading_info=True,
-    )
+    found: Any = find_class(config)
+    try:
+        model, report = found.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",  # until `prepare`
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below, with the rest
+            output_loading_info=True,
+        )
+    except UNUSABLE as error:
+        raise ConfigError(f"{folder}: transformers cannot make {found.__name__} of it: {error!r}") from error
     faults = [f"missing {name}" for name in sorted(report["missing_keys"])]
     faults += [f"unknown {name}" for name in sorted(report["unexpected_keys"])]
     faults += [f"{name} is {list(has)}, not {list(wants)}" for name, has, wants in sorted(report["mismatched_keys"])]
@@ -126,7 +203,22 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     if faults:
         shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
         raise ConfigError(f"{folder}: the weights contradict config.json: {shown}")
-    return model.eval().requires_grad_(False)
+    return prepare(model.eval().requires_grad_(False))
+
+
+def prepare(model: PreTrainedModel) -> PreTrainedModel:
+    """Make a model run over packed rows: our mixers and our attention. Raises ConfigError if it would run wrong."""
+    mixers.install_recurrent(model)
+    support.examine(model, exact_range(model.config) or UNLIMITED)
+    support.use(model, attention.NAME, attention.paged_attention)
+    mixers.install_latent(model)
+    return model
+
+
+def backbone(model: PreTrainedModel) -> nn.Module:
+    """The part that makes the last hidden states: the head's model, or its decoder where the head calls that itself."""
+    inner = getattr(model.base_model, "decoder", None)
+    return inner if isinstance(inner, PreTrainedModel) else model.base_model
 
 
 def _untied(model: PreTrainedModel) -> list[str]:
@@ -138,7 +230,10 @@ def _untied(model: PreTrainedModel) -> list[str]:
 
 def eos_ids(folder: Path, config: PreTrainedConfig) -> frozenset[int]:
     """Tokens that end an answer: of generation_config.json where there is one, else of config.json."""
-    eos = config.eos_token_id
+    eos = getattr(config, "eos_token_id", None)
     if os.path.isfile(folder / "generation_config.json"):
-        eos = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id or eos
+        try:
+            eos = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id or eos
+        except UNUSABLE as error:
+            raise ConfigError(f"{folder}/generation_config.json cannot be read: {error}; copy it again") from error
     return frozenset(() if eos is None else [eos] if isinstance(eos, int) else eos)

@@ -8,6 +8,7 @@ from pathlib import Path
 from motet_shared.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16")
+WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,44 +17,73 @@ class EngineConfig:
 
     model: folder of a checkpoint (config.json and safetensors).
     name: what clients call the model; empty: the folder's name.
-    dtype: "auto" is the checkpoint's, but float32 where this CPU has no bfloat16 instructions.
+    dtype: of activations; "auto" is float32.
+    weights: format of the matrices: "auto" is the checkpoint's (float16 becomes float32), "int8" rounds weights per
+        output channel and activations per token, "int4" rounds weights in groups of 32.
+    kv_dtype: of the KV cache; "auto" is bfloat16 if the checkpoint is, else float32.
     threads: cores that compute; 0 leaves torch's own choice.
+    deterministic: a request's tokens do not depend on what else is in the batch.
+    overlap: the model computes on a thread of its own, and a step's tokens are handled while it computes the next.
     block_size: tokens per KV block.
     num_blocks: blocks in the pool; 0: as many as fit into `kv_memory` bytes.
+    prefix_cache: requests share the blocks of prompts that begin alike.
+    host_cache, disk_cache: bytes of the tiers that take up blocks which fell out of the pool; 0: none.
+    cache_folder: where the disk tier makes its folder; empty: the system's place for temporary files.
     token_budget: tokens computed per step, decode and prefill together.
+    decode_slowdown: prefilling may stretch a step of running streams to this multiple of a step without it; 0: to any.
     max_running: most requests in one step.
     max_waiting: most requests in the queue; further ones are refused as overloaded.
     context: longest prompt plus output in tokens; 0: the model's own limit. The pool's capacity also bounds it.
     max_logprobs: most alternatives a request may ask for per token.
+    static_batching, contiguous_kv: for comparisons in benchmarks. A batch is filled only when the one before has ended;
+        a request holds the blocks of its longest possible answer from the start.
     """
 
     model: str
     name: str = ""
     dtype: str = "auto"
+    weights: str = "auto"
+    kv_dtype: str = "auto"
     threads: int = 0
+    deterministic: bool = False
+    overlap: bool = True
     block_size: int = 16
     num_blocks: int = 0
     kv_memory: int = 256 << 20
+    prefix_cache: bool = True
+    host_cache: int = 0
+    disk_cache: int = 0
+    cache_folder: str = ""
     token_budget: int = 512
+    decode_slowdown: float = 1.8
     max_running: int = 64
     max_waiting: int = 256
     context: int = 0
     max_logprobs: int = 20
+    static_batching: bool = False
+    contiguous_kv: bool = False
 
     def __post_init__(self) -> None:
         if not (Path(self.model) / "config.json").is_file():
             raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        for field, choices in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", DTYPES)):
+            if (value := getattr(self, field)) not in choices:
+                raise ConfigError(f"{field}={value!r}: choose one of {', '.join(choices)}")
         for field in ("block_size", "kv_memory", "token_budget", "max_running", "max_waiting"):
             self._at_least(field, 1)
-        for field in ("threads", "num_blocks", "context", "max_logprobs"):
+        for field in ("threads", "num_blocks", "context", "max_logprobs", "host_cache", "disk_cache"):
             self._at_least(field, 0)
         if self.token_budget < self.max_running:
             raise ConfigError(
                 f"token_budget={self.token_budget}: every running request needs a token per step; "
                 f"give at least max_running={self.max_running}"
             )
+        if self.decode_slowdown != 0 and not self.decode_slowdown > 1:
+            raise ConfigError(f"decode_slowdown={self.decode_slowdown}: give more than 1, or 0 for no limit")
+        if (self.host_cache or self.disk_cache) and not self.prefix_cache:
+            raise ConfigError("host_cache, disk_cache: they hold what falls out of the prefix cache; turn it on")
+        if self.cache_folder and not Path(self.cache_folder).is_dir():
+            raise ConfigError(f"cache_folder={self.cache_folder!r}: no such folder; create it")
 
     def _at_least(self, field: str, low: int) -> None:
         value = getattr(self, field)

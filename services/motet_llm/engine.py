@@ -5,20 +5,26 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Unpack
 
 from motet_shared.errors import BadRequest, ContextTooLong, DeadlineExceeded, InternalError, MotetError
 from motet_shared.messages import ModelCard, Sampling, TokenLogprob, Usage
 
-from . import validation
+from . import invariance, validation
 from .block_pool import BlockPool
+from .block_tables import BlockTables
 from .config import EngineConfig
 from .model_runner import ModelRunner
-from .request import Key, Request
-from .sampler import sample
-from .scheduler import Scheduler, Work
+from .offload import Offload
+from .pace import Pace
+from .prefix_cache import PrefixCache
+from .request import Key, Options, Request
+from .sampler import Sampled, sample
+from .scheduler import Limits, Scheduler, Work
 
 
 @dataclass(slots=True)
@@ -40,6 +46,41 @@ class StepOutput:
     timing: dict[str, float] | None = None
 
 
+Emit = Callable[[list[StepOutput]], object]
+
+
+@dataclass(slots=True, frozen=True)
+class Computed:
+    """What the model made of a step, and how long it had waited for it, computed, and computed and sampled."""
+
+    finite: list[bool]
+    sampled: Sampled
+    waited: float
+    model_seconds: float
+    seconds: float
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """Sums over all steps, and the size and duration of the last one."""
+
+    steps: int = 0
+    tokens: int = 0
+    cached_tokens: int = 0
+    batch_size: int = 0
+    step_seconds: float = 0.0
+    model_seconds: float = 0.0
+    python_seconds: float = 0.0
+
+    def note(self, batch_size: int, num_tokens: int, computed: Computed) -> None:
+        self.steps += 1
+        self.tokens += num_tokens
+        self.batch_size = batch_size
+        self.step_seconds = computed.waited + computed.seconds
+        self.model_seconds += computed.model_seconds
+        self.python_seconds += computed.waited
+
+
 class Engine:
     """Continuous batching over one model.
 
@@ -50,62 +91,70 @@ class Engine:
     def __init__(self, config: EngineConfig):
         self.config = config
         self.runner = ModelRunner(config)
+        if config.deterministic:
+            invariance.check(self.runner)
         self.pool = BlockPool(self.runner.kv.num_blocks, config.block_size)
-        self.scheduler = Scheduler(
+        self.pace = Pace()
+        self._tables = BlockTables(
             self.pool,
-            token_budget=config.token_budget,
-            max_running=config.max_running,
-            max_waiting=config.max_waiting,
+            self.runner.kv.layout,
+            step_tokens=config.token_budget,
+            states=self.runner.states,
+            max_open=config.max_running if self.runner.states else 1 << 30,
+            keep_all=config.contiguous_kv,
         )
-        self.context = min(self.runner.context, self.pool.capacity)
+        self._offload = self._make_offload(config)
+        self.prefix_cache = self._make_prefix_cache(config)
+        self.scheduler = Scheduler(self._tables, _limits(config), self.prefix_cache, self.pace)
+        self.context = min(self.runner.context, self._tables.longest)
+        self._model_thread = ThreadPoolExecutor(1, "motet-model") if config.overlap else None
+        self._idle_since: float | None = None  # when the model ended a step, if there was more to do
         self._requests: dict[Key, Request] = {}
+        self._pending: list[StepOutput] = []
         self._arrivals = 0
-        self._steps = 0
-        self._tokens = 0
-        self._batch_size = 0
-        self._step_seconds = 0.0
-        self._model_seconds = 0.0
+        self._counts = StepCounts()
+        self._weight_bytes = self.runner.weight_bytes
+
+    def _make_offload(self, config: EngineConfig) -> Offload | None:
+        if not (config.host_cache or config.disk_cache):
+            return None
+        folder = Path(config.cache_folder) if config.cache_folder else None
+        return Offload(
+            config.host_cache, config.disk_cache, folder, lambda: self.pace.prefill_token * config.block_size
+        )
+
+    def _make_prefix_cache(self, config: EngineConfig) -> PrefixCache | None:
+        if not config.prefix_cache:
+            return None
+        return PrefixCache(self.pool, self.runner.kv, self._offload, self.runner.states)
+
+    def close(self) -> None:
+        """Give back threads and files. The engine is not to be used afterwards."""
+        if self._model_thread is not None:
+            self._model_thread.shutdown()
+        if self._offload is not None:
+            self._offload.close()
 
     def card(self) -> ModelCard:
         created = int((Path(self.config.model) / "config.json").stat().st_mtime)
         return ModelCard(name=self.config.model_name, context=self.context, created=created, vocab=self.runner.vocab)
 
-    def add(
-        self,
-        key: Key,
-        prompt: list[int],
-        sampling: Sampling,
-        output: Sequence[int] = (),
-        credit: int = 1 << 30,
-        deadline: float | None = None,
-    ) -> None:
+    def add(self, key: Key, prompt: list[int], sampling: Sampling, **options: Unpack[Options]) -> None:
         """Queue a request.
 
-        output: tokens emitted before a move. They count for positions, penalties, max_tokens and min_tokens and are
-            prefilled with the prompt, but are not emitted again.
-        credit: `StepOutput`s with tokens that may be emitted before the first `grant`.
-        deadline: on the clock of `time.monotonic()`.
-
-        Raises ContextTooLong, BadRequest, or Overloaded when the queue is full.
+        Raises ContextTooLong, BadRequest, Overloaded when the queue is full, or DeadlineExceeded if not even the first
+        token can be there in time.
         """
         if key in self._requests:
             raise BadRequest(f"request {key!r} is running already")
+        output = options.get("output", ())
         validation.check_sampling(sampling, self.runner.vocab, self.config.max_logprobs)
         validation.check_tokens(prompt, output, self.runner.vocab)
         self._check_fits(len(prompt) + len(output))
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.runner.eos_ids)
         max_length = min(len(prompt) + sampling.max_tokens, self.context)
-        request = Request(
-            key,
-            self._arrivals,
-            prompt,
-            sampling,
-            output=output,
-            stop_ids=stop_ids,
-            credit=credit,
-            deadline=deadline,
-            max_length=max_length,
-        )
+        request = Request(key, self._arrivals, prompt, sampling, max_length=max_length, stop_ids=stop_ids, **options)
+        self._check_deadline(request)
         self.scheduler.add(request)
         self._requests[key] = request
         self._arrivals += 1
@@ -113,11 +162,23 @@ class Engine:
     def _check_fits(self, num_tokens: int) -> None:
         if num_tokens <= self.context:
             return
-        if self.context == self.pool.capacity < self.runner.context:
+        if self.context < self.runner.context:
             limit = f"the KV cache holds {self.context} ({self.pool.num_blocks} blocks of {self.pool.block_size})"
         else:
             limit = f"the context is {self.context}"
         raise ContextTooLong(f"the prompt has {num_tokens} tokens, {limit}; shorten it", param="prompt")
+
+    def _check_deadline(self, request: Request) -> None:
+        """Refuse what cannot be in time, however well it goes: better early than late."""
+        if request.deadline is None:
+            return
+        num_prefill = self.scheduler.tokens_before(request)
+        if self.prefix_cache is not None:
+            num_prefill -= len(self.prefix_cache.match(request.tokens).nodes) * self.pool.block_size
+        least = self.pace.at_least(num_prefill, request.sampling.min_tokens)
+        left = request.deadline - time.monotonic()
+        if left < least:
+            raise DeadlineExceeded(f"{max(left, 0):.3g} s are left, and the first token takes at least {least:.3g} s")
 
     def cancel(self, key: Key) -> None:
         """Forget a request and free what it holds, at once. An unknown key is one that finished: nothing to do."""
@@ -133,26 +194,36 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would run the model. False while all requests wait for credit."""
-        return self.scheduler.has_work
+        """Whether `step` would do something. False while all requests wait for credit."""
+        return bool(self._pending) or self.scheduler.has_work
 
     @property
     def next_deadline(self) -> float:
         """When the first deadline passes, on the clock of `time.monotonic()`; infinite without any."""
         return min((r.deadline for r in self._requests.values() if r.deadline is not None), default=math.inf)
 
-    def step(self) -> list[StepOutput]:
-        """Run what fits into one step; what came of it. Empty if there was nothing to do or to say."""
-        started = time.perf_counter()
+    def step(self, emit: Emit | None = None) -> list[StepOutput]:
+        """Run what fits into one step; what came of it. Empty if there was nothing to do or to say.
+
+        emit: takes what is there to say while the model computes. What this step brings is then said in the next one,
+        or returned if there is nothing to compute next.
+        """
         ended = self._expire() + self._end_full()
         works = self.scheduler.schedule()
         if not works:
-            return ended
-        outputs = self._advance(works)
-        self._steps += 1
-        self._batch_size = len(works)
-        self._step_seconds = time.perf_counter() - started
-        return ended + outputs
+            return ended + self._handed_over()
+        if emit is None or self._model_thread is None:
+            self._take(works, self._compute(works))
+            return ended + self._handed_over()
+        computing = self._model_thread.submit(self._compute, works)
+        if ready := ended + self._handed_over():
+            emit(ready)
+        self._take(works, computing.result())
+        return [] if self.scheduler.has_work else self._handed_over()
+
+    def _handed_over(self) -> list[StepOutput]:
+        outputs, self._pending = self._pending, []
+        return outputs
 
     def _expire(self) -> list[StepOutput]:
         now = time.monotonic()
@@ -163,33 +234,46 @@ class Engine:
         """Requests that arrived with all the output they may have."""
         return [self._finish(r, [], None, "length") for r in self.scheduler.waiting[:] if r.is_full]
 
-    def _advance(self, works: list[Work]) -> list[StepOutput]:
-        """Run the model over `works`, draw tokens, and say which requests got one, ended or failed."""
+    def _compute(self, works: list[Work]) -> Computed:
+        """What needs the model."""
         started = time.perf_counter()
+        waited = 0.0 if self._idle_since is None else started - self._idle_since
         forward = self.runner.forward(works)
-        seconds = time.perf_counter() - started
-        self._model_seconds += seconds
-        self._account(works, seconds)
+        model_seconds = time.perf_counter() - started
         sampled = sample(forward.logits_RV, [work.request for work in works if work.draws])
-        drawn = iter(zip(sampled.ids, sampled.logprobs, strict=True))
-        outputs = []
-        for work, finite in zip(works, forward.finite, strict=True):
+        self._idle_since = time.perf_counter()
+        return Computed(forward.finite, sampled, waited, model_seconds, self._idle_since - started)
+
+    def _take(self, works: list[Work], computed: Computed) -> None:
+        """Append the tokens of a step, and end what has ended: all that the next schedule depends on."""
+        self._account(works, computed)
+        drawn = iter(zip(computed.sampled.ids, computed.sampled.logprobs, strict=True))
+        for work, finite in zip(works, computed.finite, strict=True):
             request, draws = work.request, work.draws
-            request.num_computed += work.num_tokens
             token, logprob = next(drawn) if draws else (None, None)
             if not finite or (draws and token is None):
-                outputs.append(self._fail_not_finite(request))
-            elif token is not None:
-                outputs.append(self._append(request, token, logprob))
-        return outputs
+                self._pending.append(self._fail_not_finite(request))
+                continue
+            request.num_computed += work.num_tokens
+            if self.prefix_cache is not None:
+                self.prefix_cache.publish(request, keep_state=work.num_tokens > 1)
+            self._tables.trim(request)
+            if token is not None:
+                self._pending.append(self._append(request, token, logprob))
+        if not self.scheduler.has_work:
+            self._idle_since = None
 
-    def _account(self, works: list[Work], seconds: float) -> None:
+    def _account(self, works: list[Work], computed: Computed) -> None:
         now = time.monotonic()
+        num_decodes = sum(work.request.num_uncomputed == 1 for work in works)
         total = sum(work.num_tokens for work in works)
-        self._tokens += total
+        self.pace.note(computed.seconds, num_decodes, total - num_decodes)
+        self._counts.note(len(works), total, computed)
         for work in works:
-            work.request.model_seconds += seconds * work.num_tokens / total
-            work.request.started_at = work.request.started_at or now - seconds
+            if work.request.started_at is None:
+                self._counts.cached_tokens += work.request.num_cached or 0
+            work.request.model_seconds += computed.model_seconds * work.num_tokens / total
+            work.request.started_at = work.request.started_at or now - computed.seconds
 
     def _append(self, request: Request, token: int, logprob: TokenLogprob | None) -> StepOutput:
         request.first_token_at = request.first_token_at or time.monotonic()
@@ -204,7 +288,11 @@ class Engine:
 
     def _finish(self, request: Request, ids: list[int], logprobs: list[TokenLogprob] | None, reason: str) -> StepOutput:
         self.cancel(request.key)
-        usage = Usage(prompt_tokens=request.num_prompt, completion_tokens=request.num_output)
+        usage = Usage(
+            prompt_tokens=request.num_prompt,
+            completion_tokens=request.num_output,
+            cached_tokens=request.num_cached or 0,
+        )
         timing = request.timing(time.monotonic())
         return StepOutput(request.key, ids, logprobs, finish=reason, usage=usage, timing=timing)
 
@@ -213,27 +301,38 @@ class Engine:
         return StepOutput(request.key, [], error=error)
 
     def _fail_not_finite(self, request: Request) -> StepOutput:
-        self.runner.scrub(request.block_table)
+        self.runner.scrub(self._tables.private_blocks(request))
         place = f"after {request.num_output} output tokens"
         return self._fail(request, InternalError(f"the model computed NaN or infinity {place}; the request ends"))
 
     def stats(self) -> dict[str, float]:
-        """Counts since start and the state of now. `step_seconds` is the last step's, `model_seconds` all steps'."""
-        return {
+        """Counts since start and the state of now.
+
+        Seconds: `step_seconds` of the last step, `model_seconds` of all forward passes, `python_seconds` for which the
+        model stood still between steps although there was work.
+        """
+        stats = {
             "blocks_total": self.pool.num_blocks,
             "blocks_free": self.pool.num_free,
+            "blocks_cached": self.pool.num_idle,
+            "evictions": self.pool.evictions,
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
             "paused": self.scheduler.num_paused,
             "preemptions": self.scheduler.preemptions,
-            "steps": self._steps,
-            "tokens": self._tokens,
-            "batch_size": self._batch_size,
-            "step_seconds": self._step_seconds,
-            "model_seconds": self._model_seconds,
+            **asdict(self._counts),
             "kv_bytes": self.runner.kv.nbytes,
+            "weight_bytes": self._weight_bytes,
             "rss": _resident_bytes(),
         }
+        if self._offload is not None:
+            stats |= {
+                "host_cache_bytes": self._offload.host_bytes,
+                "disk_cache_bytes": self._offload.disk_bytes,
+                "blocks_loaded": self._offload.loads,
+                "blocks_damaged": self._offload.damaged,
+            }
+        return stats
 
     def check_integrity(self) -> None:
         """Raise InternalError if requests, lists, block tables and pool disagree."""
@@ -241,6 +340,10 @@ class Engine:
         if {id(r) for r in listed} != {id(r) for r in self._requests.values()} or len(listed) != len(self._requests):
             raise InternalError("the scheduler's lists and the engine's requests disagree")
         self.scheduler.check_integrity()
+
+
+def _limits(config: EngineConfig) -> Limits:
+    return Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
 
 
 def _resident_bytes() -> int:

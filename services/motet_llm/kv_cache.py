@@ -1,70 +1,109 @@
-"""The memory behind the block tables: keys and values of every layer, in blocks.
+"""The memory behind the block tables, and how layers share it.
 
-Shapes: P blocks, S slots per block, K key/value heads, D head dimension (values may have another), N packed tokens,
-B rows, M blocks per row, T = M·S keys.
+Layers form groups with a block table each, which store into the same tensors and so draw on one pool of blocks; the
+rule is in `motet_shared.capacity`, because plans are made with it too.
+
+Shapes: P blocks, K key/value heads, S slots per block, D head dimension (values may have another), N packed tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from motet_kernels.kv import store_kv
+from motet_kernels.memory import huge_zeros
+from motet_shared.capacity import KvLayout, kv_layout, slot_sizes
+
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer keeps per token."""
+    """What one attention layer keeps per token. `window`: for how many tokens, the current one included.
+
+    A latent layer (MLA) keeps one "head" that is key and value at once: its `value_dim` is 0.
+    """
 
     heads: int
     key_dim: int
     value_dim: int
+    window: int | None = None
 
-    @property
-    def elements(self) -> int:
-        return self.heads * (self.key_dim + self.value_dim)
+    def nbytes(self, dtype: torch.dtype) -> int:
+        return self.heads * (self.key_dim + self.value_dim) * dtype.itemsize
+
+
+def layout_of(shapes: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype) -> KvLayout:
+    """How these layers share blocks."""
+    windows = {layer: shape.window for layer, shape in shapes.items()}
+    return kv_layout(windows, {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, block_size)
+
+
+def _touched_zeros(rows: int, row_bytes: int) -> Tensor:
+    """Written at once: a machine that has not the memory shows it at load, not in the middle of a stream."""
+    return huge_zeros((rows, row_bytes), torch.uint8).zero_()
 
 
 class KvCache:
-    """One pair of tensors `[num_blocks + 1, block_size, heads, dim]` per layer.
+    """Keys and values of every layer, `[P + 1, K, S, D]` each: views into the storage that layers share.
 
-    The last block belongs to nobody and stays zero: block tables are padded with it, because a masked key still
-    takes part in the matrix product, and a stray NaN of another request must not.
+    The last block belongs to nobody and stays zero: it stands in block tables where a window has passed.
     """
 
-    def __init__(self, layers: list[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype):
+    def __init__(self, shapes: Mapping[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         self.null_block = num_blocks
-        blocks = (num_blocks + 1, block_size)
-        self._keys = [torch.zeros(*blocks, s.heads, s.key_dim, dtype=dtype) for s in layers]
-        self._values = [torch.zeros(*blocks, s.heads, s.value_dim, dtype=dtype) for s in layers]
+        self.layout = layout_of(shapes, block_size, dtype)
+        self.groups = self.layout.groups
+        self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
+        sizes = slot_sizes({layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, self.groups)
+        self._storage = [_touched_zeros(num_blocks + 1, size * block_size) for size in sizes]
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        for group in self.groups:
+            for j, layer in enumerate(group.layers):
+                self._layers[layer] = self._views(self._storage[j], shapes[layer])
+
+    def _views(self, storage: Tensor, shape: LayerShape) -> tuple[Tensor, Tensor]:
+        elements = storage.view(self.dtype)
+        split = shape.heads * self.block_size * shape.key_dim
+        key = elements[:, :split].unflatten(1, (shape.heads, self.block_size, shape.key_dim))
+        if not shape.value_dim:
+            return key, key
+        end = split + shape.heads * self.block_size * shape.value_dim
+        return key, elements[:, split:end].unflatten(1, (shape.heads, self.block_size, shape.value_dim))
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for t in [*self._keys, *self._values])
+        return sum(t.nbytes for t in self._storage)
 
-    def write(self, layer: int, slots_N: Tensor, key_NKD: Tensor, value_NKD: Tensor) -> None:
-        """Store the packed tokens of a step. A slot is `block · block_size + offset`."""
-        self._keys[layer].flatten(0, 1).index_copy_(0, slots_N, key_NKD)
-        self._values[layer].flatten(0, 1).index_copy_(0, slots_N, value_NKD)
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values `[P + 1, K, S, D]` of a layer; of a latent layer the same tensor twice."""
+        return self._layers[layer]
 
-    def gather(self, layer: int, tables_BM: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of whole rows, `[B, K, T, D]` each, in the order of their positions."""
-        return _gather(self._keys[layer], tables_BM), _gather(self._values[layer], tables_BM)
+    def write(self, layer: int, key_NKD: Tensor, value_NKD: Tensor | None, slots_N: Tensor) -> None:
+        """Store the packed tokens of a step. A slot is `block · block_size + offset`. A latent layer has no values."""
+        key, value = self._layers[layer]
+        store_kv(key_NKD, value_NKD, key, None if value_NKD is None else value, slots_N)
 
-    def scrub(self, blocks: list[int]) -> None:
+    def copy(self, source: int, target: int) -> None:
+        """Copy a block of whichever group."""
+        for storage in self._storage:
+            storage[target].copy_(storage[source])
+
+    def read_block(self, block: int) -> Tensor:
+        """The bytes of a block, all layers of its group, as a tensor of its own."""
+        return torch.cat([storage[block] for storage in self._storage])
+
+    def write_block(self, block: int, data: Tensor) -> None:
+        """What `read_block` gave, into a block."""
+        for storage, part in zip(self._storage, data.split([t.shape[1] for t in self._storage]), strict=True):
+            storage[block].copy_(part)
+
+    def scrub(self, blocks: Sequence[int]) -> None:
         """Zero blocks that a failed request wrote NaN into, before anyone else gets them."""
-        for tensor in (*self._keys, *self._values):
-            tensor[blocks] = 0
-
-
-def bytes_per_block(layers: list[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    return sum(s.elements for s in layers) * block_size * dtype.itemsize
-
-
-def _gather(cache_PSKD: Tensor, tables_BM: Tensor) -> Tensor:
-    # Blocks as flat rows: index_select copies those as wholes, twice as fast as it copies blocks of three dimensions.
-    blocks = cache_PSKD.flatten(1).index_select(0, tables_BM.view(-1))
-    return blocks.view(len(tables_BM), -1, *cache_PSKD.shape[2:]).transpose(1, 2)
+        for storage in self._storage:
+            storage[list(blocks)] = 0

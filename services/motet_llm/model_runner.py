@@ -5,21 +5,31 @@ Shapes: N packed tokens, R rows that draw a token, V vocabulary, B rows, M block
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from motet_kernels import native
+from motet_kernels.attention import PagedBatch
+from motet_kernels.memory import return_freed
+from motet_kernels.recurrent import PackedRows
+from motet_shared.capacity import KvLayout
 from motet_shared.errors import ConfigError
 
 from . import checkpoint
-from .attention import Layout, Rows, ShapeProbe, StepLayout
+from .attention import GroupStep, Layout, ShapeProbe, StepLayout
 from .config import EngineConfig
-from .kv_cache import KvCache, LayerShape, bytes_per_block
+from .fuse import optimize
+from .kv_cache import KvCache, layout_of
 from .scheduler import Work
+from .state_cache import StateCache
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,7 +41,7 @@ class Forward:
 
 
 class ModelRunner:
-    """The model, its KV cache, and the way from a list of `Work` to logits."""
+    """The model, its caches, and the way from a list of `Work` to logits."""
 
     def __init__(self, config: EngineConfig):
         folder = Path(config.model)
@@ -39,59 +49,96 @@ class ModelRunner:
             torch.set_num_threads(config.threads)
         model_config = checkpoint.load_config(folder)
         self.context = checkpoint.context_of(model_config, config.context)
-        self.dtype = checkpoint.resolve_dtype(model_config, config.dtype)
+        self.dtype = checkpoint.resolve_dtype(config.dtype)
         self.eos_ids = checkpoint.eos_ids(folder, model_config)
         self.vocab: int = model_config.vocab_size
-        self._model = checkpoint.load_model(folder, model_config, self.dtype)
-        self._model.base_model.register_forward_hook(self._keep_hidden)
+        self._weights = checkpoint.resolve_weights(model_config, config.weights)
+        # A checkpoint of 16 bits is read as such: twice its size would be twice the memory.
+        narrow = model_config.dtype == torch.bfloat16 and self._weights != "float32"
+        self.model = checkpoint.load_model(folder, model_config, torch.bfloat16 if narrow else self.dtype)
+        self.fused = optimize(self.model, self._weights, self.dtype)
+        checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
         self._hidden_1ND = torch.empty(0)
-        layers = self._probe_layers(model_config.num_hidden_layers)
-        num_blocks = config.num_blocks or self._blocks_in_memory(config, layers)
-        self.kv = KvCache(layers, num_blocks, config.block_size, self.dtype)
+        self._shapes = self._probe()
+        self._kv_dtype = checkpoint.resolve_kv_dtype(model_config, config.kv_dtype)
+        layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype)
+        num_blocks = config.num_blocks or self._blocks_in_memory(config, layout)
+        self.kv = KvCache(self._shapes.layers, num_blocks, config.block_size, self._kv_dtype)
+        num_snapshots = config.max_running if config.prefix_cache else 0
+        self.states = self._make_states(config.max_running, num_snapshots)
+        return_freed()
 
     def _keep_hidden(self, _module: Any, _args: Any, output: Any) -> None:
         self._hidden_1ND = output[0]
 
     @torch.inference_mode()
-    def _probe_layers(self, num_layers: int) -> list[LayerShape]:
+    def _probe(self) -> ShapeProbe:
         probe = ShapeProbe()
-        self._call(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long), probe, torch.zeros(1).long())
-        if sorted(probe.layers) != list(range(num_layers)):
-            raise ConfigError(
-                f"model_type={self._model.config.model_type!r} is not supported: "
-                f"only layers {sorted(probe.layers)} of {num_layers} use attention"
-            )
-        return [probe.layers[layer] for layer in range(num_layers)]
+        zero = torch.zeros(1, dtype=torch.long)
+        self._call(zero, zero, probe, zero)
+        return probe
 
-    def _blocks_in_memory(self, config: EngineConfig, layers: list[LayerShape]) -> int:
+    def _make_states(self, num_running: int, num_snapshots: int) -> StateCache | None:
+        return StateCache(self._shapes.states, num_running, num_snapshots) if self._shapes.states else None
+
+    @contextmanager
+    def other_caches(self, num_sequences: int, length: int) -> Iterator[None]:
+        """Within, the runner computes with empty caches that hold so many sequences of so many tokens."""
+        own = self.kv, self.states
+        num_blocks = num_sequences * len(self.kv.groups) * -(-length // self.kv.block_size)
+        try:
+            self.kv = KvCache(self._shapes.layers, num_blocks, self.kv.block_size, self._kv_dtype)
+            self.states = self._make_states(num_sequences, 0)
+            yield
+        finally:
+            self.kv, self.states = own
+
+    @property
+    def model_type(self) -> str:
+        return self.model.config.model_type
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the model, tensors that share it counted once."""
+        tensors = chain(self.model.parameters(), self.model.buffers())
+        return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+    def describe(self) -> dict[str, str]:
+        """What was chosen when the model was loaded."""
+        status = native.status()
+        why = {"kernels_reason": status["reason"]} if status["reason"] else {}
+        kv_dtype = str(self._kv_dtype).removeprefix("torch.")
+        return {"kernels": status["isa"], "weights": self._weights, "kv_dtype": kv_dtype, **why}
+
+    def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout) -> int:
         """As many blocks as `kv_memory` holds, but no more than `max_running` requests of full length can use."""
-        num_blocks = config.kv_memory // bytes_per_block(layers, config.block_size, self.dtype)
+        num_blocks = layout.blocks_in(config.kv_memory)
         if num_blocks < 1:
             raise ConfigError(f"kv_memory={config.kv_memory}: does not hold one block; give more")
-        return min(num_blocks, config.max_running * -(-self.context // config.block_size))
+        return min(num_blocks, config.max_running * layout.blocks_for(self.context, config.token_budget))
 
+    # ------------------------------------------------------------------------------------------------------ one step
     @torch.inference_mode()
     def forward(self, works: list[Work]) -> Forward:
         """Compute `works`: those of a single token first, as the scheduler gives them."""
-        ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        draws: list[int] = []
-        for work in works:
-            request, start = work.request, work.request.num_computed
-            span = range(start, start + work.num_tokens)
-            ids += request.tokens[span.start : span.stop]
-            positions += span
-            slots += self._slots(request.block_table, span)
-            if work.draws:
-                draws.append(len(ids) - 1)
-        positions_N = torch.tensor(positions)
-        layout = StepLayout(self.kv, torch.tensor(slots), self._rows(works, positions_N))
-        logits_RV = self._call(torch.tensor(ids), positions_N, layout, torch.tensor(draws, dtype=torch.long))
+        positions_N = _positions(works)
+        ids_N = np.fromiter(
+            (
+                t
+                for w in works
+                for t in w.request.tokens[w.request.num_computed : w.request.num_computed + w.num_tokens]
+            ),
+            dtype=np.int64,
+            count=len(positions_N),
+        )
+        ends = np.cumsum([work.num_tokens for work in works])
+        draws_R = torch.from_numpy(ends[[work.draws for work in works]] - 1)
+        layout = self._layout(works, positions_N, ends)
+        logits_RV = self._call(torch.from_numpy(ids_N), torch.from_numpy(positions_N), layout, draws_R)
         return Forward(logits_RV, self._finite(works))
 
     def _call(self, ids_N: Tensor, positions_N: Tensor, layout: Layout, draws_R: Tensor) -> Tensor:
-        output = self._model(
+        output = self.model(
             input_ids=ids_N.unsqueeze(0),
             position_ids=positions_N.unsqueeze(0),
             use_cache=False,
@@ -100,32 +147,34 @@ class ModelRunner:
         )
         return output.logits[0]
 
-    def _slots(self, table: list[int], span: range) -> list[int]:
+    def _layout(self, works: list[Work], positions_N: np.ndarray, ends: np.ndarray) -> StepLayout:
+        starts = [0, *ends.tolist()]
+        starts_B1 = torch.tensor(starts, dtype=torch.int32)
+        lengths_B = torch.tensor([w.request.num_computed + w.num_tokens for w in works], dtype=torch.int32)
+        groups = []
+        for g in range(len(self.kv.groups)):
+            tables_BM = self._tables(works, g)
+            slots_N = self._slots(works, tables_BM, positions_N)
+            batch = PagedBatch(torch.from_numpy(tables_BM), starts_B1, lengths_B)
+            groups.append(GroupStep(torch.from_numpy(slots_N), batch))
+        layout = StepLayout(self.kv, groups)
+        if self.states is not None:
+            layout.states = self.states
+            layout.state_rows = PackedRows(torch.tensor([work.request.state_slot for work in works]), starts)
+        return layout
+
+    def _tables(self, works: list[Work], group: int) -> np.ndarray:
+        """Block tables `[B, M]`, padded with the block that belongs to nobody."""
+        tables = [np.frombuffer(work.request.tables[group], dtype=np.int32) for work in works]
+        tables_BM = np.full((len(works), max(map(len, tables))), self.kv.null_block, dtype=np.int32)
+        for row, table in zip(tables_BM, tables, strict=True):
+            row[: len(table)] = table
+        return tables_BM
+
+    def _slots(self, works: list[Work], tables_BM: np.ndarray, positions_N: np.ndarray) -> np.ndarray:
         size = self.kv.block_size
-        return [table[position // size] * size + position % size for position in span]
-
-    def _rows(self, works: list[Work], positions_N: Tensor) -> list[Rows]:
-        """All single tokens make one group, every longer chunk one of its own."""
-        single = next((i for i, work in enumerate(works) if work.num_tokens > 1), len(works))
-        rows = [self._group(works[:single], 0, positions_N)] if single else []
-        start = single
-        for work in works[single:]:
-            rows.append(self._group([work], start, positions_N))
-            start += work.num_tokens
-        return rows
-
-    def _group(self, works: list[Work], start: int, positions_N: Tensor) -> Rows:
-        queries = works[0].num_tokens
-        tables = []
-        for work in works:
-            used = -(-(work.request.num_computed + queries) // self.kv.block_size)
-            tables.append(work.request.block_table[:used])
-        width = max(map(len, tables))
-        null = self.kv.null_block
-        padded = chain.from_iterable(table + [null] * (width - len(table)) for table in tables)
-        tables_BM = torch.tensor(list(padded)).view(len(works), width)
-        positions_BQ = positions_N[start : start + queries * len(works)].view(len(works), queries)
-        return Rows(start, queries, tables_BM, positions_BQ)
+        rows_N = np.repeat(np.arange(len(works)), [work.num_tokens for work in works])
+        return tables_BM[rows_N, positions_N // size].astype(np.int64) * size + positions_N % size
 
     def _finite(self, works: list[Work]) -> list[bool]:
         """Per work: no NaN or infinity in its tokens' last hidden states, hence none in the cache either."""
@@ -137,3 +186,8 @@ class ModelRunner:
     def scrub(self, blocks: list[int]) -> None:
         """Clean blocks that hold NaN before they are freed."""
         self.kv.scrub(blocks)
+
+
+def _positions(works: list[Work]) -> np.ndarray:
+    spans = [(w.request.num_computed, w.request.num_computed + w.num_tokens) for w in works]
+    return np.concatenate([np.arange(start, stop) for start, stop in spans])

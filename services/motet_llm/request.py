@@ -1,12 +1,17 @@
-"""One request inside the engine: its tokens, its blocks, its credit and its clocks."""
+"""One request inside the engine: its tokens, its blocks, its rank, its credit and its clocks."""
 
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Hashable, Sequence
 from enum import Enum
+from typing import TYPE_CHECKING, TypedDict
 
 from motet_shared.messages import Sampling
+
+if TYPE_CHECKING:
+    from .prefix_cache import Node
 
 Key = Hashable
 
@@ -17,16 +22,34 @@ class Status(Enum):
     FINISHED = "finished"
 
 
+class Options(TypedDict, total=False):
+    """What else `Engine.add` takes.
+
+    output: tokens emitted before a move. They count for positions, penalties, max_tokens and min_tokens and are
+        prefilled with the prompt, but are not emitted again.
+    credit: `StepOutput`s with tokens that may be emitted before the first `grant`; without bounds by default.
+    deadline: on the clock of `time.monotonic()`.
+    priority: higher ones go first, and may take the place of lower ones; 0 by default.
+    tenant: whose share of the engine the request uses.
+    """
+
+    output: Sequence[int]
+    credit: int
+    deadline: float | None
+    priority: int
+    tenant: str
+
+
 class Request:
     """State of one generation.
 
-    `tokens` is prompt plus output; the first `num_computed` of them have their keys and values in `block_table`.
+    `tokens` is prompt plus output; the first `num_computed` of them have their keys and values in `tables`, a block
+    table for each group of layers, and the first `num_published` blocks of them are in the prefix cache, below `node`.
     Output that was emitted before a move counts as output in every respect but is not emitted again.
     """
 
     __slots__ = (
         "arrival",
-        "block_table",
         "credit",
         "deadline",
         "emitted",
@@ -34,14 +57,22 @@ class Request:
         "key",
         "max_length",
         "model_seconds",
+        "node",
+        "num_cached",
         "num_computed",
         "num_prompt",
+        "num_published",
+        "num_released",
         "preemptions",
+        "priority",
         "queued_at",
         "sampling",
         "started_at",
+        "state_slot",
         "status",
         "stop_ids",
+        "tables",
+        "tenant",
         "tokens",
     )
 
@@ -52,11 +83,13 @@ class Request:
         prompt: list[int],
         sampling: Sampling,
         *,
-        output: Sequence[int] = (),
+        max_length: int,
         stop_ids: frozenset[int] = frozenset(),
+        output: Sequence[int] = (),
         credit: int = 1 << 30,
         deadline: float | None = None,
-        max_length: int,
+        priority: int = 0,
+        tenant: str = "",
     ):
         self.key = key
         self.arrival = arrival
@@ -67,8 +100,15 @@ class Request:
         self.credit = credit
         self.deadline = deadline
         self.max_length = max_length
-        self.block_table: list[int] = []
+        self.priority = priority
+        self.tenant = tenant
+        self.tables: list[array[int]] = []
+        self.num_released: list[int] = []  # blocks at the start of each table that its window has passed
+        self.state_slot = -1
+        self.node: Node | None = None
+        self.num_published = 0
         self.num_computed = 0
+        self.num_cached: int | None = None  # of the prompt, when it was first admitted
         self.emitted = 0
         self.preemptions = 0
         self.status = Status.WAITING
@@ -76,6 +116,11 @@ class Request:
         self.started_at: float | None = None
         self.first_token_at: float | None = None
         self.model_seconds = 0.0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Sorts those first that are served first and give way last."""
+        return -self.priority, self.arrival
 
     @property
     def output(self) -> list[int]:

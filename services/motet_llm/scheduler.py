@@ -1,23 +1,33 @@
 """Who runs in the next step: continuous batching with chunked prefill under one token budget.
 
-The oldest request always makes progress: decode tokens go first, oldest first, then prefill chunks, then arrivals in
-order. When blocks run out, paused requests give theirs up first, then the youngest; a preempted request waits at its
-old place and is computed again, so nothing of it is lost. A request is admitted with the blocks of all its tokens,
-so only decoding can run short.
+Rank is priority, then arrival. Decode tokens go first, then the chunks of those who prefill, then arrivals; among
+these two the tenant that was served the fewest tokens goes first. When blocks run out, paused requests give theirs up
+first, then those of the lowest rank, so the one of the highest rank always makes progress. A preempted request waits
+at its old rank; what it computed stays in the prefix cache as long as nobody needs the room, and the rest is computed
+again: nothing of it is lost.
+
+A waiting request takes the place of a running one in two cases: that one has a lower priority, or the waiting one's
+tenant runs nothing while the other's tenant runs several.
 """
 
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
 from motet_shared.errors import InternalError, Overloaded
 
-from .block_pool import BlockPool
+from .block_tables import BlockTables
+from .fairness import TokenCounts
+from .pace import Pace
+from .prefix_cache import PrefixCache
 from .request import Request, Status
 
-_arrival = attrgetter("arrival")
+_rank = attrgetter("rank")
+SMALLEST_CHUNK = 8  # tokens: below, a step's fixed costs outweigh what streams gain from shorter steps
 
 
 @dataclass(slots=True, frozen=True)
@@ -32,29 +42,49 @@ class Work:
         return self.num_tokens == self.request.num_uncomputed
 
 
-class Scheduler:
-    """`waiting` and `running` are sorted by arrival; paused requests stay in either and are passed over."""
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a scheduler may do; see `EngineConfig` for the meaning of each."""
 
-    def __init__(self, pool: BlockPool, *, token_budget: int, max_running: int, max_waiting: int):
-        self.pool = pool
-        self.token_budget = token_budget
-        self.max_running = max_running
-        self.max_waiting = max_waiting
+    token_budget: int
+    max_running: int
+    max_waiting: int
+    decode_slowdown: float = 0.0
+    static_batching: bool = False
+    contiguous_kv: bool = False
+
+
+class Scheduler:
+    """`waiting` and `running` are sorted by rank; paused requests stay in either and are passed over."""
+
+    def __init__(
+        self, tables: BlockTables, limits: Limits, prefix_cache: PrefixCache | None = None, pace: Pace | None = None
+    ):
+        self.limits = limits
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
+        self.counts = TokenCounts()
+        self._tables = tables
+        self._prefix_cache = prefix_cache
+        self._pace = pace or Pace()
+        self._works: dict[Request, Work] = {}
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded when the queue is full."""
-        if len(self.waiting) >= self.max_waiting:
-            raise Overloaded(f"{len(self.waiting)} requests wait already (max_waiting={self.max_waiting}); try later")
-        insort(self.waiting, request, key=_arrival)
+        if len(self.waiting) >= self.limits.max_waiting:
+            raise Overloaded(
+                f"{len(self.waiting)} requests wait already (max_waiting={self.limits.max_waiting}); try later"
+            )
+        self.counts.enter(request.tenant)
+        insort(self.waiting, request, key=_rank)
 
     def finish(self, request: Request) -> None:
         """Take a request out, wherever it is, and free what it holds."""
         (self.running if request.status is Status.RUNNING else self.waiting).remove(request)
         request.status = Status.FINISHED
         self._release(request)
+        self.counts.leave(request.tenant)
 
     @property
     def has_work(self) -> bool:
@@ -65,84 +95,164 @@ class Scheduler:
     def num_paused(self) -> int:
         return sum(r.paused for r in [*self.running, *self.waiting])
 
+    def tokens_before(self, request: Request) -> int:
+        """Tokens to prefill, at the least, before a new request gets one: its own and those certain to go first."""
+        first = (r for r in self.waiting if r.tenant == request.tenant and r.rank < request.rank and not r.paused)
+        return request.num_uncomputed + sum(r.num_uncomputed for r in first)
+
+    # ------------------------------------------------------------------------------------------------------ one step
     def schedule(self) -> list[Work]:
         """The work of one step within budget and blocks, one `Work` per request, those of a single token first."""
-        active = [r for r in self.running if not r.paused][: self.max_running]
-        decodes = self._decodes(active)
-        budget = self.token_budget - len(decodes)
-        prefills: list[Work] = []
+        self._works = {}
+        active = [r for r in self.running if not r.paused][: self.limits.max_running]
         for request in active:
-            if request.status is Status.RUNNING and request.num_uncomputed > 1 and budget:
-                prefills.append(Work(request, min(budget, request.num_uncomputed)))
-                budget -= prefills[-1].num_tokens
-        room = self.max_running - sum(r.status is Status.RUNNING for r in active)
-        while budget and room and (arrived := self._admit()):
-            prefills.append(Work(arrived, min(budget, arrived.num_uncomputed)))
-            budget -= prefills[-1].num_tokens
-            room -= 1
-        return sorted(decodes + prefills, key=lambda work: work.num_tokens > 1)
+            if request.num_uncomputed == 1:
+                self._plan(request, 1)
+        budget = self._prefill_budget()
+        for request in sorted((r for r in active if r.num_uncomputed > 1), key=self._turn):
+            budget -= self._plan(request, self._chunk(request, budget))
+        if not (self.limits.static_batching and active):
+            while budget > 0 and (arrived := self._admit()):
+                planned = self._plan(arrived, self._chunk(arrived, budget))
+                budget -= planned or budget
+        return sorted(self._works.values(), key=lambda work: work.num_tokens > 1)
 
-    def _decodes(self, active: list[Request]) -> list[Work]:
-        decodes = []
-        for request in active:
-            if request.status is Status.RUNNING and request.num_uncomputed == 1 and self._may_append(request):
-                decodes.append(Work(request, 1))
-        return decodes
+    def _turn(self, request: Request) -> tuple[int, int, int]:
+        """Sorts requests that compete for prefilling."""
+        return -request.priority, self.counts.served(request.tenant), request.arrival
 
-    def _may_append(self, request: Request) -> bool:
-        """Find a block for one more token, by preemption if need be. False if the request itself had to give way."""
-        if self.pool.blocks_for(len(request.tokens)) <= len(request.block_table):
-            return True
-        while not self.pool.num_free:
+    def _prefill_budget(self) -> int:
+        """Tokens left for prefilling: few enough that streams that decode do not stutter."""
+        left = self.limits.token_budget - len(self._works)
+        if not self._works or not self.limits.decode_slowdown:
+            return left
+        return int(min(left, max(SMALLEST_CHUNK, self._pace.chunk(self.limits.decode_slowdown))))
+
+    def _chunk(self, request: Request, budget: int) -> int:
+        """How many of its tokens a request prefills in this step.
+
+        With snapshots of recurrent states a chunk ends where a block ends, if it gets so far: there they can be found.
+        """
+        count = min(budget, request.num_uncomputed)
+        if self._prefix_cache is not None and self._prefix_cache.wants_whole_blocks and count > 1:
+            end = request.num_computed + count
+            whole = end - end % self._tables.block_size
+            if whole > request.num_computed:
+                return whole - request.num_computed
+        return count
+
+    def _plan(self, request: Request, num_tokens: int) -> int:
+        """Find blocks for `num_tokens` more tokens, by preemption if need be. The number that will be computed."""
+        if num_tokens <= 0 or request.status is not Status.RUNNING:
+            return 0
+        end = request.num_computed + num_tokens
+        while self._tables.missing(request, end) > self._tables.num_free:
             victim = self._victim()
             self._preempt(victim)
             if victim is request:
-                return False
-        request.block_table += self.pool.allocate(1)
-        return True
+                return 0
+        self._tables.grow(request, end)
+        self._works[request] = Work(request, num_tokens)
+        self.counts.serve(request.tenant, num_tokens)
+        return num_tokens
 
     def _victim(self) -> Request:
-        """The youngest paused request, else the youngest. It has no work in this step yet: decodes go oldest first."""
+        """The paused request of the lowest rank, else the request of the lowest rank."""
         return next((r for r in reversed(self.running) if r.paused), self.running[-1])
 
     def _preempt(self, request: Request) -> None:
+        work = self._works.pop(request, None)
+        if work is not None:
+            self.counts.serve(request.tenant, -work.num_tokens)
         self.running.remove(request)
         self._release(request)
         request.num_computed = 0
         request.status = Status.WAITING
         request.preemptions += 1
         self.preemptions += 1
-        insort(self.waiting, request, key=_arrival)
+        insort(self.waiting, request, key=_rank)
 
+    # ----------------------------------------------------------------------------------------------------- admission
     def _admit(self) -> Request | None:
-        """Move the first waiting request that may go on to `running`. A later one never overtakes it."""
-        request = next((r for r in self.waiting if not r.paused), None)
-        if request is None:
+        """Move the waiting request whose turn it is to `running`, if there is room. No other one overtakes it."""
+        request = min((r for r in self.waiting if not r.paused), key=self._turn, default=None)
+        if request is None or not self._make_room(request):
             return None
-        needed = self.pool.blocks_for(len(request.tokens))
-        paused = [r for r in self.running if r.paused]
-        if needed > self.pool.num_free + sum(len(r.block_table) for r in paused):
-            return None
-        while needed > self.pool.num_free:
-            self._preempt(paused.pop())
-        request.block_table = self.pool.allocate(needed)
-        request.status = Status.RUNNING
         self.waiting.remove(request)
-        insort(self.running, request, key=_arrival)
+        request.status = Status.RUNNING
+        insort(self.running, request, key=_rank)
+        self._tables.open(request)
+        if self._prefix_cache is not None:
+            self._prefix_cache.take(request, self._prefix_cache.match(request.tokens))
+        if request.num_cached is None:
+            request.num_cached = min(request.num_computed, request.num_prompt)
+        if self.limits.contiguous_kv:
+            self._tables.grow(request, request.max_length)
         return request
 
-    def _release(self, request: Request) -> None:
-        self.pool.free(request.block_table)
-        request.block_table = []
+    def _make_room(self, request: Request) -> bool:
+        """Whether the request fits, if need be after others have made room for it."""
+        needed = self._blocks_needed(request)
+        victims: list[Request] = []
+        candidates = self._may_give_way_to(request)
+        while not self._fits(needed, victims):
+            victim = next(candidates, None)
+            if victim is None:
+                return False
+            victims.append(victim)
+        for victim in victims:
+            self._preempt(victim)
+        return True
 
+    def _blocks_needed(self, request: Request) -> int:
+        """Free blocks that the request takes at most; what it shares with running ones is not among them."""
+        length = request.max_length if self.limits.contiguous_kv else len(request.tokens)
+        needed = self._tables.blocks_for(length)
+        if self._prefix_cache is None or needed <= self._tables.num_free - self._promised([]):
+            return needed
+        return needed - self._prefix_cache.num_held(self._prefix_cache.match(request.tokens))
+
+    def _fits(self, needed: int, victims: list[Request]) -> bool:
+        """Whether a request that needs so many blocks could run if `victims` did not."""
+        stay = [r for r in self.running if r not in victims]
+        if len(stay) >= self._tables.max_open or sum(not r.paused for r in stay) >= self.limits.max_running:
+            return False
+        freed = sum(self._tables.num_unshared(r) for r in victims)
+        return needed <= self._tables.num_free + freed - self._promised(victims)
+
+    def _promised(self, victims: list[Request]) -> int:
+        """Blocks that requests which still prefill will ask for."""
+        prefilling = (r for r in self.running if r.num_uncomputed > 1 and r not in victims)
+        return sum(self._tables.missing(r, len(r.tokens)) for r in prefilling)
+
+    def _may_give_way_to(self, request: Request) -> Iterator[Request]:
+        """Running requests whose place `request` may take: paused ones, then those that it ranks before by right."""
+        yield from (r for r in reversed(self.running) if r.paused)
+        if self.limits.static_batching:
+            return
+        busy = [r for r in reversed(self.running) if not r.paused]
+        yield from (r for r in busy if r.priority < request.priority)
+        places = Counter(r.tenant for r in busy)
+        if busy and not places[request.tenant]:
+            tenant, most = places.most_common(1)[0]
+            equals = (r for r in busy if r.tenant == tenant and r.priority == request.priority)
+            if most > 1 and (youngest := next(equals, None)) is not None:
+                yield youngest
+
+    def _release(self, request: Request) -> None:
+        if self._prefix_cache is not None:
+            self._prefix_cache.release(request)
+        self._tables.close(request)
+        request.num_published = 0
+
+    # ----------------------------------------------------------------------------------------------------- integrity
     def check_integrity(self) -> None:
         """Raise InternalError unless lists, states, block tables and pool agree."""
         for requests, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
-            if any(r.status is not status for r in requests) or sorted(requests, key=_arrival) != requests:
+            if any(r.status is not status for r in requests) or sorted(requests, key=_rank) != requests:
                 raise InternalError(f"the list of {status.value} requests is out of order")
-        for request in self.running:
-            if request.num_computed > len(request.block_table) * self.pool.block_size:
-                raise InternalError(f"request {request.key!r}: more tokens computed than its blocks hold")
-        if any(r.block_table or r.num_computed for r in self.waiting):
+        if any(r.tables or r.num_computed for r in self.waiting):
             raise InternalError("a waiting request holds blocks")
-        self.pool.check_integrity(r.block_table for r in self.running)
+        self._tables.check_integrity(self.running)
+        if self._prefix_cache is not None:
+            self._prefix_cache.check_integrity()

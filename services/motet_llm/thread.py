@@ -5,24 +5,27 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
+from typing import Unpack
 
 from motet_shared.errors import MotetError
 from motet_shared.messages import Sampling
 
 from .engine import Engine, StepOutput
-from .request import Key
+from .request import Key, Options
 
 Command = Callable[[], None]
+Step = Callable[[], list[StepOutput]]
 
 
 class EngineThread:
     """Steps an engine while it has work and sleeps while it has none.
 
     Commands are put into a queue, by any thread and without waiting, and take effect between two steps, in order.
-    on_outputs: called on the engine's thread, once per step, with all of its outputs (and the refusals of `submit`s).
+    on_outputs: called on the engine's thread, once per step, with all of its outputs (and the refusals of `submit`s);
+        while the model computes the next step, if the engine overlaps the two.
     on_crash: called on the engine's thread with the exception that ended it; nothing comes after it.
     """
 
@@ -39,6 +42,7 @@ class EngineThread:
         self._refused: list[StepOutput] = []
         self._stopping = False
         self._step_began: float | None = None
+        self.around_step: Callable[[Step], list[StepOutput]] | None = None  # set it on the engine's thread only
         self._thread = threading.Thread(target=self._run, name="motet-engine", daemon=True)
 
     def start(self) -> None:
@@ -49,24 +53,21 @@ class EngineThread:
         self._commands.put(self._stop)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
+        self.engine.close()
 
-    def submit(
-        self,
-        key: Key,
-        prompt: list[int],
-        sampling: Sampling,
-        output: Sequence[int] = (),
-        credit: int = 1 << 30,
-        deadline: float | None = None,
-    ) -> None:
+    def submit(self, key: Key, prompt: list[int], sampling: Sampling, **options: Unpack[Options]) -> None:
         """`Engine.add`; its refusal arrives as a `StepOutput` with `error`."""
-        self._commands.put(partial(self._add, key, prompt, sampling, output, credit, deadline))
+        self._commands.put(partial(self._add, key, prompt, sampling, options))
 
     def cancel(self, key: Key) -> None:
         self._commands.put(partial(self.engine.cancel, key))
 
     def grant(self, key: Key, total: int) -> None:
         self._commands.put(partial(self.engine.grant, key, total))
+
+    def between_steps(self, command: Command) -> None:
+        """Have `command` called on the engine's thread before its next step. What it raises ends the thread."""
+        self._commands.put(command)
 
     @property
     def stuck_for(self) -> float:
@@ -78,17 +79,9 @@ class EngineThread:
         """`Engine.stats` and the commands that still wait; from any thread, without waiting for a step."""
         return {**self.engine.stats(), "commands": self._commands.qsize()}
 
-    def _add(
-        self,
-        key: Key,
-        prompt: list[int],
-        sampling: Sampling,
-        output: Sequence[int],
-        credit: int,
-        deadline: float | None,
-    ) -> None:
+    def _add(self, key: Key, prompt: list[int], sampling: Sampling, options: Options) -> None:
         try:
-            self.engine.add(key, prompt, sampling, output, credit, deadline)
+            self.engine.add(key, prompt, sampling, **options)
         except MotetError as error:
             self._refused.append(StepOutput(key, [], error=error))
 
@@ -102,13 +95,16 @@ class EngineThread:
                 if self._stopping:
                     return
                 self._step_began = time.monotonic()
-                outputs = self._refused + self.engine.step()
+                step, around = partial(self.engine.step, self._emit), self.around_step
+                self._emit(step() if around is None else around(step))
                 self._step_began = None
-                self._refused = []
-                if outputs:
-                    self._on_outputs(outputs)
         except BaseException as error:
             self._on_crash(error)
+
+    def _emit(self, outputs: list[StepOutput]) -> None:
+        refused, self._refused = self._refused, []
+        if refused or outputs:
+            self._on_outputs(refused + outputs)
 
     def _obey(self) -> None:
         """Follow all commands there are; without work, sleep until one comes or a deadline passes."""

@@ -17,10 +17,11 @@ from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.config import Bytes, ProcessConfig, setting
 from motet_shared.errors import InternalError, UnknownModel
-from motet_shared.messages import Generate, ModelCard, Tokens
+from motet_shared.messages import Generate, ModelCard, Profile, Tokens
 
 from .config import EngineConfig
 from .engine import Engine, StepOutput
+from .profile import Profiler
 from .request import Key
 from .thread import EngineThread
 
@@ -33,12 +34,21 @@ class DecodeConfig(ProcessConfig):
 
     model: str = setting("folder of the checkpoint to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    dtype: str = setting("auto, float32 or bfloat16", default="auto")
+    dtype: str = setting("of activations: auto, float32 or bfloat16", default="auto")
+    weights: str = setting("of matrices: auto, float32, bfloat16, int8 or int4", default="auto")
+    kv_dtype: str = setting("of the KV cache: auto, float32 or bfloat16", default="auto")
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    deterministic: bool = setting("a request's tokens do not depend on the rest of the batch", default=False)
+    overlap: bool = setting("handle the tokens of a step while the next one is computed", default=True)
     block_size: int = setting("tokens per KV block", default=16, min=1)
     num_blocks: int = setting("KV blocks; 0: as many as fit into kv_memory", default=0, min=0)
     kv_memory: Bytes = setting("memory of the KV cache", default=256 << 20, min=1)
+    prefix_cache: bool = setting("share the blocks of prompts that begin alike", default=True)
+    host_cache: Bytes = setting("memory for blocks that fell out of the KV cache", default=0, min=0)
+    disk_cache: Bytes = setting("disk space for blocks that fell out of host_cache", default=0, min=0)
+    cache_folder: str = setting("where disk_cache lives (default: the place for temporary files)", default="")
     token_budget: int = setting("tokens computed per step, decode and prefill together", default=512, min=1)
+    decode_slowdown: float = setting("how much prefilling may stretch the steps of running streams", default=1.8, min=0)
     max_running: int = setting("most requests in one step", default=64, min=1)
     max_waiting: int = setting("most requests in the queue; further ones are refused", default=256, min=1)
     step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
@@ -60,6 +70,7 @@ class Decode(Actor):
         self._running: dict[Key, tuple[Call, asyncio.Future[StepOutput]]] = {}
         self._thread: EngineThread | None = None
         self._card: ModelCard | None = None
+        self._profiler = Profiler()
 
     async def warm(self) -> None:
         soon = asyncio.get_running_loop().call_soon_threadsafe
@@ -87,13 +98,20 @@ class Decode(Actor):
     @operation(Generate)
     async def generate(self, call: Call, request: Generate) -> None:
         """Tokens of one request, one item per engine step, until it ends."""
-        if self._card is None or request.model != self._card.name:
-            served = self._card.name if self._card else "nothing yet"
-            raise UnknownModel(f"model {request.model!r} is not served by {self.bus.instance}, which serves {served}")
+        self._check_served(request.model)
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
         call.on_credit = functools.partial(self.thread.grant, call.id)
-        self.thread.submit(call.id, request.prompt, request.sampling, request.output, call.credit_total, call.expires)
+        self.thread.submit(
+            call.id,
+            request.prompt,
+            request.sampling,
+            output=request.output,
+            credit=call.credit_total,
+            deadline=call.expires,
+            priority=request.priority,
+            tenant=request.tenant,
+        )
         try:
             last = await done
         finally:
@@ -102,6 +120,17 @@ class Decode(Actor):
                 self.thread.cancel(call.id)
         timing = {f"decode.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
         call.finish(last.finish or "stop", last.usage, timing)
+
+    @operation(Profile)
+    async def profile(self, call: Call, request: Profile) -> None:
+        """A torch trace of the engine's next steps."""
+        self._check_served(request.model)
+        await self._profiler.serve(call, request, self.thread)
+
+    def _check_served(self, model: str) -> None:
+        if self._card is None or model != self._card.name:
+            served = self._card.name if self._card else "nothing yet"
+            raise UnknownModel(f"model {model!r} is not served by {self.bus.instance}, which serves {served}")
 
     async def _watch(self, elapsed: float) -> None:
         """The loop beats while the engine computes; so an engine that hangs must be noticed here."""
@@ -136,7 +165,10 @@ class Decode(Actor):
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        return dict(self._thread.stats()) if self._thread is not None else {}
+        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
+        if self._thread is None:
+            return {}
+        return self._thread.stats() | self._thread.engine.runner.describe()
 
     def check_integrity(self) -> None:
         """For an idle actor: the engine is checked on this thread."""

@@ -1,4 +1,4 @@
-"""Paged attention against the textbook: one query at a time, loops, float64."""
+"""Paged attention as model code calls it, against the textbook: one query at a time, loops, float64."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_llm.attention import Rows, ShapeProbe, StepLayout, paged_attention
-from motet_llm.kv_cache import KvCache, LayerShape, bytes_per_block
+from motet_kernels.attention import PagedBatch
+from motet_llm.attention import GroupStep, ShapeProbe, StepLayout, paged_attention
+from motet_llm.kv_cache import KvCache, LayerShape
+from motet_shared.capacity import KvGroup
 from motet_shared.errors import ConfigError
 
 DIM, VALUE_DIM, SIZE = 8, 6, 4
@@ -89,21 +91,17 @@ class Step:
     def _layout(self, kv_heads: int) -> StepLayout:
         free = torch.randperm(40).tolist()
         tables = [[free.pop() for _ in range(-(-(first + count) // SIZE))] for first, count in self.spans]
-        kv = KvCache([LayerShape(kv_heads, DIM, VALUE_DIM)], 40, SIZE, torch.float32)
+        kv = KvCache({0: LayerShape(kv_heads, DIM, VALUE_DIM)}, 40, SIZE, torch.float32)
         slots = []
         for (first, count), table, keys, values in zip(self.spans, tables, self.keys, self.values, strict=True):
             own = torch.tensor([table[p // SIZE] * SIZE + p % SIZE for p in range(first + count)])
-            kv.write(0, own[:first], keys[:, :first].transpose(0, 1), values[:, :first].transpose(0, 1))
+            kv.write(0, keys[:, :first].transpose(0, 1), values[:, :first].transpose(0, 1), own[:first])
             slots.append(own[first:])
-        rows = [self._rows(kv, tables[:-1], 0, 1)] if len(tables) > 1 else []
-        rows.append(self._rows(kv, tables[-1:], len(tables) - 1, self.spans[-1][1]))
-        return StepLayout(kv, torch.cat(slots), rows)
-
-    def _rows(self, kv: KvCache, tables: list[list[int]], start: int, queries: int) -> Rows:
         width = max(map(len, tables))
-        padded = torch.tensor([table + [kv.null_block] * (width - len(table)) for table in tables])
-        spans = self.spans[start : start + len(tables)]
-        return Rows(start, queries, padded, torch.tensor([[first + i for i in range(queries)] for first, _ in spans]))
+        padded = torch.tensor([table + [kv.null_block] * (width - len(table)) for table in tables], dtype=torch.int32)
+        starts = torch.tensor([0, *(count for _, count in self.spans)], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        lengths = torch.tensor([first + count for first, count in self.spans], dtype=torch.int32)
+        return StepLayout(kv, [GroupStep(torch.cat(slots), PagedBatch(padded, starts, lengths))])
 
 
 # --------------------------------------------------------------------------------------------------------------- limits
@@ -124,12 +122,80 @@ def test_a_layer_that_attends_twice_is_refused() -> None:
 
 
 def test_scrubbed_blocks_are_zero_and_the_cache_takes_the_bytes_it_says() -> None:
-    shapes = [LayerShape(2, DIM, VALUE_DIM)] * 3
+    shapes = {layer: LayerShape(2, DIM, VALUE_DIM) for layer in range(3)}
     kv = KvCache(shapes, 5, SIZE, torch.bfloat16)
-    assert kv.nbytes == 6 * bytes_per_block(shapes, SIZE, torch.bfloat16)
+    assert kv.nbytes == 6 * kv.layout.block_bytes == 6 * 3 * 2 * (DIM + VALUE_DIM) * 2 * SIZE
     nan = torch.full((SIZE, 2, DIM), torch.nan, dtype=torch.bfloat16)
-    kv.write(1, torch.arange(SIZE) + 2 * SIZE, nan, nan[..., :VALUE_DIM])
+    kv.write(1, nan, nan[..., :VALUE_DIM], torch.arange(SIZE) + 2 * SIZE)
     kv.scrub([2])
-    keys, values = kv.gather(1, torch.tensor([[2]]))
-    assert not keys.any()
-    assert not values.any()
+    for tensor in kv.layer(1):
+        assert not tensor.any()
+
+
+# --------------------------------------------------------------------------------------------------------------- groups
+def test_layers_that_forget_alike_share_a_block_table_and_all_share_storage() -> None:
+    plain, narrow = LayerShape(1, DIM, DIM), LayerShape(2, DIM, DIM, window=8)
+    shapes = {0: narrow, 1: narrow, 2: plain, 3: narrow, 4: narrow, 5: plain, 6: narrow}
+    kv = KvCache(shapes, 3, SIZE, torch.float32)
+    assert kv.groups == (KvGroup((2, 5)), KvGroup((0, 1), 8), KvGroup((3, 4), 8), KvGroup((6,), 8))
+    assert kv.layout.block_bytes == 2 * 2 * 2 * DIM * 4 * SIZE  # two layers of the wider kind
+    assert [kv.group_of[layer] for layer in range(7)] == [1, 1, 0, 2, 2, 0, 3]
+
+
+@given(position=st.integers(0, 60), window=st.integers(1, 30), size=st.integers(1, 9))
+def test_no_block_before_the_first_needed_one_is_seen(position: int, window: int, size: int) -> None:
+    first = KvGroup((0,), window).first_needed(position, size)
+    oldest = max(0, position - window + 1)
+    assert first == oldest // size
+    assert KvGroup((0,)).first_needed(position, size) == 0
+
+
+@given(
+    context=st.integers(0, 200),
+    step=st.integers(1, 40),
+    size=st.integers(1, 9),
+    window=st.one_of(st.none(), st.integers(1, 50)),
+)
+def test_most_blocks_is_what_prefilling_and_decoding_ever_hold(
+    context: int, step: int, size: int, window: int | None
+) -> None:
+    group = KvGroup((0,), window)
+    held = 0
+    for start in range(context):
+        end = min(start + step, context)
+        held = max(held, -(-end // size) - group.first_needed(start, size))
+    assert held <= group.most_blocks(context, step, size) <= held + 1
+
+
+def test_blocks_travel_whole() -> None:
+    shapes = {0: LayerShape(2, DIM, VALUE_DIM), 1: LayerShape(2, DIM, VALUE_DIM)}
+    kv = KvCache(shapes, 4, SIZE, torch.float32)
+    for layer in shapes:
+        rows = torch.randn(SIZE, 2, DIM)
+        kv.write(layer, rows, rows[..., :VALUE_DIM], torch.arange(SIZE))
+    kv.copy(0, 1)
+    kv.write_block(2, kv.read_block(0))
+    for layer in shapes:
+        for tensor in kv.layer(layer):
+            assert tensor[0].any()
+            assert torch.equal(tensor[0], tensor[1])
+            assert torch.equal(tensor[0], tensor[2])
+
+
+def test_a_latent_layer_keeps_one_tensor_that_is_key_and_value() -> None:
+    """Multi-head latent attention: all heads attend to the same latents, whose first numbers are the values."""
+    rank, rope, heads, first = 5, 3, 4, 6
+    kv = KvCache({0: LayerShape(1, rank + rope, 0)}, 4, SIZE, torch.float32)
+    latents = torch.randn(first + 1, rank + rope)
+    kv.write(0, latents[:first].unsqueeze(1), None, torch.arange(first))
+    batch = PagedBatch(
+        torch.tensor([[0, 1]], dtype=torch.int32),
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([first + 1], dtype=torch.int32),
+    )
+    layout = StepLayout(kv, [GroupStep(torch.tensor([first]), batch)])
+    query = torch.randn(1, heads, rank + rope)
+    out = layout.attend_latent(0, query, latents[first:], rank, 0.5)
+    weights = (query[0] @ latents.T * 0.5).softmax(-1)
+    torch.testing.assert_close(out[0], weights @ latents[:, :rank], atol=1e-5, rtol=1e-5)
+    assert kv.layout.block_bytes == (rank + rope) * 4 * SIZE

@@ -11,17 +11,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    BloomConfig,
+    DeepseekV32Config,
     Gemma3Config,
+    Gemma4UnifiedAssistantConfig,
     LlamaConfig,
-    MambaConfig,
     PreTrainedConfig,
-    Qwen3NextConfig,
     T5Config,
+    TrOCRConfig,
 )
 
+import families
 from checkpoints import tiny_checkpoint
 from motet_llm import checkpoint
 from motet_llm.config import EngineConfig
@@ -83,7 +82,7 @@ def test_tensors_that_do_not_fit_are_named(damage: Callable[[Weights], None], co
         ({"num_hidden_layers": 3}, "must be equal to the number of `layer_types`"),
         ({"num_key_value_heads": 1}, r"k_proj\.weight is \[32, 64\], not \[16, 64\]"),
         ({"quantization_config": {"quant_method": "awq"}}, "its weights are quantized"),
-        ({"layer_types": ["full_attention", "chunked_attention"]}, "has layers of kind chunked_attention"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "its model code fails on 6 tokens of text"),
         ({"model_type": "house_made"}, r"not of a model that transformers knows.*house_made"),
     ],
 )
@@ -93,6 +92,64 @@ def test_a_config_that_contradicts_its_weights_is_refused(
     folder = tiny_checkpoint("qwen3", tmp_path)
     edit_config(folder, **fields)
     with pytest.raises(ConfigError, match=complaint):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"num_attention_heads": 0}, r"config\.json is not of a model that transformers knows"),
+        ({"num_attention_heads": 3, "head_dim": None}, "not a multiple of the number of attention heads"),
+        ({"hidden_size": "64"}, "Field 'hidden_size' expected int, got str"),
+        ({"num_hidden_layers": -1}, r"unknown model\.layers\.0\."),
+        ({"hidden_act": "nope"}, "cannot make LlamaForCausalLM of it: KeyError.'nope'"),
+        ({"rope_parameters": {"rope_type": "nope"}}, "cannot make LlamaForCausalLM of it: KeyError.'nope'"),
+        ({"dtype": "float13"}, "float13"),
+        ({"vocab_size": 300}, r"embed_tokens\.weight is \[259, 64\], not \[300, 64\]"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, "contains custom code"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_config_that_makes_no_sense_is_refused(fields: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    edit_config(folder, **fields)
+    with pytest.raises(ConfigError, match=complaint):
+        load(folder)
+
+
+def test_files_of_a_checkpoint_in_parts_are_all_there(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    parts = dict.fromkeys(weights, "model-1.safetensors") | {"model.norm.weight": "model-2.safetensors"}
+    for part in sorted(set(parts.values())):
+        own = {name: weights[name] for name in weights if parts[name] == part}
+        save_file(own, folder / part, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": parts}))
+    load(folder)
+    (folder / "model-2.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"names model-2\.safetensors; copy what is missing"):
+        load(folder)
+    index.write_text("{")
+    with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json cannot be read"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_tensors_are_refused_though_the_config_says_nothing(dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(dtype)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight is quantized; give the original weights"):
+        load(folder)
+
+
+def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
         load(folder)
 
 
@@ -123,26 +180,54 @@ def test_broken_json_is_named(tmp_path: Path) -> None:
     ("config", "complaint"),
     [
         (T5Config(), "'t5' is not supported: it is an encoder-decoder"),
-        (MambaConfig(), "'mamba' is not supported: MambaForCausalLM does not take an attention function"),
-        (BloomConfig(), "'bloom' is not supported: BloomForCausalLM does not take an attention function"),
-        (Qwen3NextConfig(), "'qwen3_next' is not supported: Qwen3NextForCausalLM does not take an attention function"),
         (Gemma3Config(), "'gemma3' is not supported: it is multimodal"),
+        (Gemma4UnifiedAssistantConfig(), r"goes on from the states of another model \(shared_kv_states\)"),
+        (DeepseekV32Config(), r"selects itself \(layers of kind indexed_attention\)"),
+        (TrOCRConfig(), "TrOCRForCausalLM computes the logits of every token"),
     ],
     ids=lambda value: getattr(value, "model_type", None),
 )
-def test_architectures_that_would_run_wrong_are_refused_by_name(
+def test_what_config_json_tells_is_refused_before_weights_are_read(
     config: PreTrainedConfig, complaint: str, tmp_path: Path
 ) -> None:
     config.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=complaint):
-        load(tmp_path)
+        load(tmp_path, context=64)
 
 
-def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
-    config = BertConfig(vocab_size=50, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
-    BertLMHeadModel(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="BertSelfAttention looks at later tokens"):
-        load(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("BloomForCausalLM", "BloomForCausalLM takes no attention function from outside"),
+        ("DiffLlamaForCausalLM", "layer 0 attends more than once per token"),
+        ("DogeForCausalLM", "it makes masks of its own"),
+        ("MambaForCausalLM", "models without a KV cache are not served"),
+        ("MiniMaxForCausalLM", "its tokens see each other outside of attention"),
+        ("MoshiForCausalLM", "its config has a window of 12 tokens, which the masks of layer 0 have not"),
+        ("ZayaForCausalLM", "ZayaCCAProjection is a recurrent layer that is not supported"),
+    ],
+)
+def test_code_that_would_run_wrong_is_refused_by_its_cause(name: str, complaint: str, tmp_path: Path) -> None:
+    folder = families.write_checkpoint(name, tmp_path)
+    with pytest.raises(ConfigError, match=complaint):
+        load(folder, context=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "complaint"),
+    [
+        ("BertLMHeadModel", {"is_decoder": False}, "BertSelfAttention looks at later tokens"),
+        ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "not causal|looks at later tokens"),
+        ("Gemma4ForCausalLM", {"use_bidirectional_attention": "all"}, "not causal|looks at later tokens"),
+    ],
+)
+def test_a_field_of_the_config_can_make_a_family_inexact(
+    name: str, fields: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    folder = families.write_checkpoint(name, tmp_path)
+    edit_config(folder, **fields)
+    with pytest.raises(ConfigError, match=complaint):
+        load(folder)
 
 
 # ------------------------------------------------------------------------------------------------------ context, dtype
@@ -158,20 +243,24 @@ def test_rope_that_depends_on_the_batch_is_held_to_its_exact_range() -> None:
     assert checkpoint.context_of(LlamaConfig(max_position_embeddings=512, rope_parameters=rope("yarn", 128)), 0) == 512
 
 
-def test_sixteen_bit_weights_run_in_float32_where_the_cpu_has_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = LlamaConfig(dtype=torch.bfloat16)
-    for fast, expected in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda fast=fast: fast)
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-        assert checkpoint.resolve_dtype(config, "auto") == expected
-    assert checkpoint.resolve_dtype(config, "bfloat16") == torch.bfloat16
-    assert checkpoint.resolve_dtype(LlamaConfig(dtype=torch.float16), "auto") == torch.float32
+def test_what_auto_stands_for() -> None:
+    wide, bf16, half = (LlamaConfig(dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
+    assert checkpoint.resolve_dtype("auto") == torch.float32
+    assert checkpoint.resolve_dtype("bfloat16") == torch.bfloat16
+    assert [checkpoint.resolve_kv_dtype(c, "auto") for c in (wide, bf16, half)] == [
+        torch.float32,
+        torch.bfloat16,
+        torch.float32,
+    ]
+    assert checkpoint.resolve_kv_dtype(bf16, "float32") == torch.float32
+    assert [checkpoint.resolve_weights(c, "auto") for c in (wide, bf16, half)] == ["float32", "bfloat16", "float32"]
+    assert checkpoint.resolve_weights(wide, "int8") == "int8"
 
 
 def test_the_pool_is_sized_from_memory(tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path)
     block_bytes = 2 * 2 * 2 * 16 * 4 * 8  # layers, keys and values, heads, dim, float32, tokens
-    engine = load(folder, kv_memory=10 * block_bytes + 1, block_size=8)
+    engine = load(folder, kv_memory=11 * block_bytes + 1, block_size=8)  # one pads block tables
     assert engine.stats()["blocks_total"] == 10
     assert engine.stats()["kv_bytes"] == 11 * block_bytes  # one more block for padding
     with pytest.raises(ConfigError, match=r"kv_memory=100: does not hold one block"):

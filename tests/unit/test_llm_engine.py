@@ -15,7 +15,14 @@ from safetensors.torch import load_file, save_file
 from checkpoints import VOCAB, tiny_checkpoint
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine, StepOutput
-from motet_shared.errors import BadRequest, ContextTooLong, DeadlineExceeded, InternalError, Overloaded
+from motet_shared.errors import (
+    BadRequest,
+    ConfigError,
+    ContextTooLong,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+)
 from motet_shared.messages import Sampling
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
@@ -283,3 +290,130 @@ def test_stats_count_what_happens(engine: Engine) -> None:
     assert stats["rss"] > 1 << 20
     assert engine.card().name == engine.config.model_name == Path(engine.config.model).name
     assert engine.card().vocab == VOCAB
+
+
+# -------------------------------------------------------------------------------------------------------- prefix cache
+def test_usage_tells_what_was_found_in_the_prefix_cache(engine: Engine) -> None:
+    long = [t % VOCAB for t in range(40)]
+    answers = []
+    for key, cached in (("first", 0), ("again", 39)):
+        engine.add(key, long, Sampling(max_tokens=6, **GREEDY))
+        outputs = run(engine)[key]
+        assert outputs[-1].usage is not None
+        assert outputs[-1].usage.cached_tokens == cached
+        answers.append(ids_of(outputs))
+    assert answers[0] == answers[1]
+    assert engine.stats()["blocks_cached"] > 0
+    assert engine.stats()["cached_tokens"] == 39
+
+
+def test_without_a_prefix_cache_nothing_is_kept(folder: Path) -> None:
+    engine = make_engine(folder, prefix_cache=False)
+    for key in range(2):
+        engine.add(key, PROMPT * 4, Sampling(max_tokens=2, **GREEDY))
+        (*_, last) = run(engine)[key]
+        assert last.usage is not None
+        assert last.usage.cached_tokens == 0
+    assert engine.stats()["blocks_cached"] == 0
+
+
+def test_prompts_that_fell_out_come_back_from_the_tiers(folder: Path, tmp_path: Path) -> None:
+    engine = make_engine(folder, num_blocks=12, host_cache=20 << 10, disk_cache=1 << 20, cache_folder=str(tmp_path))
+    prompts = [[(7 * key + t) % 250 for t in range(40)] for key in range(3)]
+    first = [generate(engine, prompt, max_tokens=4, **GREEDY) for prompt in prompts]
+    engine.add("again", prompts[0], Sampling(max_tokens=4, **GREEDY))
+    outputs = run(engine)["again"]
+    assert ids_of(outputs) == first[0]
+    assert outputs[-1].usage is not None
+    assert outputs[-1].usage.cached_tokens >= 36
+    stats = engine.stats()
+    assert stats["blocks_loaded"] >= 9
+    assert stats["host_cache_bytes"] <= 20 << 10
+    assert stats["disk_cache_bytes"] > 0
+    engine.close()
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------------------- scheduling
+def test_a_deadline_that_cannot_be_met_is_refused_at_once(engine: Engine) -> None:
+    engine.add("slow", PROMPT * 20, Sampling(max_tokens=8, **GREEDY))
+    run(engine)
+    token = engine.pace.at_least(1000, 0) / 1000
+    assert token > 0
+    engine.add("fits", PROMPT, Sampling(max_tokens=1, **GREEDY), deadline=time.monotonic() + 100)
+    with pytest.raises(DeadlineExceeded, match=r"s are left, and the first token takes at least"):
+        engine.add("late", [1] * 200, Sampling(**GREEDY), deadline=time.monotonic() + 100 * token)
+    assert set(run(engine)) == {"fits"}
+
+
+def test_a_higher_priority_interrupts_and_both_answers_are_what_they_are_alone(folder: Path) -> None:
+    expected = generate(make_engine(folder), max_tokens=12, **GREEDY)
+    engine = make_engine(folder, max_running=1)
+    engine.add("low", PROMPT, Sampling(max_tokens=12, **GREEDY))
+    for _ in range(4):
+        engine.step()
+    engine.add("high", PROMPT, Sampling(max_tokens=12, **GREEDY), priority=1)
+    order = [output.key for _ in range(12) for output in engine.step()]
+    assert order == ["high"] * 12
+    engine.step()
+    assert engine.scheduler.running[0].output[:4] == expected[:4]
+    assert engine.stats()["preemptions"] == 1
+
+
+def test_outputs_are_the_same_when_their_handling_overlaps_the_model(folder: Path) -> None:
+    """With `emit`, a step's outputs come while the next one is computed, in the same order, none lost."""
+    engine = make_engine(folder)
+    sampling = [Sampling(max_tokens=3 + key, logprobs=1, **GREEDY) for key in range(5)]
+    for key, s in enumerate(sampling):
+        engine.add(key, [*PROMPT, key], s)
+    plain = run(engine)
+    for key, s in enumerate(sampling):
+        engine.add(key, [*PROMPT, key], s)
+    emitted: list[StepOutput] = []
+    while engine.has_work:
+        emitted += engine.step(emitted.extend)
+        engine.check_integrity()
+    for request, outputs in plain.items():
+        mine = [output for output in emitted if output.key == request]
+        assert ids_of(mine) == ids_of(outputs)
+        assert [output.finish for output in mine] == [output.finish for output in outputs]
+    engine.close()
+
+
+def test_an_error_of_the_model_reaches_the_step_that_overlaps_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(works: object) -> None:
+        raise MemoryError("no more")
+
+    monkeypatch.setattr(engine.runner, "forward", forward)
+    engine.add("a", PROMPT, Sampling(**GREEDY))
+    with pytest.raises(MemoryError, match="no more"):
+        engine.step(lambda outputs: None)
+
+
+def test_the_time_that_the_model_waits_for_python_is_counted(engine: Engine) -> None:
+    engine.add("a", PROMPT, Sampling(max_tokens=5, **GREEDY))
+    run(engine)
+    first = engine.stats()["python_seconds"]
+    assert 0 < first < 1
+    time.sleep(0.3)
+    engine.add("b", PROMPT, Sampling(max_tokens=1, **GREEDY))
+    run(engine)
+    assert engine.stats()["python_seconds"] < first + 0.2, "idle is not waiting"
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"weights": "int3"}, "weights='int3': choose one of auto, float32, bfloat16, int8, int4"),
+        ({"kv_dtype": "fp8"}, "kv_dtype='fp8': choose one of"),
+        ({"decode_slowdown": 0.5}, "decode_slowdown=0.5: give more than 1, or 0"),
+        ({"host_cache": 1, "prefix_cache": False}, "turn it on"),
+        ({"cache_folder": "/nowhere"}, "no such folder"),
+        ({"host_cache": -1}, "host_cache=-1: give a whole number"),
+    ],
+)
+def test_wrong_settings_name_field_value_and_remedy(folder: Path, settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        make_engine(folder, **settings)

@@ -1,28 +1,36 @@
 """Greedy tokens equal `transformers.generate`, whatever happens to a request on the way.
 
-A seeded random schedule of arrivals, small budgets, small pools (preemptions), stalled credit, cancels and moves from
-one engine to another. Where the reference's two best logits differ by less than 1e-4 either token is right, and the
-reference goes on from ours.
+A seeded random schedule of arrivals, small budgets, small pools (preemptions), stalled credit, cancels, moves from one
+engine to another, and prompts that begin as others do (prefix hits), for every class that docs/families.md calls exact.
+Where the reference's two best logits differ by less than 1e-4 either token is right, and the reference goes on from
+ours.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from checkpoints import FAMILIES, tiny_checkpoint
+import families
+from checkpoints import tiny_checkpoint
+from list_families import PAGE, exact_on, page
+from motet_llm import checkpoint
+from motet_llm.attention import StepLayout
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine, StepOutput
 from motet_shared.messages import Sampling
 
 TIE = 1e-4
 POCKET_CHAT = Path(__file__).parents[2] / "models" / "pocket-chat"
+LONGEST_PROMPT, LONGEST_ANSWER = 40, 30  # tokens; windows and chunks of tiny models are shorter
+EXACT = [*exact_on(PAGE.read_text()), *families.VARIANTS]
 
 
 @dataclass
@@ -36,6 +44,7 @@ class Job:
     logprobs: list[float] = field(default_factory=list)
     granted: int = 0
     items: int = 0
+    cached_tokens: int = 0
     finish: str | None = None
     cancelled: bool = False
 
@@ -47,15 +56,14 @@ class Job:
 class Schedule:
     """Plays random events against two engines with the same weights, until every job is done."""
 
-    def __init__(self, engines: list[Engine], seed: int, prompts: list[list[int]] | None = None):
+    def __init__(
+        self, engines: list[Engine], seed: int, prompts: list[list[int]] | None = None, answer: int = LONGEST_ANSWER
+    ):
         self.rng = random.Random(seed)
         self.engines = engines
+        self.answer = answer
         self.jobs: dict[int, Job] = {}
-        self.prompts = prompts or [self._prompt() for _ in range(8)]
-
-    def _prompt(self) -> list[int]:
-        vocab = self.engines[0].card().vocab
-        return [self.rng.randrange(vocab - 3) for _ in range(self.rng.randint(1, 40))]
+        self.prompts = prompts or random_prompts(self.rng, engines[0].card().vocab, 8)
 
     def run(self) -> list[Job]:
         while len(self.jobs) < len(self.prompts) or not all(job.done for job in self.jobs.values()):
@@ -74,7 +82,7 @@ class Schedule:
 
     def _arrive(self) -> None:
         key = len(self.jobs)
-        sampling = Sampling(temperature=0, max_tokens=self.rng.randint(1, 30), logprobs=0)
+        sampling = Sampling(temperature=0, max_tokens=self.rng.randint(1, self.answer), logprobs=0)
         self.jobs[key] = job = Job(self.prompts[key], sampling, self.rng.choice(self.engines))
         self._open(key, job)
 
@@ -106,14 +114,27 @@ class Schedule:
         job.items += bool(output.ids)
         assert job.items <= job.granted
         job.finish = output.finish
+        job.cached_tokens = output.usage.cached_tokens if output.usage else 0
+
+
+def random_prompts(rng: random.Random, vocab: int, count: int) -> list[list[int]]:
+    """Every second one begins as one before it does, or is the same."""
+    prompts: list[list[int]] = []
+    for _ in range(count):
+        prompt = [rng.randrange(vocab - 3) for _ in range(rng.randint(1, LONGEST_PROMPT))]
+        if prompts and rng.random() < 0.5:
+            shared = rng.choice(prompts)[: rng.choice([8, 16, 32, LONGEST_PROMPT])]
+            prompt = shared + prompt[len(shared) :]
+        prompts.append(prompt)
+    return prompts
 
 
 @torch.inference_mode()
 def assert_greedy(reference: PreTrainedModel, job: Job) -> None:
     """`job.ids` is what `generate` gives, ties apart, and its log-probabilities are the reference's."""
     eos = reference.generation_config.eos_token_id
-    eos = eos if isinstance(eos, int) else eos[0]
-    ours = job.ids + ([eos] if job.finish == "stop" else [])
+    stop = eos[:1] if isinstance(eos, list) else [eos]
+    ours = job.ids + (stop if job.finish == "stop" else [])
     logits: list[torch.Tensor] = []
     while len(logits) < len(ours):
         made = len(logits)
@@ -138,49 +159,117 @@ def assert_greedy(reference: PreTrainedModel, job: Job) -> None:
     assert job.finish == "stop" or len(job.ids) == job.sampling.max_tokens
 
 
-def random_config(folder: Path, rng: random.Random) -> EngineConfig:
+def random_engine(folder: Path, rng: random.Random) -> Engine:
+    """With a pool that is small, but holds the longest request."""
     block_size = rng.choice([1, 4, 16])
     token_budget = rng.choice([3, 8, 64])
-    return EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        threads=1,
-        block_size=block_size,
-        num_blocks=-(-rng.choice([80, 160]) // block_size),
-        token_budget=token_budget,
-        max_running=rng.randint(2, token_budget),
+    tokens = rng.choice([80, 160])
+    max_running = rng.randint(2, token_budget)
+    context = 0 if checkpoint.exact_range(checkpoint.load_config(folder)) else families.CONTEXT
+    for more in (1, 2, 4, 8):
+        engine = Engine(
+            EngineConfig(
+                model=str(folder),
+                dtype="float32",
+                threads=1,
+                block_size=block_size,
+                num_blocks=-(-tokens // block_size) * more,
+                token_budget=token_budget,
+                max_running=max_running,
+                context=context,
+                decode_slowdown=0,  # it goes by the clock, and this must come out the same every time
+            )
+        )
+        if engine.context >= LONGEST_PROMPT + LONGEST_ANSWER:
+            break
+        engine.close()
+    return engine
+
+
+def check_schedule(folder: Path, reference: PreTrainedModel, seed: int, **options: Any) -> None:
+    rng = random.Random(seed)
+    jobs = Schedule([random_engine(folder, rng) for _ in range(2)], seed, **options).run()
+    assert jobs
+    for job in jobs:
+        assert_greedy(reference, job)
+
+
+@pytest.fixture(scope="module", params=EXACT)
+def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
+    torch.set_num_threads(1)
+    folder = families.write_checkpoint(request.param, tmp_path_factory.mktemp("family"))
+    return folder, families.class_of(request.param).from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def test_every_exact_family_answers_as_generate_does(family: tuple[Path, PreTrainedModel]) -> None:
+    folder, reference = family
+    prompts = random_prompts(random.Random(5), checkpoint.load_config(folder).vocab_size, 5)
+    check_schedule(folder, reference, 0, prompts=prompts, answer=12)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("MistralForCausalLM", {"window": families.WINDOW + 1}),
+        ("Gemma2ForCausalLM", {"softcap": None}),
+        ("GptOssForCausalLM", {"sinks_H": None}),
+    ],
+)
+def test_what_is_wrong_is_noticed(
+    name: str, change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiny models must be sensitive enough: one token more in the window, a scale that is off by two percent."""
+    attend: Any = StepLayout.attend
+
+    def attend_wrongly(self: StepLayout, layer: int, *tensors: Any) -> Any:
+        *inputs, scale, options = tensors
+        return attend(self, layer, *inputs, scale if change else scale * 1.02, replace(options, **change))
+
+    folder = families.write_checkpoint(name, tmp_path)
+    monkeypatch.setattr(StepLayout, "attend", attend_wrongly)
+    with pytest.raises(AssertionError):
+        check_schedule(folder, reference_of(folder), 0, answer=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_exact_family_answers_as_generate_does_at_length(family: tuple[Path, PreTrainedModel], seed: int) -> None:
+    check_schedule(*family, seed)
+
+
+@pytest.mark.slow
+def test_the_page_of_families_is_current() -> None:
+    text = page()
+    assert text == PAGE.read_text(), "run scripts/list_families.py"
+    assert len(exact_on(text)) >= 60
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("llama", 20), ("qwen3", 20), ("mistral", 12)])
+def test_the_schedules_preempt_and_share_prefixes(name: str, num_blocks: int, tmp_path: Path) -> None:
+    """The property above is worth something only if its events happen."""
+    folder = tiny_checkpoint(name, tmp_path)
+    engine = Engine(
+        EngineConfig(
+            model=str(folder),
+            threads=1,
+            block_size=4,
+            num_blocks=num_blocks,
+            token_budget=16,
+            max_running=8,
+            decode_slowdown=0,
+        )
     )
+    jobs = Schedule([engine], 3).run()
+    assert engine.stats()["preemptions"] > 0
+    assert any(job.cached_tokens for job in jobs)
+    for job in jobs:
+        assert_greedy(reference_of(folder), job)
 
 
 @cache
 def reference_of(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_greedy_equals_generate_under_a_random_schedule(folder: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    engines = [Engine(random_config(folder, rng)) for _ in range(2)]
-    jobs = Schedule(engines, seed).run()
-    assert jobs
-    for job in jobs:
-        assert_greedy(reference_of(folder), job)
-
-
-def test_the_schedules_preempt_and_move(folder: Path) -> None:
-    """The property above is worth something only if its events happen."""
-    engine = Engine(
-        EngineConfig(model=str(folder), threads=1, block_size=4, num_blocks=20, token_budget=8, max_running=8)
-    )
-    jobs = Schedule([engine], 1).run()
-    assert engine.stats()["preemptions"] > 0
-    for job in jobs:
-        assert_greedy(reference_of(folder), job)
 
 
 TALK = [
@@ -201,8 +290,7 @@ def test_pocket_chat_answers_as_generate_does(seed: int) -> None:
     talks = [[{"role": "user", "content": text}] for text in TALK]
     prompts = [tokenizer.apply_chat_template(t, add_generation_prompt=True, return_dict=False) for t in talks]
     rng = random.Random(seed)
-    engines = [Engine(random_config(POCKET_CHAT, rng)) for _ in range(2)]
-    jobs = Schedule(engines, seed, prompts).run()
+    jobs = Schedule([random_engine(POCKET_CHAT, rng) for _ in range(2)], seed, prompts).run()
     assert any(job.finish == "stop" for job in jobs)
     for job in jobs:
         assert_greedy(reference_of(POCKET_CHAT), job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,24 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet_llm.block_pool import BlockPool
+from motet_llm.block_tables import BlockTables
+from motet_llm.fairness import TokenCounts
+from motet_llm.pace import Pace
 from motet_llm.request import Request, Status
-from motet_llm.scheduler import Scheduler, Work
+from motet_llm.scheduler import Limits, Scheduler, Work
+from motet_shared.capacity import KvGroup, KvLayout
 from motet_shared.errors import Overloaded
 from motet_shared.messages import Sampling
 
 PLENTY = 1 << 30
 
 
-def make_scheduler(
-    num_blocks: int = 16, block_size: int = 4, token_budget: int = 8, max_running: int = 4, max_waiting: int = 100
-) -> Scheduler:
-    pool = BlockPool(num_blocks, block_size)
-    return Scheduler(pool, token_budget=token_budget, max_running=max_running, max_waiting=max_waiting)
+def make_scheduler(num_blocks: int = 16, block_size: int = 4, pace: Pace | None = None, **limits: Any) -> Scheduler:
+    """With block tables of one group, and no prefix cache."""
+    defaults = {"token_budget": 8, "max_running": 4, "max_waiting": 100}
+    layout = KvLayout((KvGroup((0,)),), block_size, block_bytes=1)
+    tables = BlockTables(BlockPool(num_blocks, block_size), layout, step_tokens=8)
+    return Scheduler(tables, Limits(**{**defaults, **limits}), pace=pace)
 
 
-def make_request(arrival: int, prompt: int, output: int = 8, credit: int = PLENTY) -> Request:
-    sampling = Sampling(max_tokens=output)
-    return Request(f"r{arrival}", arrival, list(range(prompt)), sampling, credit=credit, max_length=prompt + output)
+def make_request(arrival: int, prompt: int, output: int = 8, credit: int = PLENTY, **options: Any) -> Request:
+    tokens = list(range(prompt))
+    key = f"r{arrival}"
+    return Request(key, arrival, tokens, Sampling(), credit=credit, max_length=prompt + output, **options)
 
 
 def run_step(scheduler: Scheduler) -> list[Work]:
@@ -42,6 +50,10 @@ def run_step(scheduler: Scheduler) -> list[Work]:
             if request.is_full:
                 scheduler.finish(request)
     return works
+
+
+def num_free(scheduler: Scheduler) -> int:
+    return scheduler._tables.num_free
 
 
 def steps_of(works: list[Work]) -> dict[str, int]:
@@ -79,7 +91,7 @@ def test_the_youngest_gives_way_and_is_computed_again() -> None:
     run_step(scheduler)
     run_step(scheduler)
     assert young.status is Status.WAITING
-    assert (young.num_computed, young.block_table, young.num_output) == (0, [], 1)
+    assert (young.num_computed, young.tables, young.num_output) == (0, [], 1)
     while old.status is Status.RUNNING:
         run_step(scheduler)
     assert steps_of(run_step(scheduler)) == {"r1": 5}
@@ -103,7 +115,7 @@ def test_a_request_without_credit_holds_its_blocks_and_is_passed_over() -> None:
     assert slow.paused
     assert not scheduler.has_work
     assert run_step(scheduler) == []
-    assert slow.block_table
+    assert list(map(len, slow.tables)) == [1]
     slow.credit = 2
     assert steps_of(run_step(scheduler)) == {"r0": 1}
 
@@ -128,12 +140,129 @@ def test_paused_requests_take_no_place_from_others() -> None:
     assert steps_of(run_step(scheduler)) == {"r1": 4}
 
 
+# ----------------------------------------------------------------------------------------------------------- priorities
+def test_higher_priorities_go_first() -> None:
+    scheduler = make_scheduler(max_running=1, token_budget=64)
+    scheduler.add(make_request(0, prompt=4, output=1))
+    scheduler.add(make_request(1, prompt=4, output=1))
+    scheduler.add(make_request(2, prompt=4, output=1, priority=1))
+    assert [steps_of(run_step(scheduler)) for _ in range(3)] == [{"r2": 4}, {"r0": 4}, {"r1": 4}]
+
+
+def test_a_higher_priority_takes_the_place_of_a_lower_one_which_loses_nothing() -> None:
+    scheduler = make_scheduler(max_running=1, token_budget=64)
+    low = make_request(0, prompt=4)
+    scheduler.add(low)
+    run_step(scheduler)
+    run_step(scheduler)
+    scheduler.add(make_request(1, prompt=4, output=2, priority=1))
+    assert steps_of(run_step(scheduler)) == {"r1": 4}
+    assert (low.status, low.num_output) == (Status.WAITING, 2)
+    assert steps_of(run_step(scheduler)) == {"r1": 1}
+    assert steps_of(run_step(scheduler)) == {"r0": 6}
+
+
+def test_nobody_gives_way_if_it_does_not_help() -> None:
+    scheduler = make_scheduler(num_blocks=4, max_running=4, token_budget=64)
+    scheduler.add(make_request(0, prompt=11, priority=2))
+    scheduler.add(make_request(1, prompt=3))
+    run_step(scheduler)
+    scheduler.add(make_request(2, prompt=8, priority=1))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1}
+    assert scheduler.preemptions == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ fairness
+def test_tenants_share_by_tokens_not_by_requests() -> None:
+    """One tenant sends long prompts, one short ones: they are served as many tokens, not as many requests."""
+    scheduler = make_scheduler(num_blocks=400, max_running=2, token_budget=16, max_waiting=1000)
+    for i in range(40):
+        scheduler.add(make_request(i, prompt=40, output=1, tenant="long"))
+    for i in range(40, 400):
+        scheduler.add(make_request(i, prompt=4, output=1, tenant="short"))
+    served = Counter[str]()
+    for _ in range(60):
+        for work in run_step(scheduler):
+            served[work.request.tenant] += work.num_tokens
+    assert served["long"] + served["short"] > 600
+    assert 0.8 < served["long"] / served["short"] < 1.25
+
+
+def test_a_flood_does_not_keep_another_tenant_out() -> None:
+    scheduler = make_scheduler(max_running=4, token_budget=64)
+    for i in range(20):
+        scheduler.add(make_request(i, prompt=2, tenant="flood"))
+    run_step(scheduler)
+    scheduler.add(make_request(20, prompt=2, tenant="other"))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1, "r2": 1, "r20": 2}
+    scheduler.add(make_request(21, prompt=2, tenant="other"))
+    assert "r21" not in steps_of(run_step(scheduler)), "it runs something already"
+
+
+def test_being_away_earns_no_claims() -> None:
+    counts = TokenCounts()
+    counts.enter("old")
+    counts.serve("old", 1000)
+    counts.enter("new")
+    assert counts.served("new") == 1000
+    counts.serve("new", 500)
+    counts.leave("new")
+    counts.enter("new")
+    assert counts.served("new") == 1500, "leaving does not forgive either"
+    counts.leave("new")
+    counts.serve("old", 600)
+    counts.leave("old")
+    assert len(counts) == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------- pace
+def test_prefilling_does_not_stretch_steps_of_running_streams() -> None:
+    pace = Pace()
+    for _ in range(10):
+        pace.note(0.030, num_decodes=1, num_prefill_tokens=0)
+        pace.note(0.030 + 0.002 * 100, num_decodes=1, num_prefill_tokens=100)
+    scheduler = make_scheduler(num_blocks=100, token_budget=512, decode_slowdown=2.0, pace=pace)
+    scheduler.add(make_request(0, prompt=4))
+    run_step(scheduler)
+    scheduler.add(make_request(1, prompt=200))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 15}  # 30 ms at 2 ms a token
+    scheduler.finish(scheduler.running[0])
+    assert steps_of(run_step(scheduler)) == {"r1": 185}, "nobody decodes: nobody is disturbed"
+
+
+def test_what_is_not_known_yet_limits_nothing() -> None:
+    assert Pace().chunk(2.0) == math.inf
+    assert Pace().at_least(1000, 1000) == 0
+
+
+# ----------------------------------------------------------------------------------------------------------- ablations
+def test_static_batching_waits_for_the_whole_batch() -> None:
+    scheduler = make_scheduler(num_blocks=100, token_budget=64, static_batching=True)
+    scheduler.add(make_request(0, prompt=4, output=3))
+    scheduler.add(make_request(1, prompt=4, output=2))
+    assert steps_of(run_step(scheduler)) == {"r0": 4, "r1": 4}
+    scheduler.add(make_request(2, prompt=4))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1}
+    assert steps_of(run_step(scheduler)) == {"r0": 1}
+    assert steps_of(run_step(scheduler)) == {"r2": 4}
+
+
+def test_contiguous_kv_holds_room_for_the_whole_answer() -> None:
+    scheduler = make_scheduler(num_blocks=8, token_budget=64, contiguous_kv=True)
+    scheduler.add(make_request(0, prompt=4, output=16))
+    scheduler.add(make_request(1, prompt=4, output=16))
+    assert steps_of(run_step(scheduler)) == {"r0": 4}
+    assert num_free(scheduler) == 3
+
+
 # ------------------------------------------------------------------------------------------------------------- property
 requests: st.SearchStrategy[dict[str, Any]] = st.builds(
     dict,
     prompt=st.integers(1, 20),
     output=st.integers(1, 12),
     credit=st.sampled_from([0, 1, 3, PLENTY]),
+    priority=st.sampled_from([0, 0, 1]),
+    tenant=st.sampled_from(["a", "b"]),
     at=st.integers(0, 15),
     cancel_at=st.one_of(st.none(), st.none(), st.integers(0, 30)),
 )
@@ -147,11 +276,12 @@ requests: st.SearchStrategy[dict[str, Any]] = st.builds(
     spare=st.integers(0, 20),
 )
 def test_everything_is_served_within_all_limits(
-    plan: list[dict[str, int]], num_blocks: int, max_running: int, spare: int
+    plan: list[dict[str, Any]], num_blocks: int, max_running: int, spare: int
 ) -> None:
     scheduler = make_scheduler(num_blocks, token_budget=max_running + spare, max_running=max_running)
     plan.sort(key=lambda wish: wish["at"])
-    requests = [make_request(i, wish["prompt"], wish["output"], wish["credit"]) for i, wish in enumerate(plan)]
+    fields = ("prompt", "output", "credit", "priority", "tenant")
+    requests = [make_request(i, **{name: wish[name] for name in fields}) for i, wish in enumerate(plan)]
     lengths = [0] * len(requests)
     for step in range(2000):
         for request, wish in zip(requests, plan, strict=True):
@@ -168,22 +298,19 @@ def test_everything_is_served_within_all_limits(
         if step > 15 and all(r.status is Status.FINISHED for r in requests):
             break
     assert all(r.status is Status.FINISHED for r in requests), "somebody starves"
-    assert scheduler.pool.num_free == num_blocks
+    assert num_free(scheduler) == num_blocks
     for request, wish in zip(requests, plan, strict=True):
         assert request.tokens == list(range(len(request.tokens)))
         assert wish["cancel_at"] is not None or request.num_output == wish["output"]
 
 
 def _check_step(scheduler: Scheduler) -> None:
-    hopeful = [r for r in scheduler.waiting if not r.paused]
     had_work = scheduler.has_work
     works = run_step(scheduler)
     scheduler.check_integrity()
     assert bool(works) == had_work
-    assert sum(work.num_tokens for work in works) <= scheduler.token_budget
-    assert len({id(work.request) for work in works}) == len(works) <= scheduler.max_running
+    assert sum(work.num_tokens for work in works) <= scheduler.limits.token_budget
+    assert len({id(work.request) for work in works}) == len(works) <= scheduler.limits.max_running
     assert not any(work.request.emitted > work.request.credit for work in works)
     sizes = [work.num_tokens for work in works]
     assert sizes == sorted(sizes, key=lambda size: size > 1)
-    admitted = [r for r in hopeful if r.status is not Status.WAITING]
-    assert admitted == hopeful[: len(admitted)], "somebody was overtaken"

@@ -13,7 +13,7 @@ import pytest
 
 from checkpoints import tiny_checkpoint
 from motet_llm.config import EngineConfig
-from motet_llm.engine import Engine, StepOutput
+from motet_llm.engine import Emit, Engine, StepOutput
 from motet_llm.thread import EngineThread
 from motet_shared.errors import BadRequest, DeadlineExceeded
 from motet_shared.messages import Sampling
@@ -35,9 +35,9 @@ class Harness:
         self.thread = EngineThread(engine, self.batches.put, self.crashes.put)
         self.thread.start()
 
-    def _counted(self) -> list[StepOutput]:
+    def _counted(self, emit: Emit | None = None) -> list[StepOutput]:
         self.steps += 1
-        return self._step()
+        return self._step(emit)
 
     def collect(self, *keys: str) -> dict[str, list[StepOutput]]:
         """Outputs until all of `keys` have ended."""
@@ -85,9 +85,9 @@ def test_all_outputs_of_a_step_come_in_one_call(harness: Harness) -> None:
 def _gate(step: Any) -> tuple[Any, threading.Event]:
     opened = threading.Event()
 
-    def gated() -> Any:
+    def gated(emit: Emit) -> Any:
         opened.wait()
-        return step()
+        return step(emit)
 
     return gated, opened
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from checkpoints import tiny_checkpoint
-from motet_llm.engine import StepOutput
+from motet_llm.engine import Emit, StepOutput
 from motet_llm.worker import Decode, DecodeConfig
 from motet_shared import errors
 from motet_shared.bus import Bus
@@ -114,7 +114,7 @@ async def test_an_engine_that_hangs_crashes_its_actor(
 ) -> None:
     tokenizer, actor = world
 
-    def step() -> list[StepOutput]:
+    def step(emit: Emit) -> list[StepOutput]:
         time.sleep(2)
         return []
 
@@ -131,7 +131,7 @@ async def test_an_engine_that_fails_crashes_its_actor(
 ) -> None:
     tokenizer, actor = world
 
-    def step() -> list[StepOutput]:
+    def step(emit: Emit) -> list[StepOutput]:
         raise MemoryError("no more")
 
     monkeypatch.setattr(actor.thread.engine, "step", step)

@@ -1,0 +1,118 @@
+"""The block tables of running requests: one per group of layers, grown before a step, trimmed after it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import replace
+
+from motet_shared.capacity import KvGroup, KvLayout
+from motet_shared.errors import InternalError
+
+from .block_pool import BlockPool
+from .request import Request
+from .state_cache import StateCache
+
+
+class BlockTables:
+    """Opens, grows, trims and closes `Request.tables`, and the slot of a request's recurrent state.
+
+    step_tokens: most tokens of one request in one step: so much a sliding window's blocks must hold beyond the window.
+    max_open: most requests with tables at a time. keep_all: blocks stay when a window has passed them.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        layout: KvLayout,
+        *,
+        step_tokens: int,
+        states: StateCache | None = None,
+        max_open: int = 1 << 30,
+        keep_all: bool = False,
+    ):
+        self.pool = pool
+        self.block_size = pool.block_size
+        self.max_open = max_open
+        if keep_all:
+            layout = replace(layout, groups=tuple(KvGroup(group.layers) for group in layout.groups))
+        self._layout = layout
+        self._groups = layout.groups
+        self._step_tokens = step_tokens
+        self._states = states
+        self._null = pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self.pool.num_free
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that a sequence of that length holds at most at any time, all groups together."""
+        return self._layout.blocks_for(num_tokens, self._step_tokens)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that the pool holds."""
+        return self._layout.longest(self.pool.num_blocks, self._step_tokens)
+
+    def open(self, request: Request) -> None:
+        request.tables = [array("i") for _ in self._groups]
+        request.num_released = [0] * len(self._groups)
+        if self._states is not None:
+            request.state_slot = self._states.allocate()
+
+    def missing(self, request: Request, num_tokens: int) -> int:
+        """Blocks to allocate before `num_tokens` tokens of the request have a place."""
+        have = sum(map(len, request.tables))
+        return max(0, self.pool.blocks_for(num_tokens) * len(self._groups) - have)
+
+    def grow(self, request: Request, num_tokens: int) -> None:
+        """Allocate what is `missing`. Raises InternalError if the pool has less."""
+        length = self.pool.blocks_for(num_tokens)
+        for table in request.tables:
+            if length > len(table):
+                table.extend(self.pool.allocate(length - len(table)))
+
+    def trim(self, request: Request) -> None:
+        """Free the blocks that no window of the request's next token reaches."""
+        for g, group in enumerate(self._groups):
+            if group.window is None:
+                continue
+            table, start = request.tables[g], request.num_released[g]
+            end = min(group.first_needed(request.num_computed, self.block_size), len(table))
+            passed = [block for block in table[start:end] if block != self._null]
+            for index in range(start, end):
+                table[index] = self._null
+            self.pool.free(passed)
+            request.num_released[g] = max(start, end)
+
+    def close(self, request: Request) -> None:
+        """Free everything, the last blocks first: the beginnings of prompts are worth keeping the longest."""
+        for table in request.tables:
+            self.pool.free(block for block in reversed(table) if block != self._null)
+        request.tables = []
+        request.num_released = []
+        if self._states is not None and request.state_slot >= 0:
+            self._states.free(request.state_slot)
+            request.state_slot = -1
+
+    def num_unshared(self, request: Request) -> int:
+        """Blocks that would be free without this request."""
+        return sum(self.pool.refs(b) == 1 for table in request.tables for b in table if b != self._null)
+
+    def private_blocks(self, request: Request) -> list[int]:
+        """Blocks that nobody else reads, now or later."""
+        held = (block for table in request.tables for block in table if block != self._null)
+        return [block for block in held if self.pool.is_private(block)]
+
+    def check_integrity(self, running: Iterable[Request]) -> None:
+        """Raise InternalError unless tables, slots and the pool agree."""
+        running = list(running)
+        for request in running:
+            if any(request.num_computed > len(table) * self.block_size for table in request.tables):
+                raise InternalError(f"request {request.key!r}: more tokens computed than its blocks hold")
+        self.pool.check_integrity(
+            [block for block in table if block != self._null] for request in running for table in request.tables
+        )
+        if self._states is not None:
+            self._states.check_integrity([request.state_slot for request in running])

@@ -1,0 +1,123 @@
+"""Makes a loaded model fast without changing what it computes: matrices packed once, siblings computed together.
+
+Every `nn.Linear` becomes a `motet_kernels.linear.Linear` in the wanted format. Projections of one input (queries, keys
+and values; gate and up) become one product, whose parts the modules of the same names hand out. Model code does not
+notice: it calls what it called before. A tied embedding reads its rows from the packed head, so that it costs no copy.
+What is not a matrix becomes float32.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from motet_kernels.linear import Linear
+
+from . import lean
+from .joined import Joined, Part
+from .mla import LatentHeads
+
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+EXACT = ("float32", "bfloat16")
+
+
+def optimize(model: PreTrainedModel, weights: str, dtype: torch.dtype) -> dict[str, int]:
+    """Pack a model that is ready to run, in place. How many parts were packed, joined or replaced.
+
+    weights: a format of `motet_kernels.linear`; in quantized ones the embeddings stay exact. dtype: of activations.
+    Each original matrix is freed once it is packed.
+    """
+    counts = {"packed": 0, "joined": 0}
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
+    for parent in list(model.modules()):
+        if isinstance(parent, LatentHeads):
+            parent.pack(weights)
+        for names in SIBLINGS:
+            counts["joined"] += _join(parent, names, weights)
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear and not _reads_weight(type(parent), name):  # type: ignore[arg-type]
+                setattr(parent, name, _pack([child], weights))
+                counts["packed"] += 1
+    head = model.get_output_embeddings()
+    if tied and weights in EXACT and isinstance(head, Linear) and type(embedding) is nn.Embedding:
+        model.set_input_embeddings(TiedEmbedding(head, dtype))
+    _widen(model, dtype)
+    return counts | (lean.install(model) if dtype == torch.float32 else {})
+
+
+def _pack(linears: list[nn.Linear], weights: str) -> Linear:
+    """One matrix with the rows of all."""
+    biases = [linear.bias for linear in linears]
+    bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+    return Linear.pack(torch.cat([linear.weight.detach() for linear in linears]), bias, weights)
+
+
+@cache
+def _reads_weight(parent: type[nn.Module], name: str) -> bool:
+    """Whether model code looks at a child's weight itself."""
+    classes = [c for c in parent.__mro__ if c.__module__.startswith(("transformers.", "motet_llm."))]
+    # With the dot: names of tied weights are listed in the classes as strings.
+    return any(f".{name}.weight" in inspect.getsource(c) for c in classes)
+
+
+# ------------------------------------------------------------------------------------------------------------- siblings
+def _join(parent: nn.Module, names: tuple[str, ...], weights: str) -> int:
+    """Compute children that have these names as one product, if they are alike. 1 if so."""
+    children = [getattr(parent, name, None) for name in names]
+    linears = [child for child in children if type(child) is nn.Linear]
+    if len(linears) < len(names) or any(_reads_weight(type(parent), n) for n in names):  # type: ignore[arg-type]
+        return 0
+    if len({(linear.in_features, linear.bias is None) for linear in linears}) > 1:
+        return 0
+    joined = Joined(_pack(linears, weights))
+    start = 0
+    for name, linear in zip(names, linears, strict=True):
+        setattr(parent, name, Part(joined, start, start + linear.out_features))
+        start += linear.out_features
+    return 1
+
+
+# ----------------------------------------------------------------------------------------------------------- embeddings
+class TiedEmbedding(nn.Module):
+    """Rows of the packed head."""
+
+    def __init__(self, head: Linear, dtype: torch.dtype):
+        super().__init__()
+        self.head = head
+        self.dtype = dtype
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head.rows(ids).to(self.dtype)
+
+
+class NarrowEmbedding(nn.Module):
+    """A table that stays in 16 bits, and rows that do not."""
+
+    def __init__(self, theirs: nn.Embedding, dtype: torch.dtype):
+        super().__init__()
+        self.theirs = theirs
+        self.dtype = dtype
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.theirs(ids).to(self.dtype)
+
+
+def _widen(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """What is left in another type (norms, biases, experts) computes in `dtype`; a table of embeddings stays small.
+
+    All of it is copied: a single view into the mapped checkpoint would keep the whole file in memory.
+    """
+    embedding = model.get_input_embeddings()
+    kept: set[int] = set()
+    if type(embedding) is nn.Embedding and embedding.weight.dtype != dtype:
+        kept.add(id(embedding.weight))
+        model.set_input_embeddings(NarrowEmbedding(embedding, dtype))
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            wanted = parameter.dtype if id(parameter) in kept else dtype
+            parameter.data = parameter.data.to(wanted, copy=True)

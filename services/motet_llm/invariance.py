@@ -1,0 +1,78 @@
+"""Proof, before a model serves, that its rows do not depend on their company: what `deterministic` promises.
+
+Whether they do is decided in the innermost loops of matrix products, far from what looking at a model can tell. So the
+same sequence is computed alone and in one piece, then in pieces and among others, and the bits are compared.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from motet_shared.errors import ConfigError
+from motet_shared.messages import Sampling
+
+from .model_runner import ModelRunner
+from .request import Request
+from .scheduler import Work
+
+PROMPT = 21
+OUTPUT = 3
+COMPANY = (1, 2, 5, 13, 30)  # prompt lengths of the others
+CUTS = (4, 16, 1)  # the sequence's prompt in pieces
+
+
+def check(runner: ModelRunner) -> None:
+    """Raises ConfigError if any logit of a sequence changes with what is computed beside it."""
+    num_sequences = 1 + 3 * len(COMPANY)
+    longest = max(PROMPT, *COMPANY) + OUTPUT + len(CUTS)
+    with runner.other_caches(num_sequences, longest):
+        alone = _Trial(runner).run((PROMPT,), ())
+        for cuts, others in (((PROMPT,), COMPANY), (CUTS, ()), (CUTS, COMPANY), (CUTS, COMPANY * 3)):
+            if not torch.equal(alone, _Trial(runner).run(cuts, others)):
+                raise ConfigError(
+                    f"deterministic=true: {runner.model_type} computes other bits in company than alone; "
+                    "leave it off for this model"
+                )
+
+
+class _Trial:
+    """Sequences with blocks and states of their own."""
+
+    def __init__(self, runner: ModelRunner):
+        self._runner = runner
+        self._blocks = count()
+        self._slots = count()
+
+    def run(self, cuts: tuple[int, ...], others: tuple[int, ...]) -> Tensor:
+        """Logits after the prompt and after each of `OUTPUT` tokens, `[1 + OUTPUT, V]`."""
+        subject = self._sequence(0, PROMPT)
+        company = [self._sequence(1 + i, length) for i, length in enumerate(others)]
+        found = [self._step(subject, size, company) for size in (*cuts, *[1] * OUTPUT)]
+        return torch.cat(found[len(cuts) - 1 :])
+
+    def _sequence(self, number: int, length: int) -> Request:
+        vocab, size = self._runner.vocab, self._runner.kv.block_size
+        tokens = [(1 + 7 * number + 3 * i * i) % vocab for i in range(length)]
+        request = Request(number, number, tokens, Sampling(), max_length=length + OUTPUT + len(CUTS))
+        needed = -(-request.max_length // size)
+        request.tables = [array("i", [next(self._blocks) for _ in range(needed)]) for _ in self._runner.kv.groups]
+        if self._runner.states is not None:
+            request.state_slot = next(self._slots)
+            self._runner.states.scrub(request.state_slot)
+        return request
+
+    def _step(self, subject: Request, size: int, company: list[Request]) -> Tensor:
+        """One step in which the subject computes `size` tokens and each of the others all that it can."""
+        sizes = {request: request.num_uncomputed for request in company} | {subject: size}
+        works = sorted((Work(r, n) for r, n in sizes.items()), key=lambda work: work.num_tokens > 1)
+        logits_RV = self._runner.forward(works).logits_RV
+        drawing = [work.request for work in works if work.draws]
+        for request, num_tokens in sizes.items():
+            request.num_computed += num_tokens
+            if request in drawing:
+                request.tokens.append((request.tokens[-1] * 5 + 3) % self._runner.vocab)
+        return logits_RV[drawing.index(subject)][None] if subject in drawing else logits_RV[:0]

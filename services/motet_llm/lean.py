@@ -1,0 +1,219 @@
+"""Shorter ways through a packed model, for float32 activations: norms, gated MLPs and whole decoder layers.
+
+At one token per step, Python and many small operators cost as much as a layer's matrices. So parts that are built as in
+Llama (and Qwen, Mistral and their like) compute the same in a few calls. Whether a part is built so is not read from
+its name: the replacement is run beside it, on the same random input, and taken only if both give the same. All that
+is not recognized stays as it is.
+
+Shapes: N packed tokens, H heads, K key/value heads, D head dimension, R rotary dimension.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from motet_kernels.gates import gated
+from motet_kernels.linear import Linear
+from motet_kernels.norm import rms_norm
+from motet_kernels.rotary import rotate_heads
+from motet_shared.errors import ConfigError
+
+from .attention import AttentionOptions, Layout
+from .joined import Joined, Part
+
+POSITIONS = (0, 41, 997, 30_011, 123_457)  # of the tokens on which parts are compared: far apart, some scale with them
+TOKENS = len(POSITIONS)
+TOLERANCE = 1e-4
+
+
+def install(model: PreTrainedModel) -> dict[str, int]:
+    """Replace what has a shorter way, inner parts first. How many norms, MLPs and layers were replaced."""
+    counts = {"norms": 0, "mlps": 0, "layers": 0}
+    with torch.inference_mode():
+        for parent, name, child in _children(model):
+            if (norm := _norm_like(child)) is not None:
+                setattr(parent, name, norm)
+                counts["norms"] += 1
+        for parent, name, child in _children(model):
+            if (mlp := _mlp_like(child)) is not None:
+                setattr(parent, name, mlp)
+                counts["mlps"] += 1
+        rotary: nn.Module | None = getattr(model.base_model, "rotary_emb", None)
+        for parent, name, child in _children(model):
+            if rotary is not None and (layer := _layer_like(child, rotary)) is not None:
+                setattr(parent, name, layer)
+                counts["layers"] += 1
+    return counts
+
+
+def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    return iter([(parent, name, child) for parent in model.modules() for name, child in parent.named_children()])
+
+
+def _random(width: int) -> Tensor:
+    return torch.randn(1, TOKENS, width, generator=torch.Generator().manual_seed(0))
+
+
+def _same(ours: Tensor, theirs: Any) -> bool:
+    if not isinstance(theirs, Tensor) or ours.shape != theirs.shape or not theirs.isfinite().all():
+        return False
+    return torch.allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE * float(theirs.abs().max()))
+
+
+# ---------------------------------------------------------------------------------------------------------------- norms
+class Norm(nn.Module):
+    """Root mean square norm; `offset` is added to the weight."""
+
+    def __init__(self, weight_C: Tensor, eps: float, offset: float):
+        super().__init__()
+        self.weight = nn.Parameter(weight_C, requires_grad=False)
+        self.eps, self.offset = eps, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, self.offset)
+
+    def like(self, other: Norm) -> bool:
+        """The same but for the weights."""
+        return (self.eps, self.offset) == (other.eps, other.offset)
+
+
+def _norm_like(module: nn.Module) -> Norm | None:
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if "RMSNorm" not in type(module).__name__ or not isinstance(weight, Tensor) or not isinstance(eps, float):
+        return None
+    if weight.dim() != 1 or weight.dtype != torch.float32 or len(inspect.signature(module.forward).parameters) != 1:
+        return None
+    x = _random(len(weight))
+    theirs = module(x)
+    return next((n for n in (Norm(weight.detach(), eps, offset) for offset in (0.0, 1.0)) if _same(n(x), theirs)), None)
+
+
+# ----------------------------------------------------------------------------------------------------------------- MLPs
+class Mlp(nn.Module):
+    """`down(activation(gate(x)) · up(x))`, gate and up in one product."""
+
+    def __init__(self, gate_up: Joined, down_proj: Linear, activation: str):
+        super().__init__()
+        self.gate_up, self.down_proj, self.activation = gate_up, down_proj, activation
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """A `residual` of x's shape is added to the result."""
+        return self.down_proj(gated(self.gate_up.linear(x), self.activation), residual)
+
+
+def _mlp_like(module: nn.Module) -> Mlp | None:
+    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
+    if not (isinstance(gate, Part) and isinstance(up, Part) and gate.joined is up.joined and isinstance(down, Linear)):
+        return None
+    if gate.stop - gate.start != up.stop - up.start or len(inspect.signature(module.forward).parameters) != 1:
+        return None
+    x = _random(gate.joined.linear.in_features)
+    theirs = module(x)
+    kinds = (Mlp(gate.joined, down, activation) for activation in ("silu", "gelu_tanh"))
+    return next((mlp for mlp in kinds if _same(mlp(x), theirs)), None)
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+class Layer(nn.Module):
+    """A decoder layer: norm, attention, residual, norm, MLP, residual."""
+
+    def __init__(self, theirs: Any, scale: float, options: AttentionOptions):
+        super().__init__()
+        attention: Any = theirs.self_attn
+        self.first_norm: Norm = theirs.input_layernorm
+        self.second_norm: Norm = theirs.post_attention_layernorm
+        self.qkv: Joined = attention.q_proj.joined
+        self.o_proj: Linear = attention.o_proj
+        self.mlp: Mlp = theirs.mlp
+        self.q_norm: Norm | None = getattr(attention, "q_norm", None)
+        self.k_norm: Norm | None = getattr(attention, "k_norm", None)
+        self.layer_idx: int = attention.layer_idx
+        self.dim: int = attention.head_dim
+        self.num_queries = attention.q_proj.stop // self.dim
+        self.rotated = attention.k_proj.stop
+        self.scale, self.options = scale, options
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        layout: Layout | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """In and out `[1, N, hidden]`. Raises ConfigError without a layout, and for a mask: rows are packed."""
+        if layout is None or position_embeddings is None or attention_mask is not None:
+            raise ConfigError(f"layer {self.layer_idx}: packed rows come with a layout and positions, without a mask")
+        heads_NC = self.qkv.linear(self.first_norm(hidden_states))[0]
+        turned_NHD = self._rotate(heads_NC[:, : self.rotated], *position_embeddings)
+        value_NKD = heads_NC[:, self.rotated :].unflatten(1, (-1, self.dim))
+        rows = (turned_NHD[:, : self.num_queries], turned_NHD[:, self.num_queries :], value_NKD)
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in rows)
+        out = layout.attend(self.layer_idx, query, key, value, self.scale, self.options)
+        hidden_states = self.o_proj(out.flatten(2), hidden_states)
+        return self.mlp(self.second_norm(hidden_states), hidden_states)
+
+    def _rotate(self, x_NC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if q_norm is None or k_norm is None:
+            return rotate_heads(x_NC, self.num_queries, self.dim, cos[0], sin[0])
+        weights = (q_norm.weight, k_norm.weight)
+        return rotate_heads(x_NC, self.num_queries, self.dim, cos[0], sin[0], *weights, q_norm.eps, q_norm.offset)
+
+
+class _Recorder:
+    """A layout of one sequence that notes how its layer attends."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, AttentionOptions]] = []
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: AttentionOptions
+    ) -> Tensor:
+        self.calls.append((scale, options))
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+        weights = (query @ key.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        return (weights @ value).transpose(1, 2)
+
+
+def _layer_like(module: Any, rotary: nn.Module) -> Layer | None:
+    """Built as `Layer` is, as far as can be seen, and with the same result."""
+    if not _has_the_parts(module):
+        return None
+    x = _random(module.self_attn.q_proj.joined.linear.in_features)
+    recorder = _Recorder()
+    positions = torch.tensor([POSITIONS])
+    try:
+        turns = rotary(x, positions)
+        options: dict[str, Any] = {"attention_mask": None, "position_ids": positions, "position_embeddings": turns}
+        theirs = module(x, **options, layout=recorder)
+        if len(recorder.calls) != 1 or recorder.calls[0][1].sinks_H is not None:
+            return None
+        layer = Layer(module, *recorder.calls[0])
+        ours = layer(x, **options, layout=recorder)
+    except (ConfigError, TypeError, ValueError, RuntimeError, AttributeError, KeyError):
+        return None  # wants something else than these layers: it stays as it is
+    return layer if _same(ours, theirs) else None
+
+
+def _has_the_parts(module: Any) -> bool:
+    attention = getattr(module, "self_attn", None)
+    if attention is None or not isinstance(getattr(module, "mlp", None), Mlp):
+        return False
+    wanted = {Norm: (module, "input_layernorm post_attention_layernorm"), Part: (attention, "q_proj k_proj v_proj")}
+    for kind, (owner, names) in wanted.items():
+        if not all(isinstance(getattr(owner, name, None), kind) for name in names.split()):
+            return False
+    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    plain = q_norm is None and k_norm is None
+    alike = isinstance(q_norm, Norm) and isinstance(k_norm, Norm) and q_norm.like(k_norm)
+    return isinstance(getattr(attention, "o_proj", None), Linear) and (plain or alike)

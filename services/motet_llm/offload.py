@@ -1,0 +1,184 @@
+"""Blocks that fell out of the pool, kept in host memory and then on disk, until someone asks for them again.
+
+Every copy has a checksum: what comes back is what went in, or nothing. A block is kept only if copying it back costs
+less than computing its tokens again; both speeds are measured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+import time
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+log = logging.getLogger(__name__)
+
+
+class Speed:
+    """Seconds per byte of a copy, as a moving average; 0 while nothing was copied."""
+
+    def __init__(self) -> None:
+        self.seconds_per_byte = 0.0
+
+    def note(self, seconds: float, nbytes: int) -> None:
+        now = seconds / max(nbytes, 1)
+        self.seconds_per_byte = now if not self.seconds_per_byte else 0.9 * self.seconds_per_byte + 0.1 * now
+
+
+@dataclass(slots=True, frozen=True)
+class _Copy:
+    """Where a block's bytes are: in memory, or in a file."""
+
+    content: Tensor | Path
+    nbytes: int
+    checksum: int
+
+
+class Offload:
+    """Two tiers of bounded size, each dropping its least recently used copy: memory to disk, disk to nowhere.
+
+    host_bytes, disk_bytes: sizes of the tiers; 0: none. folder: where the disk tier makes its own folder, which `close`
+    removes. recompute_seconds(nbytes): what computing a block of that size again takes; 0 while not known.
+    `on_drop(key)` is told when the last copy of a block is gone.
+    """
+
+    def __init__(
+        self,
+        host_bytes: int,
+        disk_bytes: int = 0,
+        folder: Path | None = None,
+        recompute_seconds: Callable[[], float] = lambda: 0.0,
+    ):
+        self.on_drop: Callable[[Hashable], None] = lambda key: None
+        self.damaged = 0
+        self.loads = 0
+        self._limits = (host_bytes, disk_bytes)
+        self._tiers: tuple[OrderedDict[Hashable, _Copy], ...] = (OrderedDict(), OrderedDict())
+        self._used = [0, 0]
+        self._speeds = (Speed(), Speed())
+        self._recompute_seconds = recompute_seconds
+        self._files = 0
+        self._folder = tempfile.TemporaryDirectory(dir=folder, prefix="motet-kv-") if disk_bytes else None
+
+    def __contains__(self, key: Hashable) -> bool:
+        return any(key in tier for tier in self._tiers)
+
+    @property
+    def host_bytes(self) -> int:
+        return self._used[0]
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._used[1]
+
+    def store(self, key: Hashable, read: Callable[[], Tensor]) -> None:
+        """Keep a copy of what `read()` gives, `uint8`, unless there is one or it is cheaper to compute it again."""
+        if key in self:
+            return
+        started = time.perf_counter()
+        content = read()
+        copy = _Copy(content, content.nbytes, _checksum(content))
+        self._speeds[0].note(time.perf_counter() - started, content.nbytes)
+        if self._is_worth(0, content.nbytes):
+            self._put(0, key, copy)
+
+    def _is_worth(self, tier: int, nbytes: int) -> bool:
+        """Whether bringing it back (a copy, checked, as costly as the way here) is cheaper than computing it again."""
+        again = self._recompute_seconds()
+        return not again or self._speeds[tier].seconds_per_byte * nbytes <= again
+
+    def _put(self, tier: int, key: Hashable, copy: _Copy) -> None:
+        if copy.nbytes > self._limits[tier]:
+            self._fall(tier, key, copy)
+            return
+        while self._used[tier] + copy.nbytes > self._limits[tier]:
+            old, oldest = self._tiers[tier].popitem(last=False)
+            self._used[tier] -= oldest.nbytes
+            self._fall(tier, old, oldest)
+        self._tiers[tier][key] = copy
+        self._used[tier] += copy.nbytes
+
+    def _fall(self, tier: int, key: Hashable, copy: _Copy) -> None:
+        """From one tier to the next: from memory to disk, from there to nowhere."""
+        if tier == 0 and self._limits[1] >= copy.nbytes and self._is_worth(1, copy.nbytes):
+            written = self._write(copy)
+            if written is not None:
+                self._put(1, key, written)
+                return
+        if isinstance(copy.content, Path):
+            copy.content.unlink(missing_ok=True)
+        self.on_drop(key)
+
+    def _write(self, copy: _Copy) -> _Copy | None:
+        if self._folder is None or isinstance(copy.content, Path):
+            return None
+        path = Path(self._folder.name) / f"{self._files}.kv"
+        self._files += 1
+        started = time.perf_counter()
+        try:
+            path.write_bytes(copy.content.numpy().data)
+        except OSError as error:
+            log.warning("a block could not be written to disk and is dropped", extra={"reason": str(error)})
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        self._speeds[1].note(time.perf_counter() - started, copy.nbytes)
+        return _Copy(path, copy.nbytes, copy.checksum)
+
+    def load(self, key: Hashable) -> Tensor | None:
+        """The bytes stored under `key`; None, and the copy is forgotten, if they are not what they were."""
+        tier = next((t for t, copies in enumerate(self._tiers) if key in copies), None)
+        if tier is None:
+            return None
+        copy = self._tiers[tier][key]
+        content = _read(copy)
+        if content is None:
+            self.damaged += 1
+            log.warning("a damaged block is computed again", extra={"tier": ("host", "disk")[tier]})
+            self.forget(key)
+            return None
+        self._tiers[tier].move_to_end(key)
+        self.loads += 1
+        return content
+
+    def forget(self, key: Hashable) -> None:
+        """Drop the copy of a block, if there is one."""
+        for tier, copies in enumerate(self._tiers):
+            copy = copies.pop(key, None)
+            if copy is not None:
+                self._used[tier] -= copy.nbytes
+                if isinstance(copy.content, Path):
+                    copy.content.unlink(missing_ok=True)
+                self.on_drop(key)
+
+    def close(self) -> None:
+        """Forget everything and remove the folder."""
+        for tier, copies in enumerate(self._tiers):
+            copies.clear()
+            self._used[tier] = 0
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def _checksum(content: Tensor) -> int:
+    return zlib.crc32(content.numpy().data)
+
+
+def _read(copy: _Copy) -> Tensor | None:
+    if isinstance(copy.content, Path):
+        try:
+            content = torch.from_numpy(np.fromfile(copy.content, dtype=np.uint8))
+        except OSError:
+            return None
+    else:
+        content = copy.content
+    return content if content.nbytes == copy.nbytes and _checksum(content) == copy.checksum else None

@@ -1,0 +1,260 @@
+"""Blocks of earlier requests, found again by the tokens that lead to them.
+
+A tree whose edges are the tokens of one block: a child is found by the tokens themselves, so that two prompts never
+meet in a block by chance. A node knows the block of each KV group that holds its tokens, or that the offload tiers
+have a copy. What a sliding window has passed is not needed: a match wants, per group, only the blocks that the next
+token still sees. Where a prompt leaves the tree in the middle of a block, that block is copied and used up to there
+(copy on write). A model with recurrent layers also needs their state after the last token of the match; nodes with a
+snapshot of it are where its matches end.
+
+(A radix tree at the granularity of blocks, after SGLang's RadixAttention and vLLM's hashed blocks.)
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+from torch import Tensor
+
+from .block_pool import BlockPool
+from .kv_cache import KvCache
+from .offload import Offload
+from .request import Request
+from .state_cache import StateCache
+
+MAX_SIBLINGS = 16  # children that are compared token by token for a match inside a block
+
+
+class Node:
+    """The tokens of one block, after those of its ancestors. `pins`: requests whose next block belongs below it."""
+
+    __slots__ = ("blocks", "children", "parent", "pins", "tokens")
+
+    def __init__(self, parent: Node | None, tokens: tuple[int, ...], num_groups: int):
+        self.parent = parent
+        self.tokens = tokens
+        self.children: dict[tuple[int, ...], Node] = {}
+        self.blocks: list[int | None] = [None] * num_groups
+        self.pins = 0
+
+
+Entry = tuple[Node, int]  # a node's block of one group
+
+
+@dataclass(slots=True)
+class Match:
+    """A prefix that need not be computed: whole blocks, and perhaps the first tokens of one more to copy."""
+
+    nodes: list[Node] = field(default_factory=list)
+    partial: Node | None = None
+    num_partial: int = 0
+
+
+class PrefixCache:
+    """Owns what is published in `pool`. Called between steps only."""
+
+    def __init__(self, pool: BlockPool, kv: KvCache, offload: Offload | None = None, states: StateCache | None = None):
+        self._pool = pool
+        self._kv = kv
+        self._groups = kv.groups
+        self._offload = offload
+        self._states = states
+        self._root = Node(None, (), len(kv.groups))
+        pool.on_evict = self._on_evict
+        if offload is not None:
+            offload.on_drop = lambda key: self._prune(cast(Entry, key)[0])
+        if states is not None:
+            states.on_drop = lambda node: self._prune(cast(Node, node))
+
+    @property
+    def wants_whole_blocks(self) -> bool:
+        """Whether a chunk should end where a block ends: only there can a recurrent state be found again."""
+        return self._states is not None
+
+    # ------------------------------------------------------------------------------------------------------- finding
+    def match(self, tokens: Sequence[int]) -> Match:
+        """The longest cached prefix that leaves at least one token to compute."""
+        size = self._pool.block_size
+        path: list[Node] = []
+        node = self._root
+        for start in range(0, len(tokens) - size + 1, size):
+            child = node.children.get(tuple(tokens[start : start + size]))
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        whole = self._usable(path[: (len(tokens) - 1) // size])
+        match = Match(path[:whole])
+        if self._states is None:
+            self._extend(match, tokens[whole * size : len(tokens) - 1])
+        return match
+
+    def _usable(self, path: list[Node]) -> int:
+        """The largest number of nodes after which every group has all that the next token sees."""
+        size = self._pool.block_size
+        usable = 0
+        unbroken = [0] * len(self._groups)  # present blocks up to here, per group
+        for count, node in enumerate(path, start=1):
+            unbroken = [run + 1 if self._has(node, g) else 0 for g, run in enumerate(unbroken)]
+            needed = (count - group.first_needed(count * size, size) for group in self._groups)
+            if all(run >= need for run, need in zip(unbroken, needed, strict=True)) and self._has_state(node):
+                usable = count
+        return usable
+
+    def _extend(self, match: Match, rest: Sequence[int]) -> None:
+        """Look for a child whose block begins as `rest` does."""
+        node = match.nodes[-1] if match.nodes else self._root
+        for tokens, child in list(node.children.items())[:MAX_SIBLINGS]:
+            if None in child.blocks:
+                continue
+            pairs = enumerate(zip(tokens, rest, strict=False))
+            same = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(rest)))
+            if same > match.num_partial:
+                match.partial, match.num_partial = child, same
+
+    def _has(self, node: Node, group: int) -> bool:
+        return node.blocks[group] is not None or (self._offload is not None and (node, group) in self._offload)
+
+    def _has_state(self, node: Node) -> bool:
+        return self._states is None or self._states.has(node)
+
+    def num_held(self, match: Match) -> int:
+        """Blocks of the match that stand in block tables already: sharing them takes none from the free ones."""
+        blocks = (node.blocks[g] for node, g in self._needed(match))
+        return sum(block is not None and not self._pool.is_idle(block) for block in blocks)
+
+    def _needed(self, match: Match) -> Iterator[Entry]:
+        covered = len(match.nodes) * self._pool.block_size
+        for g, group in enumerate(self._groups):
+            for node in match.nodes[group.first_needed(covered, self._pool.block_size) :]:
+                yield node, g
+
+    # -------------------------------------------------------------------------------------------------------- taking
+    def take(self, request: Request, match: Match) -> None:
+        """Give a request without blocks those of the match; it goes on from there.
+
+        What comes from the tiers is checked; where it is damaged, a shorter match is taken and the rest computed again.
+        """
+        while (fetched := self._fetch(match)) is None:
+            match = self.match(request.tokens)
+        for node, g in self._needed(match):
+            if (block := node.blocks[g]) is not None:
+                self._pool.share(block)
+        if match.partial is not None:
+            for block in cast(list[int], match.partial.blocks):
+                self._pool.share(block)
+        for (node, g), content in fetched.items():
+            self._restore(node, g, content)
+        size = self._pool.block_size
+        for group, table in zip(self._groups, request.tables, strict=True):
+            table.extend([self._kv.null_block] * group.first_needed(len(match.nodes) * size, size))
+        for node, g in self._needed(match):
+            request.tables[g].append(cast(int, node.blocks[g]))
+        request.num_computed = len(match.nodes) * size + self._copy_partial(match, request.tables)
+        if match.nodes and self._states is not None:
+            self._states.restore(match.nodes[-1], request.state_slot)
+        self._pin(request, match.nodes[-1] if match.nodes else self._root)
+        request.num_published = len(match.nodes)
+
+    def _fetch(self, match: Match) -> dict[Entry, Tensor] | None:
+        """What only the tiers have of the match; None if some of it is damaged, and no longer there."""
+        fetched: dict[Entry, Tensor] = {}
+        for node, g in self._needed(match):
+            if node.blocks[g] is None:
+                content = self._offload.load((node, g)) if self._offload is not None else None
+                if content is None:
+                    return None
+                fetched[node, g] = content
+        return fetched
+
+    def _restore(self, node: Node, group: int, content: Tensor) -> None:
+        (block,) = self._pool.allocate(1)
+        self._kv.write_block(block, content)
+        self._pool.publish(block, (node, group))
+        node.blocks[group] = block
+
+    def _copy_partial(self, match: Match, tables: list[array[int]]) -> int:
+        if match.partial is None:
+            return 0
+        for table, source in zip(tables, cast(list[int], match.partial.blocks), strict=True):
+            (target,) = self._pool.allocate(1)
+            self._kv.copy(source, target)
+            self._pool.free([source])
+            table.append(target)
+        return match.num_partial
+
+    # ----------------------------------------------------------------------------------------------------- publishing
+    def publish(self, request: Request, keep_state: bool = False) -> None:
+        """Let others find the blocks that the request has filled since the last call.
+
+        keep_state: and the recurrent state, if it is that after a whole block. It is large, so not after every step.
+        """
+        size = self._pool.block_size
+        node = request.node or self._root
+        for index in range(request.num_published, request.num_computed // size):
+            tokens = tuple(request.tokens[index * size : (index + 1) * size])
+            child = node.children.get(tokens)
+            if child is None:
+                child = node.children[tokens] = Node(node, tokens, len(self._groups))
+            for g, table in enumerate(request.tables):
+                block = table[index]
+                if child.blocks[g] is None and block != self._kv.null_block and self._pool.is_private(block):
+                    child.blocks[g] = block
+                    self._pool.publish(block, (child, g))
+            node = child
+            request.num_published = index + 1
+        self._pin(request, node)
+        if keep_state and self._states is not None and request.num_computed == request.num_published * size > 0:
+            self._states.snapshot(request.state_slot, node)
+
+    def release(self, request: Request) -> None:
+        """Forget where a request stood, before its blocks are freed."""
+        self._pin(request, None)
+
+    def _pin(self, request: Request, node: Node | None) -> None:
+        old = request.node
+        if node is not None:
+            node.pins += 1
+        request.node = node
+        if old is not None:
+            old.pins -= 1
+            self._prune(old)
+
+    # ----------------------------------------------------------------------------------------------------- forgetting
+    def _on_evict(self, block: int, key: Hashable) -> None:
+        node, group = cast(Entry, key)
+        if self._offload is not None:
+            self._offload.store((node, group), lambda: self._kv.read_block(block))
+        node.blocks[group] = None
+        self._prune(node)
+
+    def _prune(self, node: Node) -> None:
+        """Take nodes out of the tree that nothing is left of."""
+        while node.parent is not None and not (node.children or node.pins or self._holds_something(node)):
+            if node.parent.children.get(node.tokens) is node:
+                del node.parent.children[node.tokens]
+            node = node.parent
+
+    def _holds_something(self, node: Node) -> bool:
+        has_block = any(self._has(node, g) for g in range(len(self._groups)))
+        return has_block or (self._states is not None and self._states.has(node))
+
+    def __len__(self) -> int:
+        """Number of nodes."""
+        count, open_nodes = -1, [self._root]
+        while open_nodes:
+            count += 1
+            open_nodes += open_nodes.pop().children.values()
+        return count
+
+    def check_integrity(self) -> None:
+        """Raise InternalError if the tree and the pool disagree. For tests and idle engines: walks the whole tree."""
+        open_nodes = [self._root]
+        while open_nodes:
+            node = open_nodes.pop()
+            open_nodes += node.children.values()
+            for g, block in enumerate(node.blocks):
+                self._pool.check_published(block, (node, g))

@@ -1,0 +1,176 @@
+"""Records a torch trace of a live engine, one engine step at a time, on the engine's thread.
+
+When a recording stops, torch holds Python's interpreter lock for microseconds per event. So each step is a recording
+of its own, written before the next one begins: with many steps in one, the worker would be silent for so long that
+its callers took it for dead. Between two steps of a trace stands what the profiler itself took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Protocol
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from motet_kernels import native
+from motet_shared.call import Call
+from motet_shared.errors import BadRequest, InternalError, Overloaded, Unavailable
+from motet_shared.messages import Chunk, Profile
+
+from .engine import Engine, StepOutput
+from .trace_file import TraceFile
+
+MAX_STEPS = 500
+MAX_SECONDS = 300.0
+
+Step = Callable[[], list[StepOutput]]
+
+
+class Host(Protocol):
+    """What a recording needs of the thread that steps the engine."""
+
+    engine: Engine
+    around_step: Callable[[Step], list[StepOutput]] | None
+
+    def between_steps(self, command: Callable[[], None]) -> None: ...
+
+
+class Profiler:
+    """Serves `Profile` requests of one worker, one at a time: torch has one profiler per process."""
+
+    def __init__(self) -> None:
+        self._busy = False
+        self._prepared = False
+
+    async def serve(self, call: Call, request: Profile, host: Host) -> None:
+        """The gzipped trace as `Chunk` items.
+
+        Raises BadRequest for limits out of range, Overloaded while another recording runs, and Unavailable if the
+        engine made no step.
+        """
+        check(request)
+        if self._busy:
+            raise Overloaded("a profile of this worker is being recorded already; wait for its end")
+        self._busy = True
+        recording = Recording(request, host)
+        try:
+            await self._prepare()
+            await _record(recording, host, request.seconds)
+            for piece in recording.pieces():
+                await call.send(Chunk(piece))
+        finally:
+            self._busy = False
+            host.between_steps(recording.close)
+
+    async def _prepare(self) -> None:
+        """The first recording of a process takes a second to start, for which the engine need not wait."""
+        if not self._prepared:
+            await asyncio.to_thread(_record_nothing)
+            self._prepared = True
+
+
+def check(request: Profile) -> None:
+    """Raise BadRequest for limits that no recording may have."""
+    if not 0 <= request.steps <= MAX_STEPS:
+        raise BadRequest(f"steps={request.steps}: give 0 (by time alone) to {MAX_STEPS}", param="steps")
+    if not 0 < request.seconds <= MAX_SECONDS:  # NaN is refused too
+        raise BadRequest(f"seconds={request.seconds:g}: give more than 0 and at most {MAX_SECONDS:g}", param="seconds")
+
+
+async def _record(recording: Recording, host: Host, seconds: float) -> None:
+    host.between_steps(recording.begin)
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await asyncio.shield(asyncio.wrap_future(recording.ended))
+    finally:
+        host.between_steps(recording.end)
+    await asyncio.wrap_future(recording.ended)
+    if recording.steps == 0:
+        raise Unavailable(f"the engine made no step in {seconds:g} s; send requests while it is profiled")
+
+
+class Recording:
+    """The steps of one request. `ended` resolves once nothing is recorded any more; then `pieces` gives the trace.
+
+    The other methods run on the engine's thread, and raise nothing of their own there.
+    """
+
+    def __init__(self, request: Profile, host: Host):
+        self.steps = 0
+        self.ended: Future[None] = Future()
+        self._request = request
+        self._limit = request.steps or MAX_STEPS
+        self._host = host
+        self._file = TraceFile()
+
+    def begin(self) -> None:
+        if not self.ended.done():
+            self._host.around_step = self._step
+
+    def end(self) -> None:
+        """Idempotent."""
+        if self._host.around_step == self._step:
+            self._host.around_step = None
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        self.ended.set_exception(InternalError(f"torch's profiler failed: {type(error).__name__}: {error}"))
+        self.end()
+
+    def _step(self, step: Step) -> list[StepOutput]:
+        if not self._host.engine.has_work:
+            return step()
+        recorded = _profile(self._request)
+        try:
+            recorded.start()
+        except Exception as error:
+            self._fail(error)
+            return step()
+        with native.named_calls(), record_function(f"engine step {self.steps}"):
+            outputs = step()
+        self._stop(recorded)
+        return outputs
+
+    def _stop(self, recorded: profile) -> None:
+        try:
+            recorded.stop()
+            self._file.add(recorded)
+        except Exception as error:
+            self._fail(error)
+            return
+        self.steps += 1
+        if self.steps == self._limit:
+            self.end()
+
+    def pieces(self) -> Iterator[bytes]:
+        """Of the trace, gzipped."""
+        return self._file.pieces()
+
+    def close(self) -> None:
+        """Forget the trace."""
+        self._file.close()
+
+
+def _profile(request: Profile) -> profile:
+    # Operators run on threads of their own too, where a model spreads them. Nobody reads the events in Python; but
+    # torch needs them to put stacks together.
+    options = torch._C._profiler._ExperimentalConfig(profile_all_threads=True, trace_only=not request.stacks)
+    supported = torch.profiler.supported_activities()
+    return profile(
+        activities=[activity for activity in (ProfilerActivity.CPU, ProfilerActivity.CUDA) if activity in supported],
+        record_shapes=request.shapes,
+        with_stack=request.stacks,
+        profile_memory=request.memory,
+        experimental_config=options,
+    )
+
+
+def _record_nothing() -> None:
+    with _profile(Profile(model="")):
+        pass

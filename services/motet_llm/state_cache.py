@@ -1,0 +1,103 @@
+"""States of recurrent layers: one slot per running sequence, and snapshots of prefixes in the slots that are left."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from motet_shared.errors import InternalError
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What one recurrent layer keeps per sequence: tensors of these shapes."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return sum(torch.Size(shape).numel() for shape in self.shapes) * self.dtype.itemsize
+
+
+class StateCache:
+    """`num_running` slots for sequences and `num_snapshots` for prefixes, the least recently used given up first.
+
+    `on_drop(key)` is told when a snapshot is gone.
+    """
+
+    def __init__(self, layers: Mapping[int, StateShape], num_running: int, num_snapshots: int):
+        self.on_drop: Callable[[Hashable], None] = lambda key: None
+        self._layers = {
+            layer: tuple(torch.zeros(num_running + num_snapshots, *s, dtype=shape.dtype) for s in shape.shapes)
+            for layer, shape in layers.items()
+        }
+        self._num_running = num_running
+        self._free = list(range(num_running - 1, -1, -1))
+        self._free_snapshots = list(range(num_running + num_snapshots - 1, num_running - 1, -1))
+        self._snapshots: OrderedDict[Hashable, int] = OrderedDict()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for tensors in self._layers.values() for t in tensors)
+
+    def layer(self, layer: int) -> tuple[Tensor, ...]:
+        """States `[num_slots, *shape]` of a layer."""
+        return self._layers[layer]
+
+    def allocate(self) -> int:
+        """A slot of zeros, the state before the first token. Raises InternalError if all are taken."""
+        if not self._free:
+            raise InternalError(f"all {self._num_running} slots for recurrent states are taken")
+        slot = self._free.pop()
+        self.scrub(slot)
+        return slot
+
+    def scrub(self, slot: int) -> None:
+        for tensors in self._layers.values():
+            for tensor in tensors:
+                tensor[slot] = 0
+
+    def free(self, slot: int) -> None:
+        if slot in self._free or not 0 <= slot < self._num_running:
+            raise InternalError(f"the slot {slot} of a recurrent state was freed twice")
+        self._free.append(slot)
+
+    def has(self, key: Hashable) -> bool:
+        """Whether there is a snapshot under `key`."""
+        return key in self._snapshots
+
+    def snapshot(self, slot: int, key: Hashable) -> None:
+        """Keep a copy of a sequence's state under `key`."""
+        if key in self._snapshots:
+            self._snapshots.move_to_end(key)
+            return
+        dropped = None
+        if not self._free_snapshots:
+            if not self._snapshots:
+                return
+            dropped, place = self._snapshots.popitem(last=False)
+            self._free_snapshots.append(place)
+        self._snapshots[key] = target = self._free_snapshots.pop()
+        self._copy(slot, target)
+        if dropped is not None:
+            self.on_drop(dropped)
+
+    def restore(self, key: Hashable, slot: int) -> None:
+        """Continue a sequence from a snapshot."""
+        self._snapshots.move_to_end(key)
+        self._copy(self._snapshots[key], slot)
+
+    def _copy(self, source: int, target: int) -> None:
+        for tensors in self._layers.values():
+            for tensor in tensors:
+                tensor[target].copy_(tensor[source])
+
+    def check_integrity(self, held: list[int]) -> None:
+        """Raise InternalError unless each slot is either free or held by exactly one sequence."""
+        if sorted([*held, *self._free]) != list(range(self._num_running)):
+            raise InternalError(f"slots of recurrent states leaked: {held} held, {self._free} free")
