@@ -35,7 +35,8 @@ class Generation:
         try:
             async with self._http.while_connected():
                 await self._each(lambda index: self._stream_one(chunks, index))
-                await self._http.finish(chunks.usage(self._usage()) + DONE)
+                timing = {stage: round(seconds, 6) for stage, seconds in self._tracks[0].stopwatch.as_dict().items()}
+                await self._http.finish(chunks.usage(self._usage(), timing) + DONE)
         except MotetError as error:
             if not self._http.started:
                 raise

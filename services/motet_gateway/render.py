@@ -47,9 +47,15 @@ class Chunks:
     def chunk(self, choice: dict[str, Any]) -> bytes:
         return event({**self._head, "choices": [choice], **self._usage})
 
-    def usage(self, usage: Usage) -> bytes:
-        """The event before [DONE] that carries the usage of all choices, if it was asked for."""
-        return event({**self._head, "choices": [], "usage": usage_dict(usage)}) if self.include_usage else b""
+    def usage(self, usage: Usage, timing: dict[str, float]) -> bytes:
+        """The event before [DONE] that carries the usage of all choices, if it was asked for.
+
+        `timing`: seconds by `<role>.<stage>`, a member beyond OpenAI's; a body that is not streamed has the header
+        `Server-Timing` for it.
+        """
+        if not self.include_usage:
+            return b""
+        return event({**self._head, "choices": [], "usage": usage_dict(usage), "timing": timing})
 
     def split(self, choice: dict[str, Any]) -> tuple[bytes, bytes]:
         """What stands before and after the encoded text in an event whose text is `_MARK`."""

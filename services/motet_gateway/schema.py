@@ -141,6 +141,7 @@ class SamplingFields(Strict):
     logit_bias: dict[Count, Bias] | None = None
     max_tokens: Positive | None = None
     user: str | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Ratio | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
@@ -173,7 +174,6 @@ class ChatBody(SamplingFields, kw_only=True):
     prompt_cache_retention: Any = None
     reasoning_effort: Any = None
     response_format: Any = None
-    service_tier: Any = None
     store: Any = None
     verbosity: Any = None
     web_search_options: Any = None
@@ -204,7 +204,6 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "prompt_cache_retention": ("in_memory",),
     "reasoning_effort": ("none",),
     "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
     "store": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),

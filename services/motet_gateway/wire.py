@@ -23,6 +23,7 @@ from .schema import (
 )
 
 _SEED_MASK = 2**63 - 1
+PRIORITIES = {"flex": -1, "auto": 0, "default": 0, "priority": 1}  # by service tier
 MAX_COMPLETIONS = 32  # prompts times n of one request
 
 
@@ -38,6 +39,8 @@ def chat_requests(body: ChatBody, request_id: str) -> list[Chat]:
         stop=_stops(body.stop),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         request_id=request_id,
+        priority=PRIORITIES[body.service_tier or "default"],
+        tenant=body.safety_identifier or body.user or "",
     )
     return [_with_seed(base, seed) for seed in _seeds(body.seed, body.n or 1)]
 
@@ -57,6 +60,8 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[Complete]
         stop=_stops(body.stop),
         max_tokens=max_tokens,
         request_id=request_id,
+        priority=PRIORITIES[body.service_tier or "default"],
+        tenant=body.user or "",
     )
     return [
         msgspec.structs.replace(_with_seed(base, seed), prompt=prompt)

@@ -113,7 +113,14 @@ class Tokenizer(Actor):
             tools=parser,
             echo=echo,
         )
-        generate = Generate(model=request.model, prompt=prompt, sampling=sampling, request_id=request.request_id)
+        generate = Generate(
+            model=request.model,
+            prompt=prompt,
+            sampling=sampling,
+            request_id=request.request_id,
+            priority=request.priority,
+            tenant=request.tenant,
+        )
         generation = Generation(call, self._around, vocabulary, generate, text, watch)
         if request.resume is not None:
             generation.resume(request.resume)

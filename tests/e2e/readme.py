@@ -1,4 +1,4 @@
-"""The commands of README.md, for the tests that run them.
+"""The commands of README.md and of other pages, for the tests that run them.
 
 Fenced blocks are taken in order. A comment `<!-- test: serves -->` before a block says that its command runs until it
 is stopped; the blocks after it talk to what it serves. `<!-- test: compose -->` marks the one for test_compose.py.
@@ -26,8 +26,8 @@ class Block:
     line: int
 
 
-def blocks() -> list[Block]:
-    text = (ROOT / "README.md").read_text()
+def blocks(page: str = "README.md") -> list[Block]:
+    text = (ROOT / page).read_text()
     return [Block(**found.groupdict(), line=text[: found.start("code")].count("\n")) for found in _BLOCK.finditer(text)]
 
 

@@ -35,6 +35,7 @@ async def test_a_stream(here: World) -> None:
     assert chunks[-2].choices[0].finish_reason == "stop"
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.total_tokens == 10
+    assert events[-1]["timing"].keys() >= {"gateway.total", "gateway.first", "tokenizer.encode", "decode.prefill"}
     assert http.complete
 
 

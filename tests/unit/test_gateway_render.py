@@ -19,6 +19,7 @@ from motet_shared.messages import End, Text, TextLogprob, ToolCallDelta, Usage
 
 HEAD = ("id-1", 1_750_000_000, 'model "x"')
 USAGE = Usage(prompt_tokens=10, completion_tokens=4, cached_tokens=6, reasoning_tokens=1)
+TIMING = {"gateway.total": 0.25, "decode.decode": 0.2}
 LOGPROBS = [TextLogprob(b"caf\xc3", -0.5, [(b"caf\xc3", -0.5), (b"x", -2.0)]), TextLogprob(b"\xa9", -0.1)]
 
 
@@ -61,13 +62,14 @@ def test_items_without_text_say_nothing() -> None:
 def test_usage_is_null_until_the_last_chunk_and_absent_unless_asked_for() -> None:
     chunks = ChatChunks(*HEAD, include_usage=True)
     choice = chunks.choice(0)
-    body = choice.start() + choice.batch([Text("hi", [1])]) + choice.finish(End(0, 1)) + chunks.usage(USAGE)
+    body = choice.start() + choice.batch([Text("hi", [1])]) + choice.finish(End(0, 1)) + chunks.usage(USAGE, TIMING)
     parsed = events(body)
     assert [event["usage"] for event in parsed[:-1]] == [None] * 3
     last = ChatCompletionChunk.model_validate(parsed[-1], strict=True)
     assert (last.choices, last.usage and last.usage.total_tokens) == ([], 14)
+    assert parsed[-1]["timing"] == TIMING
     silent = ChatChunks(*HEAD)
-    assert silent.usage(USAGE) == b""
+    assert silent.usage(USAGE, TIMING) == b""
     assert "usage" not in events(silent.choice(0).start())[0]
 
 

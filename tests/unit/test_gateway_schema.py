@@ -261,6 +261,19 @@ def test_prompts_that_are_none(prompt: Any) -> None:
     assert caught.value.param.startswith("prompt")
 
 
+@pytest.mark.parametrize(("tier", "priority"), [(None, 0), ("auto", 0), ("default", 0), ("flex", -1), ("priority", 1)])
+def test_service_tiers_are_priorities(tier: str | None, priority: int) -> None:
+    assert chat_requests(chat(service_tier=tier), "r")[0].priority == priority
+    assert completion_requests(completion(prompt="a", service_tier=tier), "r")[0].priority == priority
+
+
+def test_whose_share_a_request_uses() -> None:
+    assert chat_requests(chat(), "r")[0].tenant == ""
+    assert chat_requests(chat(user="u"), "r")[0].tenant == "u"
+    assert chat_requests(chat(user="u", safety_identifier="s"), "r")[0].tenant == "s"
+    assert completion_requests(completion(prompt="a", user="u"), "r")[0].tenant == "u"
+
+
 def test_the_readme_names_every_parameter() -> None:
     readme = (Path(schema.__file__).parent / "README.md").read_text()
     fields = {f.encode_name for body in (schema.ChatBody, schema.CompletionBody) for f in msgspec.structs.fields(body)}
