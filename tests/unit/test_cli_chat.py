@@ -2,21 +2,18 @@
 
 import io
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from motet_cli.main import main
+from scripted_http import ScriptedHandler, ScriptedServer
 
 
-class Scripted(ThreadingHTTPServer):
+class Scripted(ScriptedServer):
     """Answers every chat with `pieces`, or with `error` and its status; keeps the requests."""
-
-    daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -27,22 +24,18 @@ class Scripted(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(ScriptedHandler):
     server: Scripted
 
     def do_GET(self) -> None:
-        self._json(200, {"data": [{"id": name} for name in self.server.models]})
+        self.answer(200, {"data": [{"id": name} for name in self.server.models]})
 
     def do_POST(self) -> None:
         self.server.keys.append(self.headers["Authorization"])
         self.server.requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         if self.server.error:
-            self._json(*self.server.error)
+            self.answer(*self.server.error)
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -57,24 +50,12 @@ class Handler(BaseHTTPRequestHandler):
     def _event(self, data: dict[str, Any]) -> None:
         self.wfile.write(b"data: " + json.dumps(data).encode() + b"\n\n")
 
-    def _json(self, status: int, body: dict[str, Any]) -> None:
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(json.dumps(body).encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def server() -> Iterator[Scripted]:
     server = Scripted()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with server.serving():
+        yield server
 
 
 @pytest.fixture

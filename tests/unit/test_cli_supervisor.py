@@ -158,7 +158,10 @@ async def test_stop_during_back_off_starts_nothing_more(log: Log) -> None:
 async def test_a_stopped_process_can_be_killed(log: Log, output: Output) -> None:
     async with supervised(log, spec("frozen", SLEEPS, grace=0.2)) as supervisor:
         await until(lambda: output.has("up"))
-        os.kill(supervisor.describe()[0]["pid"], signal.SIGSTOP)
+        pid = supervisor.describe()[0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        # Of two signals that wait together the kernel delivers SIGTERM first.
+        await until(lambda: Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T")
         assert not await supervisor.stop()
 
 

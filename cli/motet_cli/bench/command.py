@@ -1,0 +1,106 @@
+"""`motet bench`: runs a workload against a server and reports what came back."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import uvloop
+
+from motet_cli.bench import plot, progress, report, table
+from motet_cli.bench.config import BenchConfig, configure
+from motet_cli.bench.exchange import exchange
+from motet_cli.bench.http import Client
+from motet_cli.bench.load import Load, Measured
+from motet_cli.bench.probe import measure_scale, pick_model
+from motet_cli.bench.record import Record
+from motet_cli.bench.request import PATHS, Request, Shape
+from motet_cli.bench.scale import Scale
+from motet_cli.bench.summary import summarize
+from motet_cli.server import read_key
+
+
+def run(args: Namespace) -> int:
+    """0 if a reply was complete; 1 if none was; 130 after Ctrl-C, with the figures until then."""
+    config = configure(args)
+    started = datetime.now(UTC)
+    bench = Bench(config, Client(config.base, read_key(config.api_key_file)))
+    measured = uvloop.run(bench.run())
+    summary = summarize(measured, config.limits, config.price_per_hour, paced=config.concurrency is None)
+    title = f"{bench.shape.model} at {config.base}, {bench.load_text()}, seed {config.workload.seed}"
+    table.show(summary, title)
+    if config.json is not None:
+        report.write(config.json, config, bench.shape, bench.scale, started, summary, measured)
+    if config.plot is not None:
+        plot.draw(measured, config.limits, title, config.plot)
+    if measured.interrupted:
+        return 130
+    return 0 if summary.completed else 1
+
+
+class Bench:
+    """One run. After it, `shape` and `scale` are what was found out about the server."""
+
+    def __init__(self, config: BenchConfig, client: Client):
+        self.config = config
+        self.client = client
+        self.shape = Shape(endpoint=config.endpoint, model="", temperature=config.temperature, extra=dict(config.extra))
+        self.scale = Scale(config.tokens_per_word or 1.0)
+
+    async def run(self) -> Measured:
+        config = self.config
+        try:
+            model = await pick_model(self.client, config.base, config.model)
+            self.shape = Shape(
+                endpoint=config.endpoint, model=model, temperature=config.temperature, extra=dict(config.extra)
+            )
+            if config.tokens_per_word is None:
+                self.scale = await measure_scale(self.client, self.shape, config.timeout) or self.scale
+            await self._warm_up()
+            return await self._measure()
+        finally:
+            self.client.close()
+
+    def requests(self) -> Iterator[Request]:
+        """Those that are measured; made beforehand where their number is known, so that no time goes into it later."""
+        config = self.config
+        if config.trace is not None:
+            return iter(config.trace.requests(self.scale, config.speed)[: config.requests])
+        made: Iterator[Request] = itertools.islice(config.workload.requests(self.scale), config.requests)
+        if config.concurrency is None and (seconds := config.duration) is not None:
+            made = itertools.takewhile(lambda request: request.arrival < seconds, made)
+        elif config.requests is None:
+            return made
+        return iter(list(made))
+
+    def load_text(self) -> str:
+        config = self.config
+        if config.trace is not None:
+            return f"trace {config.trace.path.name}"
+        if config.concurrency is not None:
+            return f"{config.concurrency} at a time"
+        return f"{config.workload.process} {config.workload.rate:g} requests/s"
+
+    async def _warm_up(self) -> None:
+        count = self.config.warmup
+        if count:
+            made = itertools.islice(self.config.workload.requests(self.scale, "warm-up"), count)
+            await Load(self._send, concurrency=min(count, self.config.concurrency or 1)).run(made)
+
+    async def _measure(self) -> Measured:
+        load = Load(self._send, concurrency=self.config.concurrency, duration=self.config.duration)
+        requests = self.requests()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, load.stop)
+        try:
+            with progress.shown(load, self.config.requests):
+                return await load.run(requests)
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+
+    async def _send(self, request: Request, record: Record, now: Callable[[], float]) -> None:
+        body, path = self.shape.body(request), PATHS[self.shape.endpoint]
+        await exchange(self.client, path, body, record, now, self.config.timeout)

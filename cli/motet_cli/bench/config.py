@@ -1,0 +1,156 @@
+"""What a run was asked for, checked before anything is sent."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+
+from motet_cli.bench import lengths, plot
+from motet_cli.bench.request import Endpoint
+from motet_cli.bench.summary import Limits
+from motet_cli.bench.trace import Trace
+from motet_cli.bench.workload import Workload
+from motet_shared.config import Duration
+from motet_shared.errors import ConfigError
+
+DEFAULT_CONCURRENCY = 8
+DEFAULT_REQUESTS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """One run. `base` ends in /v1; `concurrency` None: requests have times of their own."""
+
+    base: str
+    model: str | None
+    endpoint: Endpoint
+    api_key_file: str | None
+    workload: Workload
+    trace: Trace | None
+    speed: float
+    concurrency: int | None
+    requests: int | None
+    duration: float | None
+    warmup: int
+    timeout: float
+    tokens_per_word: float | None
+    temperature: float
+    extra: dict[str, Any]
+    limits: Limits
+    price_per_hour: float | None
+    json: Path | None
+    records: bool
+    plot: Path | None
+
+
+def configure(args: Namespace) -> BenchConfig:
+    """ConfigError names the option, what it was given, and what it takes."""
+    _check_numbers(args)
+    paced = args.rate is not None or args.trace is not None
+    concurrency = None if paced else args.concurrency or DEFAULT_CONCURRENCY
+    duration = _duration("--duration", args.duration)
+    requests = args.requests
+    if requests is None and duration is None and args.trace is None:
+        requests = DEFAULT_REQUESTS
+    limits = Limits(**{name: _duration(f"--{name}", getattr(args, name)) for name in ("ttft", "itl", "e2e")})
+    return BenchConfig(
+        base=base_url(args.url),
+        model=args.model,
+        endpoint=args.endpoint,
+        api_key_file=args.api_key_file,
+        workload=_workload(args),
+        trace=None if args.trace is None else Trace(Path(args.trace).expanduser(), args.seed),
+        speed=args.speed,
+        concurrency=concurrency,
+        requests=requests,
+        duration=duration,
+        warmup=args.warmup,
+        timeout=_duration("--timeout", args.timeout) or 0.0,
+        tokens_per_word=args.tokens_per_word,
+        temperature=args.temperature,
+        extra=_extra(args.extra, args.ignore_eos),
+        limits=limits,
+        price_per_hour=args.price_per_hour,
+        json=None if args.json is None else _writable("--json", args.json),
+        records=args.records,
+        plot=None if args.plot is None else plot.check(args.plot),
+    )
+
+
+def base_url(url: str) -> str:
+    """With and without /v1 at the end, a server's address is the same."""
+    return url.rstrip("/").removesuffix("/v1") + "/v1"
+
+
+def _workload(args: Namespace) -> Workload:
+    return Workload(
+        seed=args.seed,
+        input=lengths.parse("--input", args.input),
+        output=lengths.parse("--output", args.output),
+        rate=args.rate,
+        process=args.arrivals,
+        prefix_share=args.prefix_share,
+        prefix_length=lengths.parse("--prefix-length", args.prefix_length),
+        prefixes=args.prefixes,
+    )
+
+
+# Option → smallest value, and whether it must be above it.
+_BOUNDS: dict[str, tuple[float, bool]] = {
+    "concurrency": (1, False),
+    "rate": (0, True),
+    "speed": (0, True),
+    "requests": (1, False),
+    "warmup": (0, False),
+    "prefix_share": (0, False),
+    "prefixes": (1, False),
+    "tokens_per_word": (0, True),
+    "temperature": (0, False),
+    "price_per_hour": (0, False),
+}
+
+
+def _check_numbers(args: Namespace) -> None:
+    for name, (low, above) in _BOUNDS.items():
+        value, option = getattr(args, name), f"--{name.replace('_', '-')}"
+        if value is None:
+            continue
+        if not (low < value if above else low <= value) or value == float("inf"):
+            raise ConfigError(f"{option}: {value} is out of range; give {'more than' if above else 'at least'} {low}")
+    if args.prefix_share > 1:
+        raise ConfigError(f"--prefix-share: {args.prefix_share} is out of range; give 0 to 1")
+    if args.speed != 1 and args.trace is None:
+        raise ConfigError("--speed: only a --trace can be run faster; for generated requests give --rate")
+    if args.records and args.json is None:
+        raise ConfigError("--records: the records go into the JSON file; give --json FILE")
+
+
+def _duration(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        seconds = float(get_args(Duration)[1].parse(text))
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise ConfigError(f"{option}: {text!r} is no time; give one such as 250ms, 2s or 5m")
+    return seconds
+
+
+def _extra(text: str, ignore_eos: bool) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f'--extra: {text!r} is no JSON object ({error}); give one such as {{"top_k": 1}}') from None
+    return {**({"ignore_eos": True} if ignore_eos else {}), **found}
+
+
+def _writable(option: str, path: str) -> Path:
+    target = Path(path).expanduser()
+    if not target.parent.is_dir() or target.is_dir():
+        raise ConfigError(f"{option}: {path!r} is no file in a folder that exists; name one")
+    return target

@@ -1,0 +1,93 @@
+"""`motet profile`: a torch trace of a live decode worker, for Perfetto or chrome://tracing."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+from argparse import Namespace
+from pathlib import Path
+
+from motet_cli import connection
+from motet_cli.connection import Connection
+from motet_shared.bus import Bus
+from motet_shared.config import ProcessConfig
+from motet_shared.discovery import Directory
+from motet_shared.errors import ConfigError, InternalError, Unavailable
+from motet_shared.messages import Chunk, Heartbeat, Profile
+
+_WINDOW = 4  # chunks in flight: together below any server's max_payload
+_LOOK = 3.0  # seconds in which every worker has sent several heartbeats
+_STEP = re.compile(rb'"name": "engine step \d+"')
+
+
+def run(args: Namespace) -> int:
+    output = check_output(args.output)
+    found = connection.find(args.url, args.nats)
+    request = Profile(
+        model=args.model or "",
+        steps=args.steps,
+        seconds=args.seconds,
+        shapes=args.shapes,
+        stacks=args.stacks,
+        memory=args.memory,
+    )
+    instance, trace = asyncio.run(record(found, request, args.instance))
+    steps = save(output, trace)
+    print(f"{output}: {steps} steps of {instance}, {output.stat().st_size:,} bytes; open it in https://ui.perfetto.dev")
+    return 0
+
+
+def check_output(path: str) -> Path:
+    """ConfigError before anything is recorded that could not be written."""
+    output = Path(path).expanduser()
+    if not output.parent.is_dir() or output.is_dir():
+        raise ConfigError(f"--output: {path!r} is no file in a folder that exists; give one such as trace.json.gz")
+    return output
+
+
+async def record(found: Connection, request: Profile, instance: str | None) -> tuple[str, bytes]:
+    """The id of the worker that was recorded and its trace, gzipped. An empty `request.model` is filled in."""
+    config = ProcessConfig(nats_url=found.nats_url, nats_password=found.nats_password, metrics_port=-1)
+    bus = await Bus.connect(config.instance_id("operator"), config)
+    try:
+        worker = await _pick(bus.directory, request.model, instance)
+        request.model = request.model or worker.models[0].name
+        trace = b""
+        async with bus.open("decode", request, instance=worker.instance, window=_WINDOW) as stream:
+            async for body in stream:
+                if not isinstance(body, Chunk):
+                    raise InternalError(f"{worker.instance} sent {type(body).__name__}, not Chunk")
+                trace += body.data
+        return worker.instance, trace
+    finally:
+        await bus.close()
+
+
+async def _pick(directory: Directory, model: str, instance: str | None) -> Heartbeat:
+    """The worker that was asked for: by id, else the busiest of the model; without a model there must be only one."""
+
+    def matching() -> list[Heartbeat]:
+        ready = directory.ready("decode", model=model or None)
+        return [beat for beat in ready if beat.models and instance in (None, beat.instance)]
+
+    try:
+        await directory.wait_for(lambda _: matching(), _LOOK)
+        await asyncio.sleep(0.7)  # the others' heartbeats: one comes every half second
+    except TimeoutError:
+        known = ", ".join(f"{b.instance} ({b.models[0].name})" for b in directory.ready("decode") if b.models)
+        wanted = f"--instance: {instance!r}" if instance else f"--model: {model!r}" if model else "profile:"
+        raise Unavailable(f"{wanted} no such decode worker is ready; ready: {known or 'none'}") from None
+    names = sorted({card.name for beat in matching() for card in beat.models})
+    if len(names) > 1:
+        raise ConfigError(f"--model: several are served; choose one of {', '.join(names)}")
+    return max(matching(), key=lambda beat: beat.load.get("running", 0.0))
+
+
+def save(output: Path, trace: bytes) -> int:
+    """Write it whole or not at all, unpacked unless the name ends in .gz; the number of steps in it."""
+    plain = gzip.decompress(trace)
+    part = output.with_name(output.name + ".part")
+    part.write_bytes(trace if output.suffix == ".gz" else plain)
+    part.replace(output)
+    return len(_STEP.findall(plain))
