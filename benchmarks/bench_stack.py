@@ -27,7 +27,7 @@ STOP_SECONDS = 10.0
 
 def environment(**extra: str) -> dict[str, str]:
     """Of child processes: they find the project's packages as this one does, whether or not it is installed."""
-    packages = [HERE, *(ROOT / part for part in ("shared", "services", "pipelines"))]
+    packages = [HERE, *(ROOT / part for part in ("shared", "services", "kernels", "pipelines"))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages)), **extra}
 
 

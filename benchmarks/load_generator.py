@@ -33,6 +33,8 @@ class Load(msgspec.Struct, kw_only=True):
     chars: int = 0  # of a token; 0: an event is a token
     arrivals: bool = False  # report when each token arrived
     max_tokens: int = 1 << 20
+    prompts: list[str] = []  # one per stream; none: the same short one for all
+    ignore_eos: bool = False
     pids: dict[str, int] = {}
 
 
@@ -101,7 +103,7 @@ class SseClient(Client):
 
     def opening(self) -> bytes:
         self.request = f"bench-{self.number}"
-        return post(self.load, stream=True, request_id=self.request)
+        return post(self.load, stream=True, request_id=self.request, number=self.number)
 
 
 class WebSocketClient(Client):
@@ -144,10 +146,12 @@ def masked(text: bytes) -> bytes:
     return b"\x81" + length + bytes(4) + text
 
 
-def post(load: Load, *, stream: bool, request_id: str) -> bytes:
-    """A chat completion request."""
-    message = {"role": "user", "content": "Count."}
+def post(load: Load, *, stream: bool, request_id: str, number: int = 0) -> bytes:
+    """A chat completion request, that of stream `number`."""
+    message = {"role": "user", "content": load.prompts[number] if load.prompts else "Count."}
     fields = {"model": load.model, "messages": [message], "max_tokens": load.max_tokens, "stream": stream}
+    if load.ignore_eos:
+        fields["ignore_eos"] = True
     body = msgspec.json.encode(fields)
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from load_generator import Report
@@ -60,6 +61,28 @@ def quantile(values: Iterable[float], share: float) -> float:
     """The smallest value that at least `share` of all do not exceed."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
+
+
+def fastest(run: Callable[[], object], seconds: float, least: int = 5) -> float:
+    """Milliseconds of the fastest run, of at least `least` and of as many as take `seconds`."""
+    times: list[float] = []
+    while len(times) < least or sum(times) < seconds:
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return 1e3 * min(times)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """An interval that holds the median of what the values are drawn from with 95 %: two of them, by their ranks.
+
+    From the binomial distribution alone. Of fewer than six values there is none: their range is returned.
+    """
+    ordered, count = sorted(values), len(values)
+    below, rank = 0.0, 0
+    while rank < count // 2 and (below := below + math.comb(count, rank) / 2**count) <= 0.025:
+        rank += 1
+    return ordered[max(0, rank - 1)], ordered[min(count - 1, count - rank)]
 
 
 def middle(rows: Sequence[Row]) -> Row:

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 import peer_frontend
 from bench_stack import Stack, motet_stack
+from document import conditions, load_line, write
 from fake_engine import CHARS, MODEL
 from measures import Ratio, Row, Target, middle, quantile, row, rows_table, table, targets_table
 
@@ -145,25 +140,13 @@ def report(findings: Findings) -> str:
     return "\n\n".join(parts)
 
 
-def conditions() -> dict[str, Any]:
-    return {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "cores": os.cpu_count(),
-        "load": [round(value, 1) for value in os.getloadavg()],
-    }
-
-
 def run(plan: Plan, output: Path) -> Findings:
     """Measure, print, and write the JSON."""
     before = conditions()
     findings = asyncio.run(measure(plan))
-    print(f"Load average before and after: {before['load'][0]}, {conditions()['load'][0]} on {before['cores']} cores\n")
+    print(f"{load_line(before)}\n")
     print(report(findings), flush=True)
-    judged = [{**asdict(target), "met": target.met} for target in targets(findings)]
-    document = {"conditions": before, "plan": plan, "findings": findings, "targets": judged}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    write(output, before, plan, findings, targets(findings))
     return findings
 
 

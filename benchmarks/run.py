@@ -1,8 +1,15 @@
-"""`make bench`: every benchmark in turn. Arguments go to the plumbing benchmark, the only one so far."""
+"""`make bench`: one benchmark, named by the first argument, or that of the plumbing. Further arguments are its own."""
 
 from __future__ import annotations
 
-import plumbing
+import runpy
+import sys
+from pathlib import Path
 
 if __name__ == "__main__":
-    plumbing.main()
+    named = len(sys.argv) > 1 and not sys.argv[1].startswith("-")
+    name = sys.argv.pop(1) if named else "plumbing"
+    script = Path(__file__).with_name(f"{name}.py")
+    if not script.is_file():
+        sys.exit(f"bench: there is no benchmark {name!r}; README.md lists them")
+    runpy.run_path(str(script), run_name="__main__")

@@ -1,0 +1,41 @@
+"""What every benchmark says beside its figures: the machine's state before and after, and one JSON file."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from measures import Target
+
+
+def conditions() -> dict[str, Any]:
+    return {
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "load": [round(value, 1) for value in os.getloadavg()],
+    }
+
+
+def load_line(before: dict[str, Any]) -> str:
+    """How busy the machine was, given the `conditions` of the start."""
+    load = f"{before['load'][0]}, {conditions()['load'][0]}"
+    return f"Load average before and after: {load} on {before['cores']} cores"
+
+
+def write(
+    output: Path, before: dict[str, Any], plan: object, findings: object, targets: Sequence[Target] | None = None
+) -> None:
+    """The JSON file, in a folder that is made if need be. With `targets`, each says whether it is met."""
+    document = {"conditions": before, "plan": plan, "findings": findings}
+    if targets is not None:
+        document["targets"] = [{**asdict(target), "met": target.met} for target in targets]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))

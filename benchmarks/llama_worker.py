@@ -1,0 +1,223 @@
+"""llama.cpp under the load of `llm.py`. Runs in an environment of its own: numpy, gguf and llama-cpp-python only.
+
+    python llama_worker.py convert FOLDER FILE.gguf FORMAT    a checkpoint of Qwen3's architecture into a GGUF file
+    python llama_worker.py measure '<JSON of a task>'         prints JSON, as `llm_worker.py` does
+
+Low-level calls: one `llama_decode` per step with a token of every sequence. Of flash attention on or off, and one KV
+buffer for all sequences or one each, the fastest is taken for every number of sequences, and said.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import gguf
+import llama_cpp
+import numpy as np
+
+PARTS = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+CALIBRATION_STEPS = 8
+UBATCH = 512
+
+
+# ---------------------------------------------------------------------------------------------------------- conversion
+def convert(folder: Path, target: Path, kind: str) -> None:
+    """Every matrix in `kind` ("BF16", "Q8_0", "Q4_0"), vectors in float32. There is no vocabulary: ids come and go."""
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(target, "qwen3", use_temp_file=True)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    for name, bits in bfloat16_tensors(folder / "model.safetensors"):
+        add_tensor(writer, tensor_name(name), bits, gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensor_name(name: str) -> str:
+    """The GGUF name of a tensor of transformers' Qwen3."""
+    names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    if name in names:
+        return names[name]
+    _, _, layer, part = name.split(".", 3)
+    return f"blk.{layer}.{PARTS[part.removesuffix('.weight')]}.weight"
+
+
+def bfloat16_tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a safetensors file as the bits of their bfloat16 numbers."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+    data = np.memmap(path, mode="r", offset=8 + length)
+    for name, entry in header.items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            yield name, data[start:end].view(np.uint16).reshape(entry["shape"])
+
+
+def add_tensor(writer: gguf.GGUFWriter, name: str, bits: np.ndarray, kind: gguf.GGMLQuantizationType) -> None:
+    if bits.ndim > 1 and kind is gguf.GGMLQuantizationType.BF16:
+        writer.add_tensor(name, np.ascontiguousarray(bits).view(np.uint8), raw_dtype=kind)
+        return
+    values = (bits.astype(np.uint32) << 16).view(np.float32)
+    if bits.ndim > 1:
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    else:
+        writer.add_tensor(name, values)
+
+
+# --------------------------------------------------------------------------------------------------------- measurement
+@dataclass
+class Context:
+    """One llama context for a number of sequences. Positions are those of the next token of each."""
+
+    model: Any
+    sequences: int
+    tokens: int  # per sequence
+    threads: int
+    flash: bool
+    unified: bool
+
+    def __enter__(self) -> Context:
+        params = llama_cpp.llama_context_default_params()
+        # A buffer per sequence has a multiple of 256 cells.
+        cells = -(-self.tokens // 256) * 256
+        params.n_ctx = self.sequences * cells
+        params.n_batch = max(UBATCH, self.sequences)
+        params.n_ubatch = UBATCH
+        params.n_seq_max = self.sequences
+        params.n_threads = params.n_threads_batch = self.threads
+        params.flash_attn_type = (
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if self.flash else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.kv_unified = self.unified
+        params.no_perf = True
+        self._context = llama_cpp.llama_init_from_model(self.model, params)
+        if not self._context:
+            raise RuntimeError("llama.cpp could not make a context")
+        self._batch = llama_cpp.llama_batch_init(params.n_batch, 0, 1)
+        self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        llama_cpp.llama_batch_free(self._batch)
+        llama_cpp.llama_free(self._context)
+
+    def decode(self, entries: Sequence[tuple[int, int, int, bool]]) -> list[int]:
+        """Compute (token, position, sequence, draws); the likeliest next tokens of those that draw, in order."""
+        batch = self._batch
+        batch.n_tokens = len(entries)
+        for i, (token, position, sequence, draws) in enumerate(entries):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, draws
+            batch.seq_id[i][0] = sequence
+        if (code := llama_cpp.llama_decode(self._context, batch)) != 0:
+            raise RuntimeError(f"llama_decode ended with {code}")
+        return [self._likeliest(i) for i, entry in enumerate(entries) if entry[3]]
+
+    def _likeliest(self, index: int) -> int:
+        logits = llama_cpp.llama_get_logits_ith(self._context, index)
+        return int(np.argmax(np.ctypeslib.as_array(logits, shape=(self._vocab,))))
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Compute whole prompts, as many tokens at a time as go; the first token of each."""
+        entries = [(t, i, s, i == len(p) - 1) for s, p in enumerate(prompts) for i, t in enumerate(p)]
+        return [t for i in range(0, len(entries), UBATCH) for t in self.decode(entries[i : i + UBATCH])]
+
+    def run(self, prompts: Sequence[Sequence[int]], output: int) -> dict[str, Any]:
+        """Start, and the time of every token of every sequence."""
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
+        start = time.perf_counter()
+        tokens = self.prefill(prompts)
+        first, steps = tokens, [time.perf_counter()]
+        for step in range(output - 1):
+            tokens = self.decode(
+                [(t, len(p) + step, s, True) for s, (t, p) in enumerate(zip(tokens, prompts, strict=True))]
+            )
+            steps.append(time.perf_counter())
+        return {"start": start, "times": [steps] * len(prompts), "first": first}
+
+
+def fastest(make: Callable[[bool, bool], Context], prompts: Sequence[Sequence[int]]) -> tuple[bool, bool]:
+    """Flash attention and unified KV buffer, as they decode the fastest."""
+    seconds = {}
+    for flash, unified in product((True, False), (True, False) if len(prompts) > 1 else (True,)):
+        with make(flash, unified) as context:
+            steps = context.run(prompts, CALIBRATION_STEPS)["times"][0]
+        seconds[flash, unified] = min(after - before for before, after in pairwise(steps))
+    return min(seconds, key=lambda setting: seconds[setting])
+
+
+def measure(task: dict[str, Any], prompts: Callable[[int, int, int], list[list[int]]]) -> dict[str, Any]:
+    llama_cpp.llama_backend_init()
+    silent = llama_cpp.llama_log_callback(lambda *_: None)
+    llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
+    model = llama_cpp.llama_model_load_from_file(task["file"].encode(), llama_cpp.llama_model_default_params())
+    if not model:
+        raise RuntimeError(f"llama.cpp could not load {task['file']}")
+    settings, runs = dict(task.get("settings") or {}), []
+    for count in task["concurrency"]:
+
+        def make(flash: bool, unified: bool, count: int = count) -> Context:
+            return Context(model, count, task["prompt"] + task["output"], task["threads"], flash, unified)
+
+        if str(count) not in settings:
+            settings[str(count)] = fastest(make, prompts(count, task["prompt"], -1))
+        with make(*settings[str(count)]) as context:
+            runs += [{"concurrency": count, **context.run(prompts(count, task["prompt"], 0), task["output"])}]
+    prefill = []
+    with Context(
+        model, 1, task["prefill"] + 1, task["threads"], settings[str(task["concurrency"][0])][0], True
+    ) as context:
+        for repeat in range(task["prefills"]):
+            run = context.run(prompts(1, task["prefill"], repeat), 1)
+            prefill.append(run["times"][0][0] - run["start"])
+    return {"runs": runs, "prefill": prefill, "settings": settings, "note": describe(settings)}
+
+
+def describe(settings: dict[str, tuple[bool, bool]]) -> str:
+    """What was the fastest, for people."""
+    flash = {True: "flash attention", False: "plain attention"}
+    buffers = {True: "one KV buffer", False: "a KV buffer per sequence"}
+    return "; ".join(f"c={count}: {flash[f]}, {buffers[unified]}" for count, (f, unified) in settings.items())
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "convert":
+        convert(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    else:
+        from llm_prompts import prompts_of
+
+        given = json.loads(sys.argv[2])
+        print(json.dumps(measure(given, prompts_of(given["vocab"]))))

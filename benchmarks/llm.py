@@ -1,0 +1,197 @@
+"""Our engine beside transformers and llama.cpp: the same random weights, threads and prompts, in one run.
+
+`python benchmarks/llm.py --help`. The tables go to standard output, the numbers to `results/llm.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from document import conditions, load_line, write
+from llm_checkpoint import SHAPES, cache_folder, random_checkpoint
+from llm_figures import Figures, ratio, targets
+from llm_peers import Peer, absent, measure, peers
+from measures import table, targets_table
+from motet_cli.this_cpu import read_bandwidth
+from motet_shared.model_config import model_shape, read_config
+from motet_shared.roofline import Processor, decode_bound
+
+RESULTS = Path(__file__).resolve().parent / "results" / "llm.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much to measure. `engines`: beginnings of names; empty: all."""
+
+    shape: str = "qwen3-0.6b"
+    concurrency: tuple[int, ...] = (1, 8, 32)
+    prompt: int = 128
+    output: int = 64
+    prefill: int = 512
+    prefills: int = 3
+    rounds: int = 3
+    threads: int = 0
+    engines: tuple[str, ...] = ()
+    dtype: str = "auto"
+
+
+QUICK = Plan(shape="tiny", concurrency=(1, 2), prompt=8, output=6, prefill=16, prefills=1, rounds=1)
+
+
+@dataclass
+class Findings:
+    figures: dict[str, Figures] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # by engine: why
+    bandwidth: float = 0.0  # bytes/s, the best reading of the run
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+def run_all(plan: Plan, cache: Path) -> Findings:
+    """Every engine once per round, one after the other, each in a process of its own."""
+    findings = Findings()
+    folder = random_checkpoint(plan.shape, cache)
+    chosen = [peer for peer in peers(transformers_dtype(plan.dtype)) if peer.name.startswith(plan.engines or ("",))]
+    findings.missing = {peer.name: reason for peer in chosen if (reason := absent(peer))}
+    settings: dict[str, Any] = {}
+    for _ in range(plan.rounds):
+        findings.bandwidth = max(findings.bandwidth, read_bandwidth(plan.threads))
+        for peer in chosen:
+            if peer.name not in findings.missing:
+                _measure(peer, plan, folder, findings, settings)
+    _note_rooflines(chosen, plan, folder, findings)
+    return findings
+
+
+def _measure(peer: Peer, plan: Plan, folder: Path, findings: Findings, settings: dict[str, Any]) -> None:
+    task = {
+        "folder": str(folder),
+        "vocab": SHAPES[plan.shape]["vocab_size"],
+        "settings": settings.get(peer.name),
+        **{name: getattr(plan, name) for name in ("concurrency", "prompt", "output", "prefill", "prefills", "threads")},
+    }
+    print(f"  {peer.name} ...", flush=True)
+    try:
+        result = measure(peer, task, plan.threads)
+    except RuntimeError as error:
+        findings.missing[peer.name] = str(error)
+        findings.figures.pop(peer.name, None)
+        return
+    settings[peer.name] = result.get("settings")
+    findings.figures.setdefault(peer.name, Figures(peer.name)).take(result, plan.prefill)
+
+
+def _note_rooflines(chosen: Sequence[Peer], plan: Plan, folder: Path, findings: Findings) -> None:
+    """What the bandwidth allows with the cache of a run's middle; arithmetic is left out."""
+    shape, context = model_shape(read_config(folder)), plan.prompt + plan.output // 2
+    memory = Processor(name="memory", memory=0, bandwidth=findings.bandwidth, bf16=1e30, int8=1e30)
+    for peer in chosen:
+        if (figures := findings.figures.get(peer.name)) is not None:
+            for count in figures.decode:
+                bound = decode_bound(shape, memory, peer.format, batch=count, context=context, kv_bytes=peer.kv_bytes)
+                figures.roofline[count] = bound.tokens_per_second
+
+
+def transformers_dtype(given: str) -> str:
+    """What transformers computes in: bfloat16 where the processor has instructions for it, else float32 is faster."""
+    if given != "auto":
+        return given
+    flags = Path("/proc/cpuinfo").read_text()
+    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+
+
+# ------------------------------------------------------------------------------------------------------------- telling
+def report(findings: Findings, plan: Plan) -> str:
+    figures = list(findings.figures.values())
+    parts = [
+        f"{plan.shape}, prompts of {plan.prompt}, outputs of {plan.output}, {plan.threads} threads, "
+        f"median of {plan.rounds}; memory reads at {findings.bandwidth / 1e9:.1f} GB/s.",
+        "Decode, tokens/s while all sequences run (share of what the bandwidth allows):",
+        _decode_table(figures, plan),
+        "Whole runs, output tokens/s with prefill:",
+        _whole_table(figures, plan),
+        "Ours as a multiple of each peer (decode; prefill):",
+        _ratio_table(findings.figures, plan),
+        targets_table(targets(findings.figures)),
+    ]
+    notes = [f"* {f.name}: {f.note}" for f in figures if f.note]
+    notes += [f"* {name} is absent: {reason}" for name, reason in findings.missing.items()]
+    return "\n\n".join([*parts, "\n".join(notes)])
+
+
+def _decode_table(figures: Sequence[Figures], plan: Plan) -> str:
+    header = [
+        "engine",
+        "first tokens as ours",
+        *(f"c={count}" for count in plan.concurrency),
+        f"prefill {plan.prefill}",
+    ]
+    rows = []
+    for f in figures:
+        cells = []
+        for count in plan.concurrency:
+            rate = statistics.median(f.decode[count])
+            cells.append(f"{rate:,.1f} ({rate / f.roofline[count]:.0%})")
+        rows.append([f.name, f"{f.agreement(figures[0]):.0%}", *cells, f"{statistics.median(f.prefill):,.0f}"])
+    return table(header, rows)
+
+
+def _whole_table(figures: Sequence[Figures], plan: Plan) -> str:
+    header = ["engine", "", *(f"c={count}" for count in plan.concurrency)]
+    rows = [[f.name, "", *(f"{statistics.median(f.whole[c]):,.1f}" for c in plan.concurrency)] for f in figures]
+    return table(header, rows)
+
+
+def _ratio_table(figures: dict[str, Figures], plan: Plan) -> str:
+    header = ["ours", "peer", *(f"c={count}" for count in plan.concurrency), "prefill"]
+    ours = [f for f in figures.values() if f.name.startswith("motet")]
+    rows = [
+        [
+            mine.name,
+            peer.name,
+            *(f"{ratio(mine.decode[count], peer.decode[count]):.2f}" for count in plan.concurrency),
+            f"{ratio(mine.prefill, peer.prefill):.2f}",
+        ]
+        for mine in ours
+        for peer in figures.values()
+        if peer not in ours
+    ]
+    return table(header, rows)
+
+
+def run(plan: Plan, cache: Path, output: Path) -> Findings:
+    """Measure, print, and write the JSON."""
+    before = conditions()
+    plan = replace(plan, threads=plan.threads or len(os.sched_getaffinity(0)))
+    findings = run_all(plan, cache)
+    print(f"{load_line(before)}\n")
+    print(report(findings, plan), flush=True)
+    write(output, before, plan, findings, targets(findings.figures))
+    return findings
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="llm", description="Our engine beside transformers and llama.cpp.")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and short runs, to see that it works")
+    parser.add_argument("--rounds", type=int, help="times that every engine runs; medians are reported (3)")
+    parser.add_argument("--threads", type=int, help="that compute, in every engine (all cores)")
+    parser.add_argument("--concurrency", type=int, nargs="+", help="numbers of sequences at a time (1 8 32)")
+    parser.add_argument("--engines", nargs="+", metavar="NAME", help='only those whose names begin so, as "motet int4"')
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (qwen3-0.6b)")
+    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), help="of transformers (the faster here)")
+    parser.add_argument("--cache", type=Path, help="folder for checkpoints, 3.4 GB (bench in MOTET_CACHE)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    args = parser.parse_args(argv)
+    names = ("rounds", "threads", "concurrency", "engines", "shape", "dtype")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    given |= {name: tuple(given[name]) for name in ("concurrency", "engines") if name in given}
+    run(replace(QUICK if args.quick else Plan(), **given), args.cache or cache_folder(), args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Checkpoints with random weights for benchmarks, made once into a cache folder, always the same for a seed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import string
+from pathlib import Path
+from typing import Any
+
+SEED = 0
+CHARS = 5  # of a word in `write_tokenizer`'s vocabulary: a space and four letters
+END = "<end>"
+COMMON: dict[str, Any] = {
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    # Qwen3-0.6B's config.json
+    "qwen3-0.6b": {
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+    },
+    # A tenth of it, for benchmarks with many requests.
+    "middle": {
+        "vocab_size": 32000,
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+    },
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 4096,
+    },
+}
+
+
+def cache_folder() -> Path:
+    """Where benchmarks keep checkpoints: `bench` in MOTET_CACHE, by default ~/.cache/motet."""
+    return Path(os.environ.get("MOTET_CACHE") or Path.home() / ".cache" / "motet") / "bench"
+
+
+def random_checkpoint(name: str, cache: Path) -> Path:
+    """The folder of the checkpoint of SHAPES[name], in bfloat16; made if it is not there yet."""
+    folder = cache / f"{name}-seed{SEED}"
+    if (folder / "config.json").is_file():
+        return folder
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(SEED)
+    model = Qwen3ForCausalLM(Qwen3Config(**COMMON, **SHAPES[name], dtype="bfloat16")).to(torch.bfloat16)
+    unfinished = cache / f"{name}.{os.getpid()}"
+    model.save_pretrained(unfinished, max_shard_size="100GB")
+    write_tokenizer(unfinished, SHAPES[name]["vocab_size"])
+    try:
+        unfinished.rename(folder)
+    except OSError:  # another process was faster
+        shutil.rmtree(unfinished)
+    return folder
+
+
+def write_tokenizer(folder: Path, vocab: int) -> None:
+    """A vocabulary of `vocab` entries beside a checkpoint: bytes, then words of CHARS characters with their space."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = itertools.product(string.ascii_lowercase, repeat=CHARS - 1)
+    pieces = [*alphabet, *("Ġ" + "".join(word) for word in itertools.islice(letters, vocab - len(alphabet) - 1)), END]
+    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -1,0 +1,107 @@
+"""The engines that `llm.py` compares: how each is started, and what of it is not installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from motet_shared.capacity import WEIGHT_FORMATS, WeightFormat
+
+HERE = Path(__file__).resolve().parent
+WORKER_SECONDS = 1800.0
+LLAMA_PYTHON = "MOTET_LLAMA_PYTHON"
+# Of llama.cpp's formats: blocks of 32 numbers with one float16 scale.
+GGUF_FORMATS = {
+    "BF16": WEIGHT_FORMATS["bfloat16"],
+    "Q8_0": WeightFormat(name="Q8_0", bits=8, group=32, group_bytes=2),
+    "Q4_0": WeightFormat(name="Q4_0", bits=4, group=32, group_bytes=2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One engine in one format. `task`: what its worker is told beside what all are told."""
+
+    name: str
+    format: WeightFormat
+    worker: str = "llm_worker.py"
+    python: str = sys.executable
+    kv_bytes: int = 2
+    task: dict[str, Any] = field(default_factory=dict)
+
+
+def peers(transformers_dtype: str) -> list[Peer]:
+    """All of them, ours first. Ours prefills at full speed here: no stream is to be kept smooth."""
+    options = {"decode_slowdown": 0}
+    ours = [
+        Peer(
+            name=f"motet {name}",
+            format=WEIGHT_FORMATS[weights],
+            task={"driver": "motet", "format": weights, "options": options},
+        )
+        for name, weights in (("bf16", "bfloat16"), ("int8", "int8"), ("int4", "int4"))
+    ]
+    theirs = [
+        Peer(
+            name=f"transformers {name}, {transformers_dtype}",
+            format=WEIGHT_FORMATS[transformers_dtype],
+            kv_bytes=2 if transformers_dtype == "bfloat16" else 4,
+            task={"driver": driver, "format": transformers_dtype},
+        )
+        for name, driver in (("generate", "generate"), ("continuous batching", "continuous"))
+    ]
+    python = os.environ.get(LLAMA_PYTHON) or sys.executable
+    llama = [
+        Peer(name=f"llama.cpp {kind}", format=form, worker="llama_worker.py", python=python, task={"gguf": kind})
+        for kind, form in GGUF_FORMATS.items()
+    ]
+    return ours + theirs + llama
+
+
+def absent(peer: Peer) -> str:
+    """Why a peer cannot run; empty if it can."""
+    if peer.worker != "llama_worker.py":
+        return ""
+    check = [peer.python, "-c", "import gguf, llama_cpp, numpy"]
+    if subprocess.run(check, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120).returncode == 0:
+        return ""
+    return f"llama-cpp-python and gguf are not installed for {LLAMA_PYTHON} (see benchmarks/README.md)"
+
+
+def measure(peer: Peer, task: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Run the worker once. Raises RuntimeError with the end of its log if it fails or takes too long."""
+    task = {**task, **peer.task}
+    if "gguf" in peer.task:
+        task["file"] = str(gguf_file(peer, Path(task["folder"])))
+        return _run(peer, ["measure", json.dumps(task)], threads)
+    return _run(peer, [json.dumps(task)], threads)
+
+
+def gguf_file(peer: Peer, folder: Path) -> Path:
+    """The checkpoint in the peer's format, beside its folder; written if it is not there yet."""
+    file = folder.with_name(f"{folder.name}.{peer.task['gguf']}.gguf")
+    if not file.exists():
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        _run(peer, ["convert", str(folder), str(unfinished), peer.task["gguf"]], os.cpu_count() or 1, output=False)
+        unfinished.rename(file)
+    return file
+
+
+def _run(peer: Peer, args: list[str], threads: int, output: bool = True) -> dict[str, Any]:
+    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE)}
+    if peer.python == sys.executable:
+        env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, sys.path)])
+    command = [peer.python, str(HERE / peer.worker), *args]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_SECONDS, env=env)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{peer.name} took more than {WORKER_SECONDS:g} s") from None
+    if done.returncode != 0:
+        raise RuntimeError(f"{peer.name} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if output else {}
+    return result

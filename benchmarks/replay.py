@@ -1,0 +1,132 @@
+"""Serves a trace of requests with an engine in this process, at the times at which they come, and notes every token."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from measures import quantile
+from motet_llm.engine import Engine, StepOutput
+from motet_shared.errors import MotetError
+from motet_shared.messages import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that comes `arrival` seconds after the start and is left by its client after `output` tokens.
+
+    limit: what it asks for as max_tokens, which is all that a server knows; 0: `output`.
+    """
+
+    arrival: float
+    prompt: list[int]
+    output: int
+    limit: int = 0
+
+
+@dataclass(slots=True)
+class Served:
+    """When the tokens of a job came, in seconds after the start. `error`: why there are no more."""
+
+    job: Job
+    times: list[float] = field(default_factory=list)
+    error: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return len(self.times) >= self.job.output
+
+    @property
+    def ttft(self) -> float:
+        return self.times[0] - self.job.arrival if self.times else float("inf")
+
+    @property
+    def gaps(self) -> list[float]:
+        """Inter-token latencies."""
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a good answer keeps to, in seconds: time to first token, and 95th percentile of its inter-token latency."""
+
+    ttft: float = 2.0
+    itl: float = 0.15
+
+    def met(self, served: Served) -> bool:
+        return (
+            served.complete
+            and served.ttft <= self.ttft
+            and (quantile(served.gaps, 0.95) if served.gaps else 0.0) <= self.itl
+        )
+
+    def lost(self, served: Served, now: float) -> bool:
+        """Whether it cannot be good any more."""
+        late = not served.times and now > served.job.arrival + self.ttft
+        return bool(served.error) or late or (served.complete and not self.met(served))
+
+
+class Replay:
+    """One trace on one engine. `run` ends when all is served, or as soon as more than `bearable` jobs are lost."""
+
+    def __init__(self, engine: Engine, jobs: Iterable[Job], limits: Limits | None = None, bearable: int = 0):
+        self.served = [Served(job) for job in sorted(jobs, key=lambda job: job.arrival)]
+        self.given_up = False
+        self._engine = engine
+        self._limits = limits
+        self._bearable = bearable
+        self._start = 0.0
+        self._left: list[str] = []  # jobs whose clients have what they wanted
+
+    def run(self) -> list[Served]:
+        engine, pending = self._engine, deque(enumerate(self.served))
+        self._start = time.perf_counter()
+        while pending or engine.has_work:
+            while pending and pending[0][1].job.arrival <= self._now():
+                self._add(*pending.popleft())
+            if engine.has_work:
+                self._note(engine.step(self._note))
+                self._leave()
+            elif pending:
+                time.sleep(max(0.0, pending[0][1].job.arrival - self._now()))
+            if self._too_many_lost():
+                break
+        for index in range(len(self.served)):
+            engine.cancel(str(index))
+        return self.served
+
+    def _now(self) -> float:
+        return time.perf_counter() - self._start
+
+    def _add(self, index: int, served: Served) -> None:
+        job = served.job
+        sampling = Sampling(max_tokens=job.limit or job.output, temperature=0.0, ignore_eos=True)
+        try:
+            self._engine.add(str(index), job.prompt, sampling)
+        except MotetError as error:
+            served.error = error.message
+
+    def _note(self, outputs: Sequence[StepOutput]) -> None:
+        now = self._now()
+        for item in outputs:
+            served = self.served[int(str(item.key))]
+            if item.error is not None:
+                served.error = item.error.message
+            if not served.complete:
+                served.times += [now] * len(item.ids)
+            if served.complete and item.finish is None and item.error is None:
+                self._left.append(str(item.key))
+
+    def _leave(self) -> None:
+        """Between steps, as the engine wants it."""
+        while self._left:
+            self._engine.cancel(self._left.pop())
+
+    def _too_many_lost(self) -> bool:
+        if self._limits is None:
+            return False
+        now = self._now()
+        self.given_up = sum(self._limits.lost(served, now) for served in self.served) > self._bearable
+        return self.given_up

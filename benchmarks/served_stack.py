@@ -1,0 +1,105 @@
+"""The real stack around a checkpoint, and the same load on its engine alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from bisect import bisect_right
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from bench_stack import HERE, Stack, environment
+from llm_checkpoint import CHARS
+from llm_figures import decode_rate
+from load_generator import Report
+from motet_shared.testing import NatsServer, free_port
+
+WARM_SECONDS = 2.0
+# Both prefill at full speed: what is compared is decoding, and no stream is to end before the last one has begun.
+FLAGS = {"decode_slowdown": 0, "max_running": 64}
+
+
+@contextlib.asynccontextmanager
+async def served_stack(folder: Path, *, threads: int, weights: str, tokens: int) -> AsyncIterator[Stack]:
+    """NATS, tokenizer, gateway and engine, ready. The engine's pool holds `tokens`."""
+    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
+        async with NatsServer() as nats:
+            stack = Stack(Path(name), free_port())
+            stack.pids["nats"] = nats.pid
+            env = environment(
+                MOTET_NATS_URL=nats.url, MOTET_NATS_PASSWORD=nats.password, MOTET_LOG_LEVEL="warning",
+                OMP_NUM_THREADS=str(threads),
+            )  # fmt: skip
+            flags = {**FLAGS, "threads": threads, "weights": weights, "num_blocks": -(-tokens // 16)}
+            engine = [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))]
+            services = {
+                "motet_llm": ("decode", ["--model", str(folder), *engine]),
+                "motet_tokenizer": ("tokenizer", ["--model", str(folder)]),
+                "motet_gateway": ("gateway", ["--port", str(stack.port)]),
+            }
+            try:
+                for module, (role, args) in services.items():
+                    argv = [sys.executable, "-m", module, "--instance", f"{role}-bench", "--stop-with-parent", *args]
+                    await stack.spawn(role, argv, env)
+                await stack.until_ready("/health/ready")
+                yield stack
+            finally:
+                await stack.stop()
+
+
+async def pairs(
+    folder: Path, *, streams: int, prompt: int, output: int, count: int, threads: int, weights: str, vocab: int
+) -> list[tuple[float, float]]:
+    """(stack, engine alone), tokens/s while all streams decode, `count` times in turn."""
+    tokens = streams * (prompt + output + 32)
+    found = []
+    async with served_stack(folder, threads=threads, weights=weights, tokens=tokens) as stack:
+        seconds = WARM_SECONDS
+        for _ in range(count):
+            start, alone = await _alone(folder, streams, prompt, output, threads, weights, vocab)
+            seconds = max(WARM_SECONDS, 3 * start)
+            report = await stack.load(
+                clients="sse", model=folder.name, streams=streams, settle=0, seconds=seconds, chars=CHARS,
+                arrivals=True, max_tokens=output, prompts=[letters(prompt, i) for i in range(streams)], ignore_eos=True,
+            )  # fmt: skip
+            found.append((stack_rate(report), alone))
+    return found
+
+
+def letters(count: int, number: int) -> str:
+    """A prompt of `count` tokens, of which the vocabulary knows only single letters; no two begin alike."""
+    return "".join(chr(ord("A") + (number // 26 ** (i % 3) + i * number) % 26) for i in range(count))
+
+
+def stack_rate(report: Report) -> float:
+    """Tokens per second from when the last stream had begun until the first one ended."""
+    end = min(stream.times[-1] for stream in report.streams)
+    start = min(stream.times[0] for stream in report.streams)
+    tokens = 0
+    for stream in report.streams:
+        index = bisect_right(stream.times, end) - 1
+        tokens += stream.counts[index] - stream.counts[0]
+    return tokens / (end - start) if end > start else 0.0
+
+
+async def _alone(
+    folder: Path, streams: int, prompt: int, output: int, threads: int, weights: str, vocab: int
+) -> tuple[float, float]:
+    """Seconds that the whole run took, and tokens/s, of the engine in a process of its own without a network."""
+    task: dict[str, Any] = {
+        "driver": "motet", "format": weights, "folder": str(folder), "threads": threads, "concurrency": [streams],
+        "prompt": prompt, "output": output, "prefill": prompt, "prefills": 1, "vocab": vocab,
+        "options": {"decode_slowdown": 0},
+    }  # fmt: skip
+    argv = [sys.executable, str(HERE / "llm_worker.py"), json.dumps(task)]
+    env = environment(OMP_NUM_THREADS=str(threads))
+    process = await asyncio.create_subprocess_exec(*argv, env=env, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    if process.returncode != 0:
+        raise RuntimeError(f"the engine's process ended with {process.returncode}")
+    run = json.loads(out.splitlines()[-1])["runs"][0]
+    return max(times[-1] for times in run["times"]) - run["start"], decode_rate(run["times"])

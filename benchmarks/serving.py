@@ -1,0 +1,276 @@
+"""What our engine does under load: prefix hits, chunked prefill, goodput, what the prefix cache and the stack cost.
+
+`python benchmarks/serving.py --help`. The tables go to standard output, the numbers to `results/serving.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import served_stack
+from document import conditions, load_line, write
+from goodput import Trace, sustained
+from llm_checkpoint import SHAPES, cache_folder, random_checkpoint
+from measures import Target, median_interval, quantile, table, targets_table
+from motet_llm.config import EngineConfig
+from motet_llm.engine import Engine
+from replay import Job, Limits, Replay, Served
+
+RESULTS = Path(__file__).resolve().parent / "results" / "serving.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much to measure. Lengths in tokens."""
+
+    shape: str = "middle"
+    weights: str = "auto"
+    threads: int = 0
+    long: int = 2000  # prompt of the prefix and the chunked prefill experiments
+    streams: int = 8  # running while long prompts arrive
+    arrivals: int = 2  # of long prompts
+    repeats: int = 3
+    pairs: int = 24  # of the prefix cache's cost
+    batch: int = 16  # requests of a run with and without prefix cache
+    prompt: int = 128
+    output: int = 64
+    stack_streams: int = 32
+    stack_output: int = 160
+    stack_pairs: int = 3
+    trace: Trace = field(default_factory=Trace)
+    limits: Limits = field(default_factory=Limits)
+    pool: int = 16384  # tokens that the KV cache holds in the goodput experiment
+    first_rate: float = 2.0
+    probes: int = 4
+
+
+QUICK = Plan(
+    shape="tiny",
+    long=200,
+    streams=2,
+    arrivals=1,
+    repeats=1,
+    pairs=2,
+    batch=2,
+    prompt=16,
+    output=12,
+    stack_streams=2,
+    stack_output=24,
+    stack_pairs=1,
+    trace=Trace(seconds=0.3, prefix=32, prompt=16, output=4, limit=16),
+    pool=2048,
+    first_rate=20.0,
+    probes=0,
+)
+
+
+@dataclass
+class Findings:
+    rows: list[list[str]] = field(default_factory=list)  # what, how much
+    targets: list[Target] = field(default_factory=list)
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+class Bench:
+    """What the experiments share: the checkpoint, and prompts that were never seen before."""
+
+    def __init__(self, plan: Plan, cache: Path):
+        self.plan = plan
+        self.findings = Findings()
+        self.folder = random_checkpoint(plan.shape, cache)
+        self.vocab: int = SHAPES[plan.shape]["vocab_size"]
+        self._draw = random.Random(0)
+
+    def tokens(self, count: int) -> list[int]:
+        return [self._draw.randrange(self.vocab) for _ in range(count)]
+
+    def engine(self, **changes: Any) -> Engine:
+        plan = self.plan
+        longest = plan.long + plan.prompt + plan.output * 16
+        blocks = -(-longest // 16) * 4 + plan.batch * (plan.prompt + plan.output)
+        settings = {"weights": plan.weights, "threads": plan.threads, "num_blocks": blocks, **changes}
+        engine = Engine(EngineConfig(model=str(self.folder), **settings))
+        Replay(engine, [Job(0.0, self.tokens(40), 4), Job(0.0, self.tokens(40), 4)]).run()  # what is made on first use
+        return engine
+
+    def say(self, what: str, how_much: str) -> None:
+        print(f"  {what}: {how_much}", flush=True)
+        self.findings.rows.append([what, how_much])
+
+
+# ----------------------------------------------------------------------------------------------------------- prefix hit
+def prefix_hit(bench: Bench) -> None:
+    """TTFT of a long prompt that nobody has sent before, and of the next one with the same beginning."""
+    engine = bench.engine()
+    misses: list[float] = []
+    hits: list[float] = []
+    for _ in range(bench.plan.repeats):
+        shared = bench.tokens(bench.plan.long)
+        for ttfts in (misses, hits):
+            (served,) = Replay(engine, [Job(0.0, shared + bench.tokens(20), 2)]).run()
+            ttfts.append(served.ttft)
+    engine.close()
+    saved = 1 - statistics.median(hit / miss for hit, miss in zip(hits, misses, strict=True))
+    miss, hit = (statistics.median(ttfts) * 1e3 for ttfts in (misses, hits))
+    bench.say(f"TTFT of {bench.plan.long} tokens, miss and hit", f"{miss:.1f} ms, {hit:.1f} ms")
+    bench.findings.numbers["prefix_hit"] = {"miss": misses, "hit": hits}
+    bench.findings.targets.append(Target("TTFT saved by a prefix hit", saved * 100, 80, "%", most=False))
+
+
+# ------------------------------------------------------------------------------------------------------ chunked prefill
+def chunked_prefill(bench: Bench) -> None:
+    """p99 of running streams' inter-token latency while long prompts arrive, against the undisturbed one."""
+    plan, engine = bench.plan, bench.engine()
+    calm, rough = [], []
+    for _ in range(plan.repeats):
+        alone = Replay(engine, _running(bench)).run()
+        begin, end = max(s.times[0] for s in alone), min(s.times[-1] for s in alone)
+        calm.append(quantile(_gaps(alone, [(begin, end)]), 0.99))
+        # One long prompt after the other, all while the streams run.
+        apart = (end - begin) / (plan.arrivals + 1)
+        long = [Job(begin + apart * (i + 0.5), bench.tokens(plan.long), 2) for i in range(plan.arrivals)]
+        served = Replay(engine, [*_running(bench), *long]).run()
+        streams, prompts = served[: plan.streams], served[plan.streams :]
+        rough.append(quantile(_gaps(streams, [(s.job.arrival, s.times[0]) for s in prompts]), 0.99))
+    engine.close()
+    p99 = f"{statistics.median(calm) * 1e3:.1f} ms, {statistics.median(rough) * 1e3:.1f} ms"
+    bench.say(f"p99 ITL of {plan.streams} streams, undisturbed and while {plan.long}-token prompts arrive", p99)
+    bench.findings.numbers["chunked_prefill"] = {"calm": calm, "rough": rough}
+    ratio = statistics.median(b / a for a, b in zip(calm, rough, strict=True))
+    bench.findings.targets.append(Target("p99 ITL while long prompts arrive", ratio, 2, "times"))
+
+
+def _running(bench: Bench) -> list[Job]:
+    plan = bench.plan
+    return [Job(0.0, bench.tokens(plan.prompt), plan.output * 4) for _ in range(plan.streams)]
+
+
+def _gaps(streams: Sequence[Served], spans: Sequence[tuple[float, float]]) -> list[float]:
+    """Inter-token latencies that overlap one of the spans of time."""
+    gaps = [(gap, at) for s in streams for gap, at in zip(s.gaps, s.times[1:], strict=True)]
+    return [gap for gap, at in gaps if any(at > begin and at - gap < end for begin, end in spans)]
+
+
+# -------------------------------------------------------------------------------------------------------------- goodput
+def goodput(bench: Bench) -> None:
+    """The highest sustained rate, and that of the same engine with what makes it one switched off."""
+    plan = bench.plan
+    trace, blocks = replace(plan.trace, vocab=bench.vocab), plan.pool // 16
+    variants: dict[str, dict[str, Any]] = {
+        "as it is": {},
+        "static batching, contiguous KV, no prefix cache": {
+            "static_batching": True,
+            "contiguous_kv": True,
+            "prefix_cache": False,
+        },
+    }
+    found = {}
+    for name, changes in variants.items():
+        engine = bench.engine(num_blocks=blocks, **changes)
+        found[name] = sustained(engine, trace, plan.limits, first=plan.first_rate, probes=plan.probes)
+        engine.close()
+        bench.say(f"goodput, {name}", f"{found[name].good:.2f} of {found[name].rate:.2f} requests/s")
+    full, ablated = found.values()
+    bench.findings.numbers["goodput"] = {name: asdict(value) for name, value in found.items()}
+    if ablated.good:
+        bench.findings.targets.append(Target("goodput / ablation", full.good / ablated.good, 3.3, "times", most=False))
+
+
+# -------------------------------------------------------------------------------------------------- prefix cache's cost
+def prefix_cost(bench: Bench) -> None:
+    """What the prefix cache costs when nothing ever hits: interleaved pairs of runs with it and without."""
+    plan = bench.plan
+    engines = [bench.engine(prefix_cache=on) for on in (True, False)]
+    costs = []
+    for pair in range(plan.pairs):
+        jobs = [Job(0.0, bench.tokens(plan.prompt), plan.output) for _ in range(plan.batch)]
+        seconds = [0.0, 0.0]
+        for which in (0, 1) if pair % 2 else (1, 0):
+            served = Replay(engines[which], jobs).run()
+            seconds[which] = max(s.times[-1] for s in served)
+        costs.append((seconds[0] / seconds[1] - 1) * 100)
+    for engine in engines:
+        engine.close()
+    low, high = median_interval(costs)
+    bench.say("prefix cache without a hit", f"{statistics.median(costs):+.2f} % (95 %: {low:+.2f} to {high:+.2f})")
+    bench.findings.numbers["prefix_cost"] = costs
+    # A limit this small is missed only if the whole interval lies beyond it.
+    bench.findings.targets.append(Target("prefix cache without a hit (low end of the interval)", low, 1, "%"))
+
+
+# ----------------------------------------------------------------------------------------------------------- full stack
+def full_stack(bench: Bench) -> None:
+    """Tokens/s at the clients of gateway, tokenizer, NATS and engine, against the engine alone: interleaved pairs."""
+    plan = bench.plan
+    pairs = asyncio.run(
+        served_stack.pairs(
+            bench.folder,
+            streams=plan.stack_streams,
+            prompt=plan.prompt,
+            output=plan.stack_output,
+            count=plan.stack_pairs,
+            threads=plan.threads,
+            weights=plan.weights,
+            vocab=bench.vocab,
+        )
+    )
+    stack, alone = (statistics.median(rates) for rates in zip(*pairs, strict=True))
+    bench.say(f"{plan.stack_streams} streams, full stack and engine alone", f"{stack:,.0f}, {alone:,.0f} tokens/s")
+    share = statistics.median(ours / engine for ours, engine in pairs) * 100
+    bench.findings.numbers["full_stack"] = pairs
+    bench.findings.targets.append(Target("full stack / engine alone", share, 92, "%", most=False))
+
+
+EXPERIMENTS: dict[str, Callable[[Bench], None]] = {
+    "prefix-hit": prefix_hit,
+    "chunked-prefill": chunked_prefill,
+    "goodput": goodput,
+    "prefix-cost": prefix_cost,
+    "stack": full_stack,
+}
+
+
+def run(plan: Plan, names: Sequence[str], cache: Path, output: Path) -> Findings:
+    """Measure, print, and write the JSON."""
+    before = conditions()
+    plan = replace(plan, threads=plan.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(plan.threads)
+    bench = Bench(plan, cache)
+    for name in names:
+        EXPERIMENTS[name](bench)
+    print(f"\n{load_line(before)}")
+    print(f"Random weights of the shape {plan.shape!r}, {plan.weights} weights, {plan.threads} threads.\n")
+    print(table(["experiment", "result"], bench.findings.rows), targets_table(bench.findings.targets), sep="\n\n")
+    write(output, before, plan, bench.findings.numbers, bench.findings.targets)
+    return bench.findings
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="serving", description="What our engine does under load.")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and short runs, to see that it works")
+    parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS), help="which (all)")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (middle)")
+    parser.add_argument("--weights", help="format of the weights, as the engine's setting (auto)")
+    parser.add_argument("--threads", type=int, help="that compute (all cores)")
+    parser.add_argument("--first-rate", type=float, help="requests/s at which the search for goodput begins (2)")
+    parser.add_argument("--pool", type=int, help="tokens of KV cache in the goodput experiment (16384)")
+    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    args = parser.parse_args(argv)
+    names = ("shape", "weights", "threads", "first_rate", "pool")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    run(replace(QUICK if args.quick else Plan(), **given), args.only, args.cache or cache_folder(), args.output)
+
+
+if __name__ == "__main__":
+    main()
