@@ -53,6 +53,11 @@ _AVX512_FLAGS = f"{_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl -mpre
 ISAS = {
     isa.name: isa
     for isa in (
+        Isa(
+            "avx512bf16",
+            _AVX512 | {"avx512_vnni", "avx512_bf16"},
+            f"{_AVX512_FLAGS} -mavx512vnni -mavx512bf16",
+        ),
         Isa("avx512vnni", _AVX512 | {"avx512_vnni"}, f"{_AVX512_FLAGS} -mavx512vnni"),
         Isa("avx512", _AVX512, _AVX512_FLAGS),
         Isa("avx2", _AVX2, _AVX2_FLAGS),

@@ -1,5 +1,6 @@
 """x · Wᵀ with a matrix for each head: what multi-head latent attention does before and after it attends.
 
+The input is rounded to the weights' type, and sums are float32.
 As with `Linear`, an output depends on its input row alone, bit for bit; the torch twin does not keep this.
 
 Shapes: M rows, H heads, N output features, K input features.
@@ -73,8 +74,9 @@ class HeadLinear(nn.Module):
         return out_MHN
 
     def forward_torch(self, x_MHK: Tensor) -> Tensor:
-        """The twin, in float32."""
-        return (x_MHK.transpose(0, 1).float() @ self.weight().mT).transpose(0, 1).to(x_MHK.dtype)
+        """The twin, summed in float32."""
+        x_HMK = x_MHK.transpose(0, 1).to(self.packed.dtype).float()
+        return (x_HMK @ self.weight().mT).transpose(0, 1).to(x_MHK.dtype)
 
     def weight(self) -> Tensor:
         """The weights as they are used, in float32 `[H, N, K]`."""

@@ -6,7 +6,7 @@ CPU the native kernels keep this by construction (csrc/linear_float.cpp, linear_
 | format | weights | input | memory per weight |
 |---|---|---|---|
 | float32 | exact | float32 | 32 bits |
-| bfloat16 | bfloat16, widened in registers | float32 | 16 bits |
+| bfloat16 | bfloat16 | bfloat16 | 16 bits |
 | int8 | per-channel scales | int8, a scale per row | 8 bits |
 | int4 | scales per group of 32 | int8, a scale per row and group | 4.5 bits |
 
@@ -123,9 +123,7 @@ class Linear(nn.Module):
 
     def forward_torch(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The twin: weights are unpacked to float32 a few panels at a time, so that memory stays as it is."""
-        x_MK = x.reshape(-1, self.in_features).float()
-        if not self._exact:
-            x_MK = round_trip(x_MK, GROUP if self.format == "int4" else None)
+        x_MK = self.round_input(x.reshape(-1, self.in_features).float())
         step = TWIN_PANELS * panels.PANEL
         parts = [
             F.linear(x_MK, self.weight(n, min(n + step, self.out_features))) for n in range(0, self.out_features, step)
@@ -135,6 +133,14 @@ class Linear(nn.Module):
             out_MN = out_MN + self.bias_N
         out = out_MN.view(*x.shape[:-1], self.out_features)
         return (out if residual is None else out + residual).to(x.dtype)
+
+    def round_input(self, x_MK: Tensor) -> Tensor:
+        """float32 rows as the format's kernel takes them in."""
+        if self.format == "float32":
+            return x_MK
+        if self.format == "bfloat16":
+            return x_MK.bfloat16().float()
+        return round_trip(x_MK, GROUP if self.format == "int4" else None)
 
     def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows `start` to `stop` of the weights as they are used, in float32 `[stop - start, K]`."""

@@ -33,7 +33,7 @@ def test_equals_float64(
     x = wide[..., 2 : inputs + 2]
     held = torch.zeros(rows, heads, features + 3, dtype=dtype)
     out = HeadLinear.pack(weight, form)(x, held[..., :features])
-    expected = torch.einsum("mhk,hnk->mhn", x.double(), weight.double())
+    expected = torch.einsum("mhk,hnk->mhn", x.to(weight.dtype).double(), weight.double())
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance * inputs**0.5)
     assert out.data_ptr() == held.data_ptr()

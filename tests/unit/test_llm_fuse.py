@@ -64,8 +64,8 @@ def test_formats_stay_near_the_exact_weights(weights: str, tolerance: float, tmp
     assert exact != rounded
 
 
-def test_a_bfloat16_checkpoint_computes_as_its_weights_in_float32(tmp_path: Path) -> None:
-    """Rounded weights are widened where they are used: nothing else is rounded."""
+def test_a_bfloat16_checkpoint_computes_nearly_as_its_weights_in_float32(tmp_path: Path) -> None:
+    """Only what matrices take in is rounded: sums, norms and attention stay float32."""
     folder = tiny_checkpoint("llama", tmp_path / "wide")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     model.save_pretrained(tmp_path / "narrow")
@@ -76,7 +76,7 @@ def test_a_bfloat16_checkpoint_computes_as_its_weights_in_float32(tmp_path: Path
     ids, logprobs = answer(engine)
     expected = answer(engine_of(rounded))
     assert ids == expected[0]
-    assert logprobs == pytest.approx(expected[1], abs=1e-4)
+    assert logprobs == pytest.approx(expected[1], abs=0.02)
 
 
 # -------------------------------------------------------------------------------------------------------- deterministic

@@ -1,7 +1,8 @@
-// x · Wᵀ for float32 and bfloat16 weights, in float32.
+// x · Wᵀ for float32 and bfloat16 weights, summed in float32. Beside bfloat16 weights the input is rounded to bfloat16.
 //
-// Every output is one chain of fused multiply-adds over k from 0 upwards, whatever the number of rows and wherever a
-// tile ends: the same bits for a row alone, in a batch and in a prompt.
+// Every output is one chain of fused multiply-adds over k from 0 upwards, or of dot products of two where the processor
+// has them for bfloat16, whatever the number of rows and wherever a tile ends: the same bits for a row alone, in a batch
+// and in a prompt.
 //
 // Packed weights: [N/32][K/2][2][32] float32, or [N/32][K/2][32][2] bfloat16, that is, 32-bit words that hold k and
 // k + 1 of a column. N and K are padded with zeros.
@@ -9,14 +10,58 @@
 
 namespace {
 
+// A format of weights, and of the input that is packed for it. STEPS multiply-adds take in a pair of k; input and
+// weights of a step are vectors of 32 bits per lane, a column each.
 struct Float32 {
     static constexpr int64_t PAIR = 2 * PANEL * 4;  // bytes of one pair of k in a panel
-    INLINE vec even(const char* at, int v) { return vload(reinterpret_cast<const float*>(at) + v * W); }
-    INLINE vec odd(const char* at, int v) { return vload(reinterpret_cast<const float*>(at) + PANEL + v * W); }
+    static constexpr int STEPS = 2;
+    static constexpr bool WIDEN = false;  // whether weights that many rows share are better widened once
+    INLINE vec weight(const char* at, int v, int step) {
+        return vload(reinterpret_cast<const float*>(at) + step * PANEL + v * W);
+    }
+    INLINE vec add(vec sum, vec w, vec x) { return fma(w, x, sum); }
+
+    // W numbers of k of each row to [W][rows].
+    template <typename T>
+    INLINE void pack(const T* from, int64_t stride, int rows, float* to) { transpose(from, stride, rows, to); }
+    INLINE float round(float x) { return x; }
 };
+
+#if defined(__AVX512BF16__)
 
 struct Bfloat16 {
     static constexpr int64_t PAIR = 2 * PANEL * 2;
+    static constexpr int STEPS = 1;  // words of k and k + 1, of weights and input alike
+    static constexpr bool WIDEN = false;
+    INLINE vec weight(const char* at, int v, int) { return vload(reinterpret_cast<const float*>(at) + v * W); }
+    INLINE vec add(vec sum, vec w, vec x) {  // assembler: see dot() in linear_integer.cpp
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+        return sum;
+    }
+};
+
+#else
+
+struct Bfloat16 {
+    static constexpr int64_t PAIR = 2 * PANEL * 2;
+    static constexpr int STEPS = 2;
+    static constexpr bool WIDEN = true;
+    INLINE vec weight(const char* at, int v, int step) { return step ? odd(at, v) : even(at, v); }
+    INLINE vec add(vec sum, vec w, vec x) { return fma(w, x, sum); }
+
+    template <typename T>
+    INLINE void pack(const T* from, int64_t stride, int rows, float* to) {
+        alignas(64) bf16 rounded[MAX_ROWS * W];
+        for (int m = 0; m < rows; m++) vstore(rounded + m * W, vload(from + m * stride));
+        transpose(rounded, W, rows, to);
+    }
+    INLINE float round(float x) {
+        bf16 rounded;
+        narrow(x, &rounded);
+        return widen(rounded);
+    }
+
+  private:
 #if defined(__AVX512F__)
     INLINE vec even(const char* at, int v) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(at + v * W * 4), 16));
@@ -44,7 +89,9 @@ struct Bfloat16 {
 #endif
 };
 
-// A tile of MR rows, `input` [2 pairs][MR], times the columns of NP panels: `out` [NP][MR][PANEL], resumed or begun.
+#endif
+
+// A tile of MR rows, `input` [pairs][STEPS][MR], times the columns of NP panels: `out` [NP][MR][PANEL], resumed or begun.
 // STEP bytes per pair are fetched from `ahead` on into the second-level cache. Of weights that STREAM by, `ahead` is the
 // place in the same panel that comes next, or, for a panel alone, the next panel: a core reads faster from several
 // places than from one, so its quarters are fetched side by side.
@@ -67,28 +114,28 @@ void tile(const char* weights, int64_t panel_stride, const char* ahead, const fl
                 __builtin_prefetch(ahead + p * panel_stride + place, 0, 2);
                 if (STREAM) __builtin_prefetch(at + 1024 + line * 64);
             }
-            UNROLL for (int half = 0; half < 2; half++) {
+            UNROLL for (int step = 0; step < Format::STEPS; step++) {
                 vec w[NV];
-                UNROLL for (int v = 0; v < NV; v++) w[v] = half ? Format::odd(at, v) : Format::even(at, v);
+                UNROLL for (int v = 0; v < NV; v++) w[v] = Format::weight(at, v, step);
                 UNROLL for (int m = 0; m < MR; m++) {
-                    vec x = vset(input[half * MR + m]);
+                    vec x = vset(input[step * MR + m]);
                     PIN(x);
                     UNROLL for (int v = 0; v < NV; v++) {
                         vec& s = sum[m * NA + p * NV + v];
-                        s = fma(w[v], x, s);
+                        s = Format::add(s, w[v], x);
                     }
                 }
             }
         }
         weights += Format::PAIR;
-        input += 2 * MR;
+        input += Format::STEPS * MR;
     }
     UNROLL for (int i = 0; i < MR * NA; i++) vstore(target(i), sum[i]);
 }
 
 using Tile = void (*)(const char*, int64_t, const char*, const float*, int64_t, float*, bool);
 
-// Few rows, up to four tiles: the weights are widened in registers as they stream by. Panels side by side where the
+// Few rows, up to four tiles: the weights are used as they stream by. Panels side by side where the
 // accumulators of one are too few to hide the latency of an addition.
 constexpr int STREAM_ROWS = W == 16 ? 12 : 5;
 constexpr int side_by_side(int rows) {
@@ -103,35 +150,56 @@ Tile stream_tile(int rows, bool single, std::integer_sequence<int, I...>) {
     return (single ? one : several)[rows - 1];
 }
 
-// Many rows: a block of weights is widened once into the cache, and the next one is fetched meanwhile.
-constexpr int64_t BLOCK = 128;            // pairs of k: 32 KB of float32, two thirds of a first-level cache
+// Many rows: a block of weights is kept in the cache, widened if need be, and the next one is fetched meanwhile.
+constexpr int64_t BLOCK = 128;            // pairs of k: 32 KB of float32, most of a first-level cache
 constexpr int64_t BLOCK_CHUNK = 4;        // panels whose output is written together
 constexpr int64_t BLOCK_INPUT = 1 << 19;  // floats of input that stay in a second-level cache
 
-template <class Format, int... I>
+template <class Format, class Kept, int... I>
 Tile block_tile(int rows, bool only, std::integer_sequence<int, I...>) {
-    static constexpr Tile first[] = {tile<Float32, I + 1, 1, Format::PAIR, false>...};
-    static constexpr Tile shared[] = {tile<Float32, I + 1, 1, 64, false>...};
+    static constexpr Tile first[] = {tile<Kept, I + 1, 1, Format::PAIR, false>...};
+    static constexpr Tile shared[] = {tile<Kept, I + 1, 1, 64, false>...};
     return (only ? first : shared)[rows - 1];
 }
 
 struct FloatProduct : Product {
     const char* weights;
     int64_t pairs;
-    float* packed;  // the input's tiles, [2 pairs][rows] each
+    float* packed;  // the input's tiles, [pairs][STEPS][rows] each
 
-    template <typename T>
+    template <class Format, typename T>
     void pack(int64_t row, int rows) const {
         const T* from = static_cast<const T*>(input) + row * input_stride;
-        float* to = packed + row * 2 * pairs;
+        float* to = packed + row * Format::STEPS * pairs;
         int64_t k = 0;
-        for (; k + W <= K; k += W) transpose(from + k, input_stride, rows, to + k * rows);
-        for (; k < K; k++)
-            for (int m = 0; m < rows; m++) to[k * rows + m] = widen(from[m * input_stride + k]);
-        for (int m = 0; m < rows && K % 2; m++) to[K * rows + m] = 0;
+        if constexpr (Format::STEPS == 2) {
+            for (; k + W <= K; k += W) Format::pack(from + k, input_stride, rows, to + k * rows);
+            for (; k < K; k++)
+                for (int m = 0; m < rows; m++) to[k * rows + m] = Format::round(widen(from[m * input_stride + k]));
+            for (int m = 0; m < rows && K % 2; m++) to[K * rows + m] = 0;
+        } else {
+            alignas(64) bf16 words[MAX_ROWS * 2 * W];
+            for (; k + 2 * W <= K; k += 2 * W) {
+                for (int m = 0; m < rows; m++) {
+                    vstore(words + m * 2 * W, vload(from + m * input_stride + k));
+                    vstore(words + m * 2 * W + W, vload(from + m * input_stride + k + W));
+                }
+                transpose(reinterpret_cast<const float*>(words), W, rows, to + k / 2 * rows);
+            }
+            for (; k < K; k += 2)
+                for (int m = 0; m < rows; m++) {
+                    bf16 pair[2] = {};
+                    narrow(widen(from[m * input_stride + k]), pair);
+                    if (k + 1 < K) narrow(widen(from[m * input_stride + k + 1]), pair + 1);
+                    memcpy(to + k / 2 * rows + m, pair, sizeof pair);
+                }
+        }
     }
 
-    void pack(int64_t row, int rows) const { input_bf16 ? pack<bf16>(row, rows) : pack<float>(row, rows); }
+    template <class Format>
+    void pack(int64_t row, int rows) const {
+        input_bf16 ? pack<Format, bf16>(row, rows) : pack<Format, float>(row, rows);
+    }
 
     template <class Format>
     void stream(int64_t start, int64_t end, const Tiles& tiles) const {
@@ -148,7 +216,7 @@ struct FloatProduct : Product {
                     const char* at = weights + panel * panel_bytes + part * NV * W * 4;
                     const bool fetched = t > 0 || panel + 1 == end;
                     const char* ahead = taken > 1 ? at + DISTANCE : fetched ? at : at + panel_bytes;
-                    run(at, panel_bytes, ahead, packed + row * 2 * pairs, pairs, out + part * NV * W, false);
+                    run(at, panel_bytes, ahead, packed + row * Format::STEPS * pairs, pairs, out + part * NV * W, false);
                 }
                 for (int64_t p = 0; p < taken; p++)
                     finish(out + p * rows * PANEL, row, int(rows), (panel + p) * PANEL);
@@ -171,21 +239,24 @@ struct FloatProduct : Product {
 
     template <class Format>
     void step(int64_t panel, int64_t k, int64_t count, const Tiles& tiles, int64_t first, int64_t last, float* out) const {
-        alignas(64) float wide[BLOCK * 2 * PANEL];
+        using Kept = std::conditional_t<Format::WIDEN, Float32, Format>;
+        alignas(64) float wide[Format::WIDEN ? BLOCK * 2 * PANEL : 1];
         const char* from = weights + (panel * pairs + k) * Format::PAIR;
-        for (int64_t i = 0; i < count; i++, from += Format::PAIR)
-            for (int v = 0; v < PANEL / W; v++) {
-                vstore(wide + i * 2 * PANEL + v * W, Format::even(from, v));
-                vstore(wide + (i * 2 + 1) * PANEL + v * W, Format::odd(from, v));
-            }
+        const char *next = from + count * Format::PAIR, *block = from;
+        if constexpr (Format::WIDEN) {
+            block = reinterpret_cast<const char*>(wide);
+            for (int64_t i = 0; i < 2 * count; i++)
+                for (int v = 0; v < PANEL / W; v++)
+                    vstore(wide + i * PANEL + v * W, Format::weight(from + i / 2 * Format::PAIR, v, i % 2));
+        }
         for (int64_t t = first; t < last; t++) {
             const int rows = tiles.size(t);
             const int64_t row = tiles.start(t), share = (t - first) * count * 64;
-            const char* ahead = share < count * Format::PAIR ? from + share : reinterpret_cast<const char*>(wide);
-            Tile run = block_tile<Format>(rows, last - first == 1, std::make_integer_sequence<int, MAX_ROWS>());
+            const char* ahead = share < count * Format::PAIR ? next + share : block;
+            Tile run = block_tile<Format, Kept>(rows, last - first == 1, std::make_integer_sequence<int, MAX_ROWS>());
             for (int part = 0; part < PARTS; part++)
-                run(reinterpret_cast<const char*>(wide + part * NV * W), 0, ahead, packed + (row * pairs + k * rows) * 2,
-                    count, out + (row - tiles.start(first)) * PANEL + part * NV * W, k > 0);
+                run(block + part * NV * W * 4, 0, ahead, packed + (row * pairs + k * rows) * Format::STEPS, count,
+                    out + (row - tiles.start(first)) * PANEL + part * NV * W, k > 0);
         }
     }
 
@@ -194,16 +265,16 @@ struct FloatProduct : Product {
         const int threads = threads_for(M * N * K, (N + PANEL - 1) / PANEL);
         if (M <= 4 * STREAM_ROWS) {
             const Tiles few(M, STREAM_ROWS);
-            for (int64_t t = 0; t < few.count; t++) pack(few.start(t), few.size(t));
+            for (int64_t t = 0; t < few.count; t++) pack<Format>(few.start(t), few.size(t));
             over_panels(threads, N, STREAM_CHUNK, 1,
                         [&](int64_t start, int64_t end, int64_t) { stream<Format>(start, end, few); });
             return;
         }
         const Tiles tiles(M, MAX_ROWS);
-        const int64_t most = std::max<int64_t>(2, BLOCK_INPUT / (2 * pairs * MAX_ROWS));
+        const int64_t most = std::max<int64_t>(2, BLOCK_INPUT / (Format::STEPS * pairs * MAX_ROWS));
         const int64_t groups = (tiles.count + most - 1) / most;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-        for (int64_t t = 0; t < tiles.count; t++) pack(tiles.start(t), tiles.size(t));
+        for (int64_t t = 0; t < tiles.count; t++) pack<Format>(tiles.start(t), tiles.size(t));
         over_panels(threads, N, BLOCK_CHUNK, groups, [&](int64_t start, int64_t end, int64_t group) {
             block<Format>(start, end, tiles, tiles.count * group / groups, tiles.count * (group + 1) / groups);
         });
@@ -216,7 +287,7 @@ thread_local Scratch FloatProduct::packed_input, FloatProduct::block_out;
 
 }  // namespace
 
-// out [M, N] = input [M, K] · Wᵀ + bias + residual, computed in float32 and rounded once to the output's type.
+// out [M, N] = input [M, K] · Wᵀ + bias + residual, summed in float32 and rounded once to the output's type.
 EXPORT int64_t motet_linear_float(const void* input, int64_t input_bf16, int64_t input_stride, const void* weights,
                                   int64_t weights_bf16, const float* bias, const void* residual, int64_t residual_stride,
                                   void* out, int64_t out_bf16, int64_t out_stride, int64_t M, int64_t N, int64_t K) {
