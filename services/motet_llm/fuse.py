@@ -62,7 +62,14 @@ def _reads_weight(parent: type[nn.Module], name: str) -> bool:
     """Whether model code looks at a child's weight itself."""
     classes = [c for c in parent.__mro__ if c.__module__.startswith(("transformers.", "motet_llm."))]
     # With the dot: names of tied weights are listed in the classes as strings.
-    return any(f".{name}.weight" in inspect.getsource(c) for c in classes)
+    return any(f".{name}.weight" in source for c in classes for source in _sources(c))
+
+
+@cache
+def _sources(kind: type) -> list[str]:
+    """Of the methods that a class defines itself. (To find a whole class, inspect would parse its module.)"""
+    methods = (getattr(member, "fget", member) for member in vars(kind).values())
+    return [inspect.getsource(method) for method in methods if inspect.isfunction(method)]
 
 
 # ------------------------------------------------------------------------------------------------------------- siblings
