@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from checkpoints import VOCAB, tiny_checkpoint
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine, StepOutput
+from motet_llm.pace import Pace
 from motet_shared.errors import (
     BadRequest,
     ConfigError,
@@ -317,7 +318,10 @@ def test_without_a_prefix_cache_nothing_is_kept(folder: Path) -> None:
     assert engine.stats()["blocks_cached"] == 0
 
 
-def test_prompts_that_fell_out_come_back_from_the_tiers(folder: Path, tmp_path: Path) -> None:
+def test_prompts_that_fell_out_come_back_from_the_tiers(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "prefill_token", 1.0)  # seconds: to compute a tiny model again may cost less than to read
     engine = make_engine(folder, num_blocks=12, host_cache=20 << 10, disk_cache=1 << 20, cache_folder=str(tmp_path))
     prompts = [[(7 * key + t) % 250 for t in range(40)] for key in range(3)]
     first = [generate(engine, prompt, max_tokens=4, **GREEDY) for prompt in prompts]
