@@ -4,7 +4,7 @@ A kernel is an `extern "C"` function of csrc/, called through ctypes, which lets
 sizes that its Python wrapper has checked. Where no library can be had, `Kernel.native()` is None and the wrapper calls
 its torch twin.
 
-    MOTET_NATIVE   off, or the name of an instruction set (avx512bf16, avx512vnni, avx512, avx2, scalar); default: the CPU's best
+    MOTET_NATIVE   off, or an instruction set: avx512bf16, avx512vnni, avx512, avx2, scalar; default: the CPU's best
     MOTET_CACHE    where libraries are kept (~/.cache/motet)
     CXX            the compiler (g++)
 
