@@ -1,7 +1,8 @@
 """A process on the wire: two connections, one inbox, streams in both directions, and what it knows of its peers.
 
 Control (opens, credits, probes, heartbeats) and frames have a connection each, so that a flood of frames never delays
-a cancel. All frames for this process arrive on one subject, whatever the number of streams.
+a cancel; what callers feed into streams goes with the frames. All frames for this process arrive on one subject,
+whatever the number of streams.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Bus:
         self.control = control
         self.frames = frames
         self.clock = clock or SystemClock()
-        self.caller = Caller(instance, control, self.clock)
+        self.caller = Caller(instance, control, frames, self.clock)
         self._replies = Outbox(control)
         self.calls = Calls(instance, frames, self._replies, self.clock)
         self.directory = Directory(self.caller)
@@ -70,6 +71,7 @@ class Bus:
         for part in (self.caller, self.calls, self._events, self._replies):
             part.start()
         await self.frames.subscribe(subjects.frames_to(self.instance), self.caller.on_frames)
+        await self.frames.subscribe(subjects.feeds_to(self.instance), self.calls.on_feeds)
         await self.control.subscribe(subjects.open_replies(self.instance), self.caller.on_open_reply)
         await self.control.subscribe(subjects.control_at(self.instance), self._on_control)
         await self.control.subscribe(subjects.HEARTBEATS, self.directory.on_heartbeat)

@@ -8,9 +8,10 @@ one callback instead of `send`, and respect `credit_left` themselves.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -44,11 +45,13 @@ from .messages import (
     Pong,
     Usage,
     decode_controls,
+    decode_feeds,
     decode_open,
     encode,
 )
 from .outbox import Outbox
 from .transport import Message, Transport
+from .uplink import Intake
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +78,8 @@ class Call:
         self.quiet = 0.0  # seconds since the last frame, in ticks of the monitor
         self.expired = False
         self._subject = subjects.frames_to(request.caller)
+        # Past `_put`: a grant tells nothing of items, so it must not stand in for a beat.
+        self.intake = Intake(self.stream, functools.partial(calls.outbox.put, self._subject))
         self._credit: asyncio.Event = asyncio.Event()
         self._status = "stop"
         self._usage: Usage | None = None
@@ -94,6 +99,13 @@ class Call:
             self._credit.clear()
             await self._credit.wait()
         self.push(body)
+
+    def received(self) -> AsyncIterator[bytes]:
+        """What the caller sends, in order, until its `end_input`. Not reading it holds the caller up.
+
+        Raises StreamGap where something is missing; raised on by the handler, it is what the caller sees too.
+        """
+        return self.intake.read()
 
     def push(self, body: Body) -> None:
         """Queue one item at once. The pusher must keep within `credit_left`."""
@@ -242,6 +254,23 @@ class Calls:
             elif call is not None and isinstance(control, Credit):
                 call.grant(control.total)
         return None if batch.controls else Pong(PROTOCOL, self.instance, self.state)
+
+    def on_feeds(self, message: Message) -> None:
+        """Input of streams of one caller."""
+        try:
+            batch = decode_feeds(message.data)
+        except ValueError:
+            self._drop("malformed_feeds")
+            return
+        if batch.v != PROTOCOL:
+            self._drop("protocol_mismatch")
+            return
+        for feed in batch.feeds:
+            key = (batch.caller, feed.stream)
+            if (call := self.active.get(key)) is not None:
+                call.intake.on_feed(feed)
+            elif key not in self._finished:
+                self._drop("stray_feeds")
 
     def cancel(self, call: Call) -> None:
         if call.task is not None:

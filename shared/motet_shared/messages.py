@@ -7,10 +7,12 @@ destination process.
     caller  → worker   Open            on motet.v1.<role>.<op>  or  motet.v1.<role>.i.<instance>.open
     worker  → caller   Frames[…]       on motet.v1.inbox.<role>.<instance>.frames
     caller  → worker   Controls[…]     on motet.v1.<role>.i.<instance>.ctl
+    caller  → worker   Feeds[…]        on motet.v1.<role>.i.<instance>.feed
     anyone  → anyone   Heartbeat       on motet.v1.ev.<role>.<instance>.heartbeat
 
 A stream is named by its caller's instance id and a number that the caller never uses again. `seq` counts the items of
-a stream from 0; every other frame carries the number of items sent so far, so that a lost tail is noticed.
+a stream from 0; every other frame carries the number of items sent so far, so that a lost tail is noticed. What a
+caller feeds into a stream is counted and granted in the same way, in the other direction.
 Deadlines are remaining milliseconds, never wall-clock times.
 """
 
@@ -23,6 +25,8 @@ import msgspec
 from msgspec import Struct
 
 PROTOCOL = 1
+FEED_WINDOW = 64  # feeds that may be sent before the first Want, and that a worker keeps for a slow reader
+FEED_SIZE = 32 * 1024  # most bytes in one feed
 
 
 # -------------------------------------------------------------------------------------------------------- small parts
@@ -239,7 +243,14 @@ class Error(Struct, array_like=True, omit_defaults=True, gc=False, tag="!"):
     param: str | None = None
 
 
-Frame = Accepted | Item | Beat | End | Error
+class Want(Struct, array_like=True, gc=False, tag="w"):
+    """`total` feeds may be sent since the start; cumulative, and repeated when the caller tells where it is."""
+
+    stream: int
+    total: int
+
+
+Frame = Accepted | Item | Beat | End | Error | Want
 
 
 class Frames(Struct, array_like=True, tag="f"):
@@ -280,6 +291,26 @@ class Controls(Struct, array_like=True, tag="k"):
     v: int
     caller: str
     controls: list[Credit | Cancel]
+
+
+class Feed(Struct, array_like=True, gc=False, tag="u"):
+    """The next bytes that a caller feeds into a stream; `seq` counts those with data from 0.
+
+    Without data it tells how many were sent, and may be repeated. `last`: there will be no more.
+    """
+
+    stream: int
+    seq: int
+    data: bytes
+    last: bool = False
+
+
+class Feeds(Struct, array_like=True, tag="U"):
+    """Feeds into many streams of one caller at one instance, on the connection for bulk: no cancel waits for them."""
+
+    v: int
+    caller: str
+    feeds: list[Feed]
 
 
 class Pong(Struct, array_like=True, gc=False, tag="p"):
@@ -334,5 +365,6 @@ encode = _frames.encode
 decode_frames = _decoder(Frames)
 decode_open = _decoder(Open)
 decode_controls = _decoder(Controls)
+decode_feeds = _decoder(Feeds)
 decode_pong = _decoder(Pong)
 decode_heartbeat = _decoder(Heartbeat)

@@ -6,6 +6,8 @@
             ...
     print(stream.end.usage)
 
+While it runs, `send` feeds it and `end_input` says that there is no more: see `uplink`.
+
 A stream that breaks raises a retryable `StreamBroken`; what was delivered before stays delivered and is in order.
 `peers.Monitor` supplies the passage of time: resends of unanswered opens, deadlines, missed beats.
 """
@@ -13,6 +15,7 @@ A stream that breaks raises a retryable `StreamBroken`; what was delivered befor
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -38,14 +41,18 @@ from .messages import (
     Credit,
     End,
     Error,
+    Feed,
+    Feeds,
     Frame,
     Item,
     Open,
+    Want,
     decode_frames,
     encode,
 )
 from .outbox import Outbox
 from .transport import Message, Transport
+from .uplink import Uplink, split
 
 RESEND_AFTER = 0.25  # seconds without Accepted; doubles each time
 OPEN_ATTEMPTS = 5
@@ -72,6 +79,7 @@ class Stream:
         self._items: list[Body] = []
         self._waiter: asyncio.Future[None] | None = None
         self._error: MotetError | None = None
+        self._uplink: Uplink | None = None
         self._started = False
         self.attempts = 0
         self.next_resend = 0.0
@@ -123,6 +131,49 @@ class Stream:
                 self._caller.cancel(self)
         self._caller.forget(self)
 
+    async def send(self, data: bytes) -> None:
+        """Feed `data` to the worker, after all that was sent before; waits while the worker is too far behind.
+
+        Raises the stream's error; StreamBroken if it is over without one; RuntimeError after `end_input`.
+        """
+        uplink = await self._input()
+        for part in split(data):
+            while not (self.done or uplink.ended or uplink.has_room):
+                await uplink.room()
+            self._check_open(uplink)
+            uplink.push(part)
+
+    async def end_input(self) -> None:
+        """Say that nothing more will be sent; the worker's `received()` ends. Idempotent, also after the end."""
+        uplink = await self._input()
+        if not uplink.ended and not self.done:
+            uplink.end()
+
+    async def _input(self) -> Uplink:
+        if not self.done:
+            await self.start()
+        if self._uplink is None:
+            self._uplink = Uplink(self.number)
+            self._bind_uplink()
+        return self._uplink
+
+    def _bind_uplink(self) -> None:
+        """What was sent goes to the instance that took the stream, and to no other."""
+        if self._uplink is not None and self.instance is not None and not self.done:
+            self._uplink.bind(functools.partial(self._caller.feed, self.instance))
+
+    def _check_open(self, uplink: Uplink) -> None:
+        if self._error is not None:
+            raise self._error
+        if self.done:
+            raise StreamBroken(f"stream {self.number} has ended; nothing more can be sent")
+        if uplink.ended:
+            raise RuntimeError(f"stream {self.number}: send after end_input")
+
+    def tick_uplink(self, elapsed: float) -> None:
+        if self._uplink is not None:
+            self._uplink.tick(elapsed)
+
     def _grant(self) -> None:
         """Raise the credit to a full window once half of it is used; cumulative, so a lost grant is harmless."""
         if self.instance is not None and not self.done:
@@ -136,6 +187,7 @@ class Stream:
         if self.instance is None:
             self.instance = sender
             self._caller.bind(self)
+            self._bind_uplink()
         if isinstance(frame, Item):
             if frame.seq == self.received:
                 self.received += 1
@@ -156,6 +208,9 @@ class Stream:
                 self.end = frame
                 self.done = True
                 self._wake()
+        elif isinstance(frame, Want):
+            if self._uplink is not None:
+                self._uplink.grant(frame.total)
         elif isinstance(frame, Error):
             self.fail(from_wire(frame.code, frame.message, frame.retryable, frame.param))
 
@@ -173,12 +228,14 @@ class Stream:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        if self._uplink is not None and self.done:
+            self._uplink.wake()
 
 
 class Caller:
     """All streams that this process has opened, and the one place where frames for them arrive."""
 
-    def __init__(self, instance: str, control: Transport, clock: Clock):
+    def __init__(self, instance: str, control: Transport, frames: Transport, clock: Clock):
         self.instance = instance
         self.streams: dict[int, Stream] = {}
         self.by_peer: dict[str, set[Stream]] = {}
@@ -189,13 +246,16 @@ class Caller:
         self._next = 0
         self._refused: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._controls = Outbox(control, lambda parts: encode(Controls(PROTOCOL, instance, parts)))
+        self._feeds = Outbox(frames, lambda parts: encode(Feeds(PROTOCOL, instance, parts)))
 
     def start(self) -> None:
         self._controls.start()
+        self._feeds.start()
 
     async def close(self) -> None:
         for stream in list(self.streams.values()):
             await stream.aclose()
+        await self._feeds.close()
         await self._controls.close()
 
     def open(
@@ -239,6 +299,9 @@ class Caller:
 
     def control(self, instance: str, part: Credit | Cancel) -> None:
         self._controls.put(subjects.control_at(instance), part)
+
+    def feed(self, instance: str, part: Feed) -> None:
+        self._feeds.put(subjects.feeds_to(instance), part)
 
     def cancel(self, stream: Stream) -> None:
         """Cancel at whoever serves it. If nobody has accepted yet, the late Accepted is refused when it comes."""
@@ -329,6 +392,7 @@ class Caller:
             elif stream.instance is None:
                 await self._retry_open(stream, now)
             else:
+                stream.tick_uplink(elapsed)
                 stream.silence += elapsed
                 if stream.silence > MISSED_BEATS:
                     self.cancel(stream)

@@ -40,6 +40,10 @@ def control_at(instance: str) -> str:
     return f"{ROOT}.{role_of(instance)}.i.{instance}.ctl"
 
 
+def feeds_to(instance: str) -> str:
+    return f"{ROOT}.{role_of(instance)}.i.{instance}.feed"
+
+
 def inbox(instance: str) -> str:
     """Prefix of everything sent to one process: `.frames`, `.open.<stream>` (errors of an open), `.r.<n>` (replies)."""
     return f"{ROOT}.inbox.{role_of(instance)}.{instance}"

@@ -259,6 +259,7 @@ async def test_garbage_on_every_subject_harms_nobody(server: NatsServer) -> None
             (gateway, subjects.operation("tokenizer", "echo")),
             (gateway, subjects.open_at(it)),
             (gateway, subjects.control_at(it)),
+            (gateway, subjects.feeds_to(it)),
             (gateway, subjects.heartbeat(me)),
             (worker.bus, subjects.frames_to(me)),
             (worker.bus, subjects.control_at(me)),
@@ -281,6 +282,7 @@ async def test_garbage_on_every_subject_harms_nobody(server: NatsServer) -> None
         assert dropped["malformed_message"] >= 10
         assert dropped["protocol_mismatch"] >= 2
         assert dropped["malformed_controls"] >= 5
+        assert dropped["malformed_feeds"] >= 5
         assert dropped["malformed_heartbeat"] >= 5
         assert gateway.stats()["dropped"]["malformed_frames"] >= 5
 

@@ -28,6 +28,7 @@ from motet_shared.messages import (
     ToolCallDelta,
     Usage,
     decode_controls,
+    decode_feeds,
     decode_frames,
     decode_heartbeat,
     decode_open,
@@ -64,7 +65,7 @@ def test_frames_survive_the_wire(parts: list[messages.Frame]) -> None:
 
 @given(st.binary(max_size=80))
 def test_arbitrary_bytes_are_a_value_error_or_a_message(data: bytes) -> None:
-    for decode in (decode_frames, decode_open, decode_controls, decode_heartbeat):
+    for decode in (decode_frames, decode_open, decode_controls, decode_feeds, decode_heartbeat):
         try:
             decode(data)
         except ValueError:
