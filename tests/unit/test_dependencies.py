@@ -25,7 +25,7 @@ RULES = {
 }
 # Imported where it is installed; without it the feature is off, and the code says so.
 OPTIONAL = {
-    "motet_shared": {"opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
+    "motet_shared": {"numpy", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
     "motet_cli": {"matplotlib"},
 }
 
