@@ -162,6 +162,17 @@ class Profile(Request, tag="profile"):
     memory: bool = False  # allocated and freed, per operator
 
 
+class Detect(Request, tag="detect"):
+    """anyone → vad: PCM goes in as input of the stream, `SpeechEdge` items come back. The fields are `server_vad`'s."""
+
+    model: str = ""  # empty: the one that is served
+    sample_rate: int = 24000
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+    idle_timeout_ms: int | None = None
+
+
 class Echo(Request, tag="echo"):
     """To any actor that serves it (tests, the doctor): `count` items come back, `delay_ms` apart."""
 
@@ -201,7 +212,16 @@ class Chunk(Struct, array_like=True, gc=False, tag="d"):
     data: bytes
 
 
-Body = Tokens | Text | Blob | Chunk
+class SpeechEdge(Struct, array_like=True, gc=False, tag="s"):
+    """vad: speech starts or stops, or nobody spoke for the idle timeout. All times are ms of audio since the start."""
+
+    kind: Literal["start", "stop", "idle"]
+    ms: int  # as the realtime API tells it: with the prefix padding, with the silence that was waited for
+    speech_ms: int  # where the speech itself starts or ends; for "idle": where the silence began
+    heard_ms: int  # how much was heard when it was noticed
+
+
+Body = Tokens | Text | Blob | Chunk | SpeechEdge
 
 
 # ------------------------------------------------------------------------------------------------------------- frames
@@ -269,7 +289,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     caller: str  # instance id, "<role>-<hex>"
     stream: int
     credit: int  # items that may be sent before the first Credit
-    body: Chat | Complete | Generate | Profile | Echo
+    body: Chat | Complete | Generate | Profile | Detect | Echo
     deadline_ms: int | None = None
     epoch: int = 0  # of a realtime session: an actor drops work of an older epoch
 
