@@ -73,7 +73,7 @@ def test_without_a_compiler_torch_computes_and_the_reason_is_kept(tmp_path: Path
 
 def test_a_wrong_name_is_refused() -> None:
     with pytest.raises(
-        KernelError, match="MOTET_NATIVE: 'sse' is not one of off, avx512bf16, avx512vnni, avx512, avx2, scalar"
+        KernelError, match="MOTET_NATIVE: 'sse' is not one of off, avx512bf16, avx512vnni, avx512, avx2"
     ):
         native.select("sse")
 
