@@ -173,6 +173,27 @@ class Detect(Request, tag="detect"):
     idle_timeout_ms: int | None = None
 
 
+class SpeechResume(Struct, omit_defaults=True):
+    """What a client already has of broken speech: where it is in the text, and how many samples."""
+
+    text: int  # characters that are wholly spoken, to the end of a sentence: `Audio.text`
+    samples: int  # of those characters
+    skip: int = 0  # of the sentence after them
+
+
+class Speak(Request, tag="speak"):
+    """anyone → tts: text in, `Audio` items back. Noise is keyed by (seed, sentence): the same seed goes on after a move."""
+
+    model: str
+    text: str
+    voice: str = ""  # empty: the model's first
+    speed: float = 1.0  # 0.25 to 4, at the same pitch
+    seed: int = 0
+    sentence: int = 0  # number of the first sentence; above 0: sentences before it are spoken elsewhere
+    resume: SpeechResume | None = None
+    request_id: str = ""
+
+
 class Echo(Request, tag="echo"):
     """To any actor that serves it (tests, the doctor): `count` items come back, `delay_ms` apart."""
 
@@ -221,7 +242,21 @@ class SpeechEdge(Struct, array_like=True, gc=False, tag="s"):
     heard_ms: int  # how much was heard when it was noticed
 
 
-Body = Tokens | Text | Blob | Chunk | SpeechEdge
+class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
+    """tts → anyone: the next PCM (mono, 16-bit little-endian, 24 kHz).
+
+    `words` are those of the whole sentence as (written, start, end), in ms from the beginning of the stream: an estimate
+    with a sentence's first item, what was spoken with its last. A later list of the same `sentence` replaces one before.
+    `text`: how many characters of the request are wholly spoken with this item.
+    """
+
+    data: bytes
+    words: list[tuple[str, int, int]] = []
+    sentence: int = 0
+    text: int = 0
+
+
+Body = Tokens | Text | Blob | Chunk | SpeechEdge | Audio
 
 
 # ------------------------------------------------------------------------------------------------------------- frames
@@ -289,7 +324,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     caller: str  # instance id, "<role>-<hex>"
     stream: int
     credit: int  # items that may be sent before the first Credit
-    body: Chat | Complete | Generate | Profile | Detect | Echo
+    body: Chat | Complete | Generate | Profile | Detect | Speak | Echo
     deadline_ms: int | None = None
     epoch: int = 0  # of a realtime session: an actor drops work of an older epoch
 
@@ -348,6 +383,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     created: int = 0  # Unix seconds of the checkpoint
     tools: bool = False
     vocab: int = 0
+    voices: list[str] = []
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):

@@ -21,6 +21,7 @@ RULES = {
     "services/motet_gateway": ("gateway", {"motet_shared", "motet_pipelines"}),
     "services/motet_tokenizer": ("tokenizer", {"motet_shared"}),
     "services/motet_llm": ("llm", {"motet_shared", "motet_kernels"}),
+    "services/motet_tts": ("tts", {"motet_shared"}),
     "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),
 }
 # Imported where it is installed; without it the feature is off, and the code says so.
