@@ -1,0 +1,65 @@
+"""Settings of the speech engine and of its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from motet_shared.config import ProcessConfig, setting
+from motet_shared.errors import ConfigError
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one `Engine`.
+
+    model: folder of a checkpoint (config.json and safetensors). name: what clients call it; empty: the folder's name.
+    dtype: of weights and activations. threads: cores that compute; 0 leaves torch's own choice.
+    greedy: always the likeliest code, no noise, whatever the checkpoint's generation settings say.
+    first_chunk, chunk: seconds of speech that a codec decodes at a time, at the beginning of a sentence and later on.
+        A vocoder that must look ahead takes more.
+    max_running: most sentences in one step. max_waiting: most in the queue; further ones are refused as overloaded.
+    """
+
+    model: str
+    name: str = ""
+    dtype: str = "float32"
+    threads: int = 0
+    greedy: bool = False
+    first_chunk: float = 0.06
+    chunk: float = 0.32
+    max_running: int = 16
+    max_waiting: int = 64
+
+    def __post_init__(self) -> None:
+        if not (Path(self.model) / "config.json").is_file():
+            raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
+
+    @property
+    def model_name(self) -> str:
+        return self.name or Path(self.model).resolve().name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TtsConfig(ProcessConfig):
+    """Flags of `python -m motet_tts`. `EngineConfig` says what the engine's own settings mean and checks them."""
+
+    model: str = setting("folder of the checkpoint to serve")
+    name: str = setting("what clients call the model (default: the folder's name)", default="")
+    dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
+    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    greedy: bool = setting("always the likeliest code, without noise", default=False)
+    first_chunk: float = setting("seconds of speech in the first chunk of a sentence", default=0.06, min=0.001)
+    chunk: float = setting("seconds of speech that the codec decodes at a time", default=0.32, min=0.01)
+    max_running: int = setting("most sentences that are spoken at a time", default=16, min=1)
+    max_waiting: int = setting("most requests beyond these; further ones are refused", default=64, min=0)
+    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+    longest_text: int = setting("most characters of one request", default=100_000, min=1)
+
+    def engine(self) -> EngineConfig:
+        shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
+        return EngineConfig(**{name: getattr(self, name) for name in shared})

@@ -1,0 +1,106 @@
+"""CSM: a Llama over text and audio draws the first code of a frame, a small depth decoder the others, Mimi speaks them.
+
+Source: transformers' `CsmForConditionalGeneration`, whose `generate` and codec are the reference.
+Shapes: B sentences, K codebooks, V codes, E hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, CsmForConditionalGeneration
+
+from motet_shared.errors import BadRequest
+
+from .codec_lm import CodecLm, Sentence
+from .kv_slots import Part
+from .mimi import MimiDecoder
+from .sampling import Sampling, choose
+from .utterance import Key, Utterance
+
+_SPEAKERS = 4  # CSM numbers its speakers without end; these are listed
+_SECONDS = (3.0, 0.25)  # a sentence may last, and per character: far more than anybody takes
+
+
+class Csm(CodecLm):
+    """A checkpoint folder of CSM. Its voices are speaker numbers."""
+
+    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, greedy: bool = False):
+        self._model: Any = CsmForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        config = self._model.config
+        self._config = config
+        self._eos = config.codebook_eos_token_id
+        generation = self._model.generation_config
+        self._first = Sampling.of(generation, greedy)
+        self._others = Sampling.of(self._model.depth_decoder.generation_config, greedy)
+        mimi = self._model.codec_model
+        self.codec = MimiDecoder(mimi.decoder, lambda frames_BNK: mimi.quantizer.decode(frames_BNK.transpose(1, 2)))
+        self.voices = tuple(str(speaker) for speaker in range(_SPEAKERS))
+
+    def begin(self, key: Key, utterance: Utterance) -> Sentence:
+        ids = self._ids(utterance.text, utterance.voice)
+        room = self._config.max_position_embeddings - len(ids)
+        if room < 1:
+            raise BadRequest(
+                f"text: a sentence of {len(ids)} tokens leaves no room in a context of "
+                f"{self._config.max_position_embeddings}; use shorter sentences",
+                param="input",
+            )
+        budget = math.ceil((_SECONDS[0] + _SECONDS[1] * len(utterance.text)) / self.frame_seconds)
+        limit = min(utterance.max_frames or budget, room)
+        with torch.inference_mode():
+            prompt = self._model.embed_text_tokens(torch.tensor(ids))
+        return Sentence(key, utterance, prompt, limit, len(ids), self.codec.begin())
+
+    def _ids(self, text: str, voice: str) -> list[int]:
+        tokenizer = self._tokenizer
+        if tokenizer.chat_template:
+            conversation = [{"role": voice, "content": [{"type": "text", "text": text}]}]
+            rendered = tokenizer.apply_chat_template(conversation, tokenize=False)
+            return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+        return list(tokenizer(f"[{voice}]{text}")["input_ids"])
+
+    def forward(self, inputs_BQE: Tensor, part: Part) -> Tensor:
+        hidden_BQE: Tensor = self._model.backbone_model(
+            inputs_embeds=inputs_BQE, attention_mask=part.mask, position_ids=part.positions, past_key_values=part
+        ).last_hidden_state
+        return hidden_BQE[:, -1]
+
+    def draw(self, hidden_BE: Tensor, sentences: list[Sentence]) -> tuple[Tensor, list[bool], list[bool]]:
+        books, codes = self._config.num_codebooks, self._config.vocab_size
+        drawn = self._first.random or self._others.random
+        noise_BKV = torch.stack([sentence.noise.gumbel(books, codes) for sentence in sentences]) if drawn else None
+        first_B = choose(self._model.lm_head(hidden_BE), self._first, None if noise_BKV is None else noise_BKV[:, 0])
+        frames_BK = self._depth(hidden_BE, first_B, noise_BKV)
+        ended_BK = frames_BK == self._eos
+        heard = (~ended_BK.all(-1)).tolist()
+        return frames_BK, heard, ended_BK[:, :-1].all(-1).tolist()
+
+    def _depth(self, hidden_BE: Tensor, first_B: Tensor, noise_BKV: Tensor | None) -> Tensor:
+        """The codes after the first, one codebook after another, for all sentences at once."""
+        decoder = self._model.depth_decoder
+        chosen = [first_B]
+        inputs = torch.stack([torch.zeros_like(first_B), first_B], dim=1)  # the first place is the hidden state's
+        cache, hidden = None, hidden_BE
+        for book in range(1, self._config.num_codebooks):
+            output = decoder(
+                input_ids=inputs,
+                backbone_last_hidden_state=hidden,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            cache, hidden = output.past_key_values, None
+            noise = None if noise_BKV is None else noise_BKV[:, book]
+            chosen.append(choose(output.logits[:, -1], self._others, noise))
+            inputs = chosen[-1][:, None]
+        return torch.stack(chosen, dim=1)
+
+    def embed(self, frames_B: Tensor) -> Tensor:
+        embedded: Tensor = self._model.backbone_model.embed_tokens(frames_B[:, None])
+        return embedded

@@ -1,0 +1,114 @@
+"""The speech engine: sentences in, samples out, many at a time. No network in it, and one thread that calls it.
+
+engine = Engine(EngineConfig(model="models/pocket-tts"))
+engine.add("a", Utterance(words=("hello", "there"), voice=engine.voices[0]))
+while engine.has_work:
+    for piece in engine.step():
+        play(piece.samples)
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+
+import torch
+
+from motet_shared.errors import BadRequest, MotetError, Overloaded
+
+from .checkpoint import SpeechModel, load
+from .config import EngineConfig
+from .utterance import Key, Piece, Utterance
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Speaks with one model. A sentence joins before a step and leaves after one; the others do not notice."""
+
+    def __init__(self, config: EngineConfig):
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.config = config
+        self.model: SpeechModel = load(config)
+        self._waiting: OrderedDict[Key, Utterance] = OrderedDict()
+        self._running: set[Key] = set()
+        self.steps = 0
+        self.samples = 0
+        self.seconds = 0.0
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return self.model.voices
+
+    @property
+    def sample_rate(self) -> int:
+        return self.model.sample_rate
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add(self, key: Key, utterance: Utterance) -> None:
+        """Queue a sentence. BadRequest for a voice that there is not, Overloaded when the queue is full."""
+        if key in self._waiting or key in self._running:
+            raise ValueError(f"{key!r} is spoken already")
+        if utterance.voice not in self.voices:
+            raise BadRequest(
+                f"voice: {utterance.voice!r} is none of this model's ({', '.join(self.voices)})", param="voice"
+            )
+        if len(self._waiting) >= self.config.max_waiting + self.config.max_running:
+            raise Overloaded(f"{len(self._waiting)} sentences wait already (max_waiting)")
+        self._waiting[key] = utterance
+
+    def cancel(self, key: Key) -> None:
+        """Forget a sentence at once: it is not part of the next step. Unknown keys are ignored."""
+        self._waiting.pop(key, None)
+        if key in self._running:
+            self._running.discard(key)
+            self.model.remove(key)
+
+    def step(self) -> list[Piece]:
+        """One step of everything that runs: at most one piece per sentence."""
+        began = time.perf_counter()
+        pieces = self._admit()
+        if self._running:
+            pieces += self.model.step()
+            self.steps += 1
+        for piece in pieces:
+            if piece.done or piece.error is not None:
+                self._running.discard(piece.key)
+            if piece.samples is not None:
+                self.samples += len(piece.samples)
+        self.seconds += time.perf_counter() - began
+        return pieces
+
+    def _admit(self) -> list[Piece]:
+        """Let those in who wait, in order. What cannot be spoken comes back as an error."""
+        refused = []
+        while self._waiting and len(self._running) < self.config.max_running:
+            key, utterance = self._waiting.popitem(last=False)
+            try:
+                self.model.add(key, utterance)
+            except MotetError as error:
+                refused.append(Piece(key, error=error))
+            else:
+                self._running.add(key)
+        return refused
+
+    def stats(self) -> dict[str, float]:
+        spoken = self.samples / self.sample_rate
+        return {
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "steps": self.steps,
+            "speech_seconds": round(spoken, 3),
+            "busy_seconds": round(self.seconds, 3),
+        }
+
+    def check_integrity(self) -> None:
+        """Raises if the model runs anything else than what the engine thinks."""
+        if len(self.model) != len(self._running):
+            raise RuntimeError(f"the engine runs {len(self._running)} sentences, its model {len(self.model)}")
+        self.model.check_integrity()

@@ -1,0 +1,110 @@
+"""Keys and values of the sequences that run, one slot each, without gaps: slots 0 to n-1 are the n rows of a batch.
+
+transformers' attention layers call `update` on whatever they get as `past_key_values`, so that a part of the slots can
+pose as its cache.
+
+Shapes: S slots, B rows, H key-value heads, T positions, Q new positions, D head dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_GRAIN = 128  # positions by which the slots grow at least
+
+
+class KvSlots:
+    """Grows with the number of sequences and with the longest of them."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # [S, H, T, D] each
+
+    def join(self) -> int:
+        """A slot for one more sequence: the one after the last."""
+        self.lengths.append(0)
+        return len(self.lengths) - 1
+
+    @torch.inference_mode()  # as those who wrote what is moved
+    def leave(self, slot: int) -> None:
+        """Free a slot. The last sequence moves into it, unless it was the last."""
+        last = len(self.lengths) - 1
+        if slot != last:
+            length = self.lengths[last]
+            for pair in self._layers.values():
+                for kept_SHTD in pair:
+                    kept_SHTD[slot, :, :length] = kept_SHTD[last, :, :length]
+            self.lengths[slot] = length
+        self.lengths.pop()
+        if not self.lengths:
+            self._layers.clear()
+
+    def one(self, slot: int, count: int) -> Part:
+        """The slot of one row that gets `count` new positions."""
+        return Part(self, slot, torch.tensor([self.lengths[slot]]), count)
+
+    def first(self, rows: int) -> Part:
+        """The first `rows` slots, one new position each."""
+        return Part(self, 0, torch.tensor(self.lengths[:rows]), 1)
+
+    def layer(self, index: int, like_BHQD: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, with room for `length` positions in every slot."""
+        pair = self._layers.get(index)
+        slots = len(self.lengths)
+        if pair is None or pair[0].shape[0] < slots or pair[0].shape[2] < length:
+            have = (0, 0) if pair is None else (pair[0].shape[0], pair[0].shape[2])
+            room = (max(slots, min(2 * have[0], slots + 8)), -(-max(length, have[1]) // _GRAIN) * _GRAIN)
+            pair = self._layers[index] = (_grown(pair, 0, like_BHQD, room), _grown(pair, 1, like_BHQD, room))
+        return pair
+
+
+@dataclass(slots=True)
+class Part:
+    """Some slots during one forward pass; `mask` and `positions` are what the model must be called with."""
+
+    slots: KvSlots
+    begin: int
+    before_B: Tensor  # positions that each row had
+    count: int  # Q
+
+    @property
+    def positions(self) -> Tensor:
+        """`[B, Q]`"""
+        return self.before_B[:, None] + torch.arange(self.count)
+
+    @property
+    def mask(self) -> Tensor:
+        """`[B, 1, Q, T]`, True where a position may look."""
+        total = int(self.before_B.max()) + self.count
+        return (torch.arange(total) <= self.positions[:, :, None])[:, None]
+
+    def update(self, keys_BHQD: Tensor, values_BHQD: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
+        """Store the new positions and give back all of them, those beyond a row's length included."""
+        rows, total = len(self.before_B), int(self.before_B.max()) + self.count
+        pair = self.slots.layer(layer_idx, keys_BHQD, total)
+        slice_B = torch.arange(self.begin, self.begin + rows)
+        for kept_SHTD, new_BHQD in zip(pair, (keys_BHQD, values_BHQD), strict=True):
+            kept_SHTD[slice_B[:, None], :, self.positions] = new_BHQD.transpose(1, 2)
+        keys_SHTD, values_SHTD = pair
+        return (
+            keys_SHTD[self.begin : self.begin + rows, :, :total],
+            values_SHTD[self.begin : self.begin + rows, :, :total],
+        )
+
+    def close(self) -> None:
+        """The forward pass is over: the rows have become longer."""
+        for row, before in enumerate(self.before_B.tolist()):
+            self.slots.lengths[self.begin + row] = before + self.count
+
+
+def _grown(pair: tuple[Tensor, Tensor] | None, which: int, like_BHQD: Tensor, room: tuple[int, int]) -> Tensor:
+    _, heads, _, dim = like_BHQD.shape
+    # Zeros, not whatever is there: what a mask hides must still be finite.
+    grown = torch.zeros(room[0], heads, room[1], dim, dtype=like_BHQD.dtype)
+    if pair is not None:
+        old = pair[which]
+        grown[: old.shape[0], :, : old.shape[2]] = old
+    return grown

@@ -1,0 +1,172 @@
+"""The decoder of Mimi and of its relatives (PocketTTS's audio tokenizer), frame by frame.
+
+transformers decodes a whole sequence at once. Every layer of the decoder is causal, so it can as well go on from where
+it was: a convolution needs the last inputs that its kernel reaches back to, the transformer its keys and values within
+its window. With these kept per sequence the result is the same, up to the order of float additions, however the frames
+are cut; several sequences of different age are one batch.
+
+Shapes: B sequences, C channels, N new steps, L layers, H heads, T remembered steps, D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from motet_shared.errors import ConfigError
+
+from .codec import Codec
+
+
+@dataclass(slots=True)
+class MimiState:
+    """What the decoder remembers of one sequence."""
+
+    inputs: list[Tensor] = field(default_factory=list)  # per convolution `[1, C, reach]`
+    keys: Tensor | None = None  # [L, H, T, D]
+    values: Tensor | None = None
+    steps: int = 0  # of the transformer
+
+
+class MimiDecoder(Codec):
+    """`decoder`: a `MimiDecoderModel` of transformers, or one like it. `latents`: frames `[B, N, …]` to `[B, C, N]`."""
+
+    def __init__(self, decoder: Any, latents: Callable[[Tensor], Tensor]):
+        config = decoder.config
+        _check(config)
+        self.sample_rate = int(config.sampling_rate)
+        self.frame_samples = int(config.sampling_rate / config.frame_rate)
+        self._decoder = decoder
+        self._latents = latents
+        self._window = int(config.sliding_window)
+
+    def begin(self) -> MimiState:
+        return MimiState()
+
+    def decode(self, states: list[MimiState], frames_BN: Tensor) -> list[Tensor]:
+        inputs = _Inputs(states)
+        hidden_BCN = self._latents(frames_BN)
+        if self._decoder.upsample is not None:
+            hidden_BCN = inputs.through(self._decoder.upsample, hidden_BCN)
+        hidden_BNC = self._transform(states, hidden_BCN.transpose(1, 2))
+        audio_BCN = _walk(self._decoder.decoder_seanet.layers, hidden_BNC.transpose(1, 2), inputs)
+        inputs.keep()
+        return list(audio_BCN[:, 0].float())
+
+    def _transform(self, states: list[MimiState], hidden_BNC: Tensor) -> Tensor:
+        """The transformer, which sees `window` steps back."""
+        window = _Window(states, hidden_BNC.shape[1], self._window)
+        output: Tensor = self._decoder.decoder_transformer(
+            hidden_BNC,
+            attention_mask=window.mask,
+            position_ids=window.positions,
+            past_key_values=window,
+            use_cache=True,
+        ).last_hidden_state
+        window.keep()
+        return output
+
+
+class _Inputs:
+    """The remembered inputs of all convolutions, in the order in which the decoder comes to them."""
+
+    def __init__(self, states: list[MimiState]):
+        self._states = states
+        self._kept: list[Tensor] = []
+
+    def through(self, layer: Any, hidden_BCN: Tensor) -> Tensor:
+        """One causal convolution, plain or transposed, over what it remembers and what is new."""
+        conv = layer.conv
+        reach = _reach(conv)
+        if not reach:
+            self._kept.append(hidden_BCN[..., :0])
+            return conv(hidden_BCN)
+        joined = torch.cat([self._remembered(hidden_BCN, reach), hidden_BCN], dim=-1)
+        self._kept.append(joined[..., -reach:])
+        output: Tensor = conv(joined)
+        if isinstance(conv, nn.ConvTranspose1d):
+            stride = conv.stride[0]
+            output = output[..., reach * stride : joined.shape[-1] * stride]
+        return output
+
+    def _remembered(self, hidden_BCN: Tensor, reach: int) -> Tensor:
+        """`[B, C, reach]`; zeros before the beginning, as the padding of the whole sequence has them."""
+        index, (_, channels, _) = len(self._kept), hidden_BCN.shape
+        nothing = hidden_BCN.new_zeros(1, channels, reach)
+        return torch.cat([state.inputs[index] if state.inputs else nothing for state in self._states])
+
+    def keep(self) -> None:
+        parts = [kept.split(1) for kept in self._kept]
+        for row, state in enumerate(self._states):
+            state.inputs = [part[row] for part in parts]
+
+
+class _Window:
+    """The remembered keys and values of a batch, as transformers wants them, padded on the left."""
+
+    def __init__(self, states: list[MimiState], count: int, window: int):
+        self._states, self._count, self._window = states, count, window
+        lengths_B = torch.tensor([0 if state.keys is None else state.keys.shape[2] for state in states])
+        self._past = int(lengths_B.max())
+        self.positions = torch.tensor([state.steps for state in states])[:, None] + torch.arange(count)
+        # Distance of a key from its query, both counted from the first remembered step.
+        distance_NT = (self._past + torch.arange(count))[:, None] - torch.arange(self._past + count)
+        near_NT = (distance_NT >= 0) & (distance_NT < window)
+        there_BT = torch.arange(self._past + count) >= (self._past - lengths_B)[:, None]
+        self.mask = (near_NT & there_BT[:, None])[:, None]
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def update(self, keys_BHND: Tensor, values_BHND: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
+        self._keys.append(torch.cat([self._stacked("keys", layer_idx, keys_BHND), keys_BHND], dim=2))
+        self._values.append(torch.cat([self._stacked("values", layer_idx, values_BHND), values_BHND], dim=2))
+        return self._keys[-1], self._values[-1]
+
+    def _stacked(self, which: str, layer: int, like_BHND: Tensor) -> Tensor:
+        _, heads, _, dim = like_BHND.shape
+        past = like_BHND.new_zeros(len(self._states), heads, self._past, dim)
+        for row, state in enumerate(self._states):
+            if (kept_LHTD := getattr(state, which)) is not None and kept_LHTD.shape[2]:
+                past[row, :, -kept_LHTD.shape[2] :] = kept_LHTD[layer]
+        return past
+
+    def keep(self) -> None:
+        if self._keys:
+            keys_LBHTD, values_LBHTD = torch.stack(self._keys), torch.stack(self._values)
+        for row, state in enumerate(self._states):
+            state.steps += self._count
+            length = min(state.steps, self._window - 1)
+            if self._keys and length:
+                state.keys = keys_LBHTD[:, row, :, -length:].clone()
+                state.values = values_LBHTD[:, row, :, -length:].clone()
+
+
+def _walk(layers: Any, hidden_BCN: Tensor, inputs: _Inputs) -> Tensor:
+    """Through the convolutional decoder: convolutions, activations and residual blocks of both."""
+    for layer in layers:
+        if hasattr(layer, "conv"):
+            hidden_BCN = inputs.through(layer, hidden_BCN)
+        elif hasattr(layer, "block"):
+            residual = inputs.through(layer.shortcut, hidden_BCN) if hasattr(layer.shortcut, "conv") else hidden_BCN
+            hidden_BCN = residual + _walk(layer.block, hidden_BCN, inputs)
+        else:
+            hidden_BCN = layer(hidden_BCN)
+    return hidden_BCN
+
+
+def _reach(conv: nn.Conv1d | nn.ConvTranspose1d) -> int:
+    """How many inputs before the newest one an output depends on."""
+    if isinstance(conv, nn.ConvTranspose1d):
+        return -(-conv.kernel_size[0] // conv.stride[0]) - 1
+    return (conv.kernel_size[0] - 1) * conv.dilation[0]
+
+
+def _check(config: Any) -> None:
+    """ConfigError for a decoder that looks ahead or pads with anything but zeros: it cannot stream exactly."""
+    for field_name, needed in (("use_causal_conv", True), ("pad_mode", "constant"), ("trim_right_ratio", 1.0)):
+        if (value := getattr(config, field_name)) != needed:
+            raise ConfigError(f"codec: {field_name}={value!r} cannot be decoded as a stream; it must be {needed!r}")

@@ -1,0 +1,201 @@
+"""VITS and MMS: a sentence's latents at once, its samples in chunks, so that it is heard before it is complete.
+
+The same computation as transformers' `VitsModel`, whose output is the reference; the noise is drawn in the same order
+from a generator seeded by (seed, sentence). The vocoder is convolutional: a chunk with enough frames on both sides
+comes out as it would in the whole.
+
+Shapes: B sentences, L tokens, T frames, F latent dimensions, C context frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, VitsModel
+from transformers.utils import is_phonemizer_available, is_uroman_available
+
+from motet_shared.errors import ConfigError
+
+from .noise import mix
+from .utterance import Key, Piece, Utterance
+
+_ONLY_VOICE = "default"
+
+
+@dataclass(slots=True)
+class Sentence:
+    """One utterance that is being spoken."""
+
+    key: Key
+    utterance: Utterance
+    ids: list[int]
+    first_tokens: list[int]  # of each word
+    speaker: Tensor | None  # [1, E, 1]
+    latents: Tensor | None = None  # [F, T]
+    starts: tuple[int, ...] | None = None
+    at: int = 0  # frames that were decoded
+
+
+class Vits:
+    """A checkpoint folder of VITS, and all sentences that it speaks."""
+
+    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, first_chunk: float, chunk: float):
+        self._model: Any = VitsModel.from_pretrained(folder, dtype=dtype).eval()
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        _check(self._tokenizer, folder)
+        config = self._model.config
+        self.sample_rate = int(config.sampling_rate)
+        many = config.num_speakers > 1
+        self.voices = tuple(str(number) for number in range(config.num_speakers)) if many else (_ONLY_VOICE,)
+        self._many = many
+        self._frame_samples = 1
+        for rate in config.upsample_rates:
+            self._frame_samples *= rate
+        self._context = _context(config)
+        # A chunk costs its context too, so it has at least as many frames as that.
+        self._first = max(self._context, round(first_chunk * self.sample_rate / self._frame_samples))
+        self._chunk = max(3 * self._context, round(chunk * self.sample_rate / self._frame_samples))
+        self._sentences: list[Sentence] = []
+
+    def __len__(self) -> int:
+        return len(self._sentences)
+
+    def add(self, key: Key, utterance: Utterance) -> None:
+        """Have it spoken from the next step on."""
+        speaker = None
+        if self._many:
+            with torch.inference_mode():
+                speaker = self._model.embed_speaker(torch.tensor([int(utterance.voice)])).unsqueeze(-1)
+        ids, first_tokens = self._tokens(utterance.words)
+        self._sentences.append(Sentence(key, utterance, ids, first_tokens, speaker))
+
+    def remove(self, key: Key) -> None:
+        """Forget a sentence; nothing of it comes back. Unknown keys are ignored."""
+        self._sentences = [sentence for sentence in self._sentences if sentence.key != key]
+
+    @torch.inference_mode()
+    def step(self) -> list[Piece]:
+        """The latents of what is new, and the next chunk of everything; chunks of equal size in one pass."""
+        for sentence in self._sentences:
+            if sentence.latents is None:
+                self._plan(sentence)
+        groups: dict[tuple[int, int, int], list[Sentence]] = {}
+        for sentence in self._sentences:
+            begin, end, low, high = self._window(sentence)
+            groups.setdefault((begin - low, end - begin, high - end), []).append(sentence)
+        pieces = [piece for group in groups.values() for piece in self._decode(group)]
+        done = {piece.key for piece in pieces if piece.done}
+        self._sentences = [sentence for sentence in self._sentences if sentence.key not in done]
+        return pieces
+
+    def _tokens(self, words: tuple[str, ...]) -> tuple[list[int], list[int]]:
+        """Token ids, and the index of the first token of each word."""
+        tokenizer = self._tokenizer
+        parts = [tokenizer.prepare_for_tokenization(word)[0] for word in words]
+        gap = " " if " " in tokenizer.get_vocab() else ""
+        text, first_letters = "", []
+        for part in parts:
+            if part and text:
+                text += gap
+            first_letters.append(len(text))
+            text += part
+        if not text:
+            return [], [0 for _ in words]
+        step, offset = (2, 1) if tokenizer.add_blank else (1, 0)
+        return list(tokenizer(text)["input_ids"]), [letter * step + offset for letter in first_letters]
+
+    def _plan(self, sentence: Sentence) -> None:
+        """Durations and latents."""
+        if not sentence.ids:
+            sentence.latents, sentence.starts = torch.zeros(self._model.config.flow_size, 0), ()
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(sentence.utterance.seed, sentence.utterance.index))
+            durations_L, latents_FT = self._latents(torch.tensor([sentence.ids]), sentence.speaker)
+        sentence.latents = latents_FT
+        begins_L = (durations_L.cumsum(0) - durations_L) * self._frame_samples
+        sentence.starts = tuple(int(begins_L[min(token, len(begins_L) - 1)]) for token in sentence.first_tokens)
+
+    def _latents(self, ids_1L: Tensor, speaker: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Frames per token `[L]` and latents `[F, T]`; the noise in the order in which `VitsModel` draws it."""
+        model = self._model
+        mask_1L1 = torch.ones(1, ids_1L.shape[1], 1, dtype=model.dtype)
+        text = model.text_encoder(input_ids=ids_1L, padding_mask=mask_1L1, attention_mask=None, return_dict=True)
+        hidden, mask_11L = text.last_hidden_state.transpose(1, 2), mask_1L1.transpose(1, 2)
+        if model.config.use_stochastic_duration_prediction:
+            log_duration = model.duration_predictor(
+                hidden, mask_11L, speaker, reverse=True, noise_scale=model.noise_scale_duration
+            )
+        else:
+            log_duration = model.duration_predictor(hidden, mask_11L, speaker)
+        durations_L = (log_duration.exp() / model.speaking_rate).ceil()[0, 0].long()
+        means_1TF = _repeated(text.prior_means, durations_L)
+        deviations_1TF = _repeated(text.prior_log_variances, durations_L).exp()
+        # Transposed before the noise is drawn: it is drawn in the order of memory.
+        means_1FT, deviations_1FT = means_1TF.transpose(1, 2), deviations_1TF.transpose(1, 2)
+        prior_1FT = means_1FT + torch.randn_like(means_1FT) * deviations_1FT * model.noise_scale
+        mask_11T = torch.ones(1, 1, prior_1FT.shape[2], dtype=model.dtype)
+        return durations_L, model.flow(prior_1FT, mask_11T, speaker, reverse=True)[0]
+
+    def _window(self, sentence: Sentence) -> tuple[int, int, int, int]:
+        """The frames that are due, and those that the vocoder must see for them. The first chunk is a short one."""
+        assert sentence.latents is not None
+        total = sentence.latents.shape[1]
+        begin = sentence.at
+        end = min(total, begin + (self._chunk if begin else self._first))
+        return begin, end, max(0, begin - self._context), min(total, end + self._context)
+
+    def _decode(self, group: list[Sentence]) -> list[Piece]:
+        windows = [self._window(sentence) for sentence in group]
+        begin, end, low, high = windows[0]
+        size = self._frame_samples
+        waves_BN = torch.zeros(len(group), 0)
+        if high > low:
+            parts = [s.latents[:, w[2] : w[3]] for s, w in zip(group, windows, strict=True) if s.latents is not None]
+            speakers = [sentence.speaker for sentence in group if sentence.speaker is not None]
+            speaker = torch.cat(speakers) if speakers else None
+            waves_BN = self._model.decoder(torch.stack(parts), speaker).squeeze(1).float()
+        pieces = []
+        for sentence, window, wave in zip(group, windows, waves_BN, strict=True):
+            assert sentence.latents is not None
+            total = sentence.latents.shape[1]
+            starts, sentence.at = (None if sentence.at else sentence.starts), window[1]
+            samples = wave[(begin - low) * size : (end - low) * size].clone()
+            done = window[1] >= total
+            pieces.append(Piece(sentence.key, samples, starts, done, tokens=len(sentence.ids), frames=window[1]))
+        return pieces
+
+    def check_integrity(self) -> None:
+        """Nothing is kept besides the list of sentences."""
+
+
+def _repeated(values_1LF: Tensor, durations_L: Tensor) -> Tensor:
+    """Each token as often as it lasts; one frame of zeros if nothing lasts."""
+    repeated = values_1LF.repeat_interleave(durations_L, dim=1)
+    return repeated if repeated.shape[1] else values_1LF.new_zeros(1, 1, values_1LF.shape[2])
+
+
+def _context(config: Any) -> int:
+    """How many frames before and after its own a sample of the vocoder depends on (never less than it is)."""
+    reach = 3  # the last convolution, of width 7
+    widest = max(
+        sum((width - 1) * dilation // 2 + (width - 1) // 2 for dilation in dilations)
+        for width, dilations in zip(config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True)
+    )
+    for rate, width in reversed(list(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))):
+        reach = -(-(reach + widest + width) // rate)
+    return reach + 3  # the first one
+
+
+def _check(tokenizer: Any, folder: Path) -> None:
+    """ConfigError for a checkpoint whose texts need a program that is not installed."""
+    for needed, installed, package in (
+        (tokenizer.phonemize, is_phonemizer_available, "phonemizer"),
+        (tokenizer.is_uroman, is_uroman_available, "uroman"),
+    ):
+        if needed and not installed():
+            raise ConfigError(f"model={str(folder)!r}: its tokenizer needs the package {package}; install it")
