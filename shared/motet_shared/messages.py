@@ -173,6 +173,41 @@ class Detect(Request, tag="detect"):
     idle_timeout_ms: int | None = None
 
 
+class HearingResume(Struct, omit_defaults=True):
+    """What a client already has of a recording: the first window that it has not all of, and how it goes on there."""
+
+    window: int
+    segment: int  # id of that window's first segment
+    skip: int  # segments of that window that the client has
+    language: str = ""  # that was found
+
+
+class Transcribe(Request, tag="transcribe"):
+    """anyone → asr: a file in any format; a `Recording`, then `Segment` items as each becomes final."""
+
+    model: str
+    audio: BlobRef
+    language: str = ""  # code or name; empty: found out
+    task: Literal["transcribe", "translate"] = "transcribe"  # translate: into English
+    prompt: str = ""  # what was said before, and how it is written
+    temperature: float = 0.0  # 0: greedy, and higher ones where that goes wrong
+    words: bool = False
+    seed: int = 0
+    resume: HearingResume | None = None
+    request_id: str = ""
+
+
+class Listen(Request, tag="listen"):
+    """anyone → asr: PCM goes in as input of the stream, `Partial` items come back, and one `Segment` at its end."""
+
+    model: str
+    sample_rate: int = 24000
+    language: str = ""
+    prompt: str = ""
+    words: bool = False
+    request_id: str = ""
+
+
 class SpeechResume(Struct, omit_defaults=True):
     """What a client already has of broken speech: where it is in the text, and how many samples."""
 
@@ -242,6 +277,38 @@ class SpeechEdge(Struct, array_like=True, gc=False, tag="s"):
     heard_ms: int  # how much was heard when it was noticed
 
 
+class Recording(Struct, array_like=True, gc=False, tag="h"):
+    """asr: what a file is, once per stream. The language is "" where nobody speaks, or the model cannot tell."""
+
+    duration: float  # seconds
+    language: str  # code
+    language_name: str
+
+
+class Segment(Struct, array_like=True, omit_defaults=True, tag="g"):
+    """asr: a stretch of text that is final. Times are seconds from the beginning of the recording."""
+
+    id: int  # from 0
+    window: int  # of the recording that it was heard in
+    start: float
+    end: float
+    text: str  # with the space before it, where the language has spaces
+    tokens: list[int] = []
+    words: list[tuple[str, float, float]] = []  # (text, start, end)
+    avg_logprob: float = 0.0
+    no_speech_prob: float = 0.0
+    temperature: float = 0.0
+    compression_ratio: float = 0.0
+    seek: float = 0.0  # where its window starts
+
+
+class Partial(Struct, array_like=True, gc=False, tag="p"):
+    """asr: what was understood so far. `stable` only grows from one to the next; `tail` may change."""
+
+    stable: str
+    tail: str
+
+
 class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
     """tts → anyone: the next PCM (mono, 16-bit little-endian, 24 kHz).
 
@@ -256,7 +323,7 @@ class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
     text: int = 0
 
 
-Body = Tokens | Text | Blob | Chunk | SpeechEdge | Audio
+Body = Tokens | Text | Blob | Chunk | SpeechEdge | Recording | Segment | Partial | Audio
 
 
 # ------------------------------------------------------------------------------------------------------------- frames
@@ -324,7 +391,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     caller: str  # instance id, "<role>-<hex>"
     stream: int
     credit: int  # items that may be sent before the first Credit
-    body: Chat | Complete | Generate | Profile | Detect | Speak | Echo
+    body: Chat | Complete | Generate | Profile | Detect | Transcribe | Listen | Speak | Echo
     deadline_ms: int | None = None
     epoch: int = 0  # of a realtime session: an actor drops work of an older epoch
 
