@@ -67,6 +67,7 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     up.add_argument("--decode", metavar="N", type=int, default=1, help="decode processes per model (default: 1)")
     up.add_argument("--tokenizer", metavar="N", type=int, default=1, help="tokenizer processes (default: 1)")
+    up.add_argument("--vad", metavar="N", type=int, default=1, help="voice activity processes (default: 1)")
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument("--api-key-file", metavar="PATH", help="file with the key that clients must show")
     up.add_argument("--insecure", action="store_true", help="let other machines in without a key")

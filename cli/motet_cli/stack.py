@@ -30,13 +30,14 @@ class Stack:
     port: int = 8000
     decode: int = 1  # instances per model
     tokenizer: int = 1
+    vad: int = 1
     api_key_file: Path | None = None
     insecure: bool = False
     log_format: LogFormat = "text"
 
     def services(self) -> list[ChildSpec]:
         """One spec per process, in the order of the log."""
-        return [self._gateway(), *self._tokenizers(), *self._decoders()]
+        return [self._gateway(), *self._tokenizers(), *self._decoders(), *self._vads()]
 
     def _gateway(self) -> ChildSpec:
         argv = ["--host", self.host, "--port", str(self.port), "--drain-timeout", str(_DRAIN)]
@@ -58,6 +59,10 @@ class Stack:
             argv = ["--model", str(model.path), "--name", model.name]
             for _ in range(self.decode):
                 yield self._spec(next(names), "decode", "motet_llm", argv, threads=threads, model=model.name)
+
+    def _vads(self) -> Iterator[ChildSpec]:
+        for name in _numbered("vad", self.vad):
+            yield self._spec(name, "vad", "motet_vad", [])
 
     def _spec(
         self,

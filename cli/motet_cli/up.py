@@ -39,9 +39,9 @@ def plan(args: Namespace) -> Plan:
     _check_exposure(args.host, bool(key_file or os.environ.get("MOTET_API_KEY")), args.insecure)
     if key_file and not Path(key_file).is_file():
         raise ConfigError(f"--api-key-file: {key_file!r} is no file; write the key into one")
-    for name in ("decode", "tokenizer"):
-        if getattr(args, name) < 1:
-            raise ConfigError(f"--{name}: {getattr(args, name)} is too few; give at least 1")
+    for name, least in (("decode", 1), ("tokenizer", 1), ("vad", 0)):
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name}: {getattr(args, name)} is too few; give at least {least}")
     nats_port = None if args.nats else address.free_port("127.0.0.1")
     password = os.environ.get("MOTET_NATS_PASSWORD")
     stack = Stack(
@@ -52,6 +52,7 @@ def plan(args: Namespace) -> Plan:
         port=address.free_port(args.host, args.port),
         decode=args.decode,
         tokenizer=args.tokenizer,
+        vad=args.vad,
         api_key_file=Path(args.api_key_file) if args.api_key_file else None,
         insecure=args.insecure,
         log_format=args.log_format,

@@ -15,7 +15,7 @@ def test_no_process_outlives_the_command(tmp_path: Path) -> None:
     model = markov.save(tmp_path / "markov")
     with MotetStack(tmp_path, "--llm", str(model), "--tokenizer", "2") as stack:
         roles = {child["role"] for child in stack.children() if child["pid"]}
-        assert roles == {"nats", "gateway", "tokenizer", "decode"}
+        assert roles == {"nats", "gateway", "tokenizer", "decode", "vad"}
         stack.signal("decode", signal.SIGSTOP)  # one that could not end itself
         stack.process.kill()
         stack.process.wait()

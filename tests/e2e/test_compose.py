@@ -155,7 +155,7 @@ def test_the_chat_goes_on_when_a_decode_container_dies(containers: Containers) -
 
 def test_containers_are_confined(containers: Containers) -> None:
     """What the compose file promises, as the engine sees it."""
-    for service in ("nats", "gateway", "tokenizer", "decode"):
+    for service in ("nats", "gateway", "tokenizer", "decode", "vad"):
         [seen] = json.loads(containers.docker.run("inspect", containers.ids(service)[0]))
         assert seen["Config"]["User"] not in ("", "root", "0"), service
         assert seen["HostConfig"]["ReadonlyRootfs"], service
@@ -175,6 +175,9 @@ def test_images_carry_only_what_their_service_needs(containers: Containers) -> N
     assert not tokenizer & {"torch", "fastapi"}
     assert {"motet", "torch"} <= llm
     assert "fastapi" not in llm
+    vad = packages("vad")
+    assert {"motet", "silero-vad", "onnxruntime"} <= vad
+    assert not vad & {"torch", "transformers", "fastapi"}
     # Build arguments may hold an address with a password: nothing of them may stay in the image.
     history = containers.docker.run("history", "--no-trunc", f"motet-gateway:{TAG}")
     assert "PIP_FIND_LINKS" not in history

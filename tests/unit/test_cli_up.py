@@ -96,11 +96,18 @@ def test_one_decode_process_per_model_and_count(folder: Path, monkeypatch: pytes
     monkeypatch.setenv("MOTET_NATS_PASSWORD", "pw-of-the-run")
     todo = plan("--llm", str(folder), "--decode", "2", "--tokenizer", "2", "--port", "0")
     services = todo.stack.services()
-    assert [s.name for s in services] == ["gateway", "tokenizer-1", "tokenizer-2", "decode-1", "decode-2"]
-    assert services[-1].model == "tiny-llama"
+    assert [s.name for s in services] == ["gateway", "tokenizer-1", "tokenizer-2", "decode-1", "decode-2", "vad"]
+    assert [s.model for s in services if s.role == "decode"] == ["tiny-llama"] * 2
     assert all(s.env["MOTET_NATS_PASSWORD"] == "pw-of-the-run" for s in services)
     assert not any("pw-of-the-run" in arg for s in services for arg in s.argv)
     assert [s.stage for s in services] == sorted(s.stage for s in services)
+
+
+def test_voice_activity_may_be_left_out(folder: Path) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    assert "vad" not in [s.role for s in plan(*common, "--vad", "0").stack.services()]
+    assert [s.name for s in plan(*common, "--vad", "2").stack.services()][-2:] == ["vad-1", "vad-2"]
+    assert "--vad" in refusal(*common, "--vad", "-1")
 
 
 def test_each_run_has_a_password_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +129,7 @@ def test_threads_are_shared_out_and_the_users_word_wins(folder: Path, monkeypatc
     model = models.ModelFolder("m", folder)
     stack = Stack(models=(model,), nats_url="", nats_password=None, decode=2)
     threads = {s.role: s.env["OMP_NUM_THREADS"] for s in stack.services()}
-    assert threads == {"gateway": "1", "tokenizer": "1", "decode": "4"}
+    assert threads == {"gateway": "1", "tokenizer": "1", "decode": "4", "vad": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert all("OMP_NUM_THREADS" not in s.env for s in stack.services())
 

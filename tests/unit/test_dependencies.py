@@ -22,6 +22,7 @@ RULES = {
     "services/motet_tokenizer": ("tokenizer", {"motet_shared"}),
     "services/motet_llm": ("llm", {"motet_shared", "motet_kernels"}),
     "services/motet_tts": ("tts", {"motet_shared"}),
+    "services/motet_vad": ("vad", {"motet_shared"}),
     "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),
 }
 # Imported where it is installed; without it the feature is off, and the code says so.
@@ -88,7 +89,7 @@ def test_imports_are_allowed_and_declared(folder: str) -> None:
             )
 
 
-@pytest.mark.parametrize("extra", ["", "gateway", "tokenizer", "cli"])
+@pytest.mark.parametrize("extra", ["", "gateway", "tokenizer", "vad", "cli"])
 def test_only_the_engine_brings_torch(extra: str) -> None:
     assert "torch" not in declared(extra)
 

@@ -1,0 +1,73 @@
+"""Silero's network: 32 ms of sound of many streams in, the probability that each of them is speech out.
+
+Only the weights come from the package `silero-vad`; its Python code would load torch and torchaudio, for which this
+process has no use.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from motet_shared.errors import ConfigError
+
+RATE = 16000
+FRAME = 512  # samples
+FRAME_MS = FRAME * 1000 // RATE
+CONTEXT = 64  # samples of the frame before, which the network sees too
+
+Floats = NDArray[np.float32]
+
+
+class Memory:
+    """What the network remembers of one stream."""
+
+    def __init__(self) -> None:
+        self.state: Floats = np.zeros((2, 128), np.float32)
+        self.tail: Floats = np.zeros(CONTEXT, np.float32)
+
+
+class Silero:
+    """The network. Calls may come from any thread, one at a time."""
+
+    name = "silero-vad"
+
+    def __init__(self, path: str = "", threads: int = 1):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.log_severity_level = 3
+        file = path or str(packaged())
+        try:
+            self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ConfigError(f"model: {file} cannot be loaded: {error}") from error
+        names = {tensor.name for tensor in self._session.get_inputs()}
+        if names != {"input", "state", "sr"}:
+            raise ConfigError(f"model: {file} takes {sorted(names)}; silero-vad 5 or 6 takes input, sr and state")
+        self._rate = np.array(RATE, np.int64)
+
+    def step(self, frames: list[Floats], memories: list[Memory]) -> list[float]:
+        """One frame of each stream, (FRAME,) in -1 to 1; their memories move on. Probabilities of speech."""
+        tails = [memory.tail for memory in memories]
+        inputs = np.concatenate([np.stack(tails), np.stack(frames)], axis=1)  # (streams, CONTEXT + FRAME)
+        states = np.stack([memory.state for memory in memories], axis=1)  # (2, streams, 128)
+        feeds = {"input": inputs, "state": states, "sr": self._rate}
+        probabilities, states = self._session.run(["output", "stateN"], feeds)
+        for number, memory in enumerate(memories):
+            memory.state = states[:, number]
+            memory.tail = inputs[number, -CONTEXT:]
+        return [float(probability) for probability in probabilities[:, 0]]
+
+
+def packaged() -> Path:
+    """The file that the installed package brings."""
+    spec = importlib.util.find_spec("silero_vad")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("model: silero-vad is not installed; pip install 'motet[vad]'")
+    return Path(spec.submodule_search_locations[0]) / "data" / "silero_vad_16k_op15.onnx"

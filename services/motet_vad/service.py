@@ -1,0 +1,103 @@
+"""The voice activity actor: role `vad`, operation `detect`. Audio in while it is spoken, edges of speech out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from motet_shared.actor import Actor, operation
+from motet_shared.audio import Resampler
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import UnknownModel
+from motet_shared.messages import Detect, ModelCard
+
+from .batcher import Batcher
+from .config import VadConfig
+from .edges import Edges
+from .model import FRAME, FRAME_MS, RATE, Floats, Memory, Silero
+
+
+class Vad(Actor):
+    """Listens to many sessions at once, each with a memory of its own."""
+
+    role = "vad"
+    drain_timeout = 1.0  # sessions last for hours: they move to another instance instead of ending first
+
+    def __init__(self, config: VadConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.max_active = config.max_active
+        self._batcher: Batcher | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def warm(self) -> None:
+        model = await asyncio.to_thread(Silero, self.config.model, self.config.threads)
+        self._batcher = Batcher(model, self.config.max_batch)
+        self._task = asyncio.create_task(self._batcher.run(), name="vad")
+        self._task.add_done_callback(self._computed)
+        await self.batcher.probabilities(Memory(), [np.zeros(FRAME, np.float32)])
+
+    def _computed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.crash(error)
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.batcher.close()
+
+    @property
+    def batcher(self) -> Batcher:
+        if self._batcher is None:
+            raise RuntimeError("the model is not loaded yet")
+        return self._batcher
+
+    @operation(Detect)
+    async def detect(self, call: Call, request: Detect) -> None:
+        """Edges of one session's speech as they are noticed, until its input ends."""
+        if request.model not in ("", Silero.name):
+            raise UnknownModel(f"model: {request.model!r} is not served; use {Silero.name!r}", param="model")
+        edges, memory, heard = Edges(request), Memory(), 0
+        async for frames in self._frames(call, request.sample_rate):
+            for probability in await self.batcher.probabilities(memory, frames):
+                heard += FRAME_MS
+                if (edge := edges.frame(probability, heard - FRAME_MS, heard)) is not None:
+                    await call.send(edge)
+        if (last := edges.finish(heard)) is not None:
+            await call.send(last)
+        call.finish("stop")
+
+    async def _frames(self, call: Call, rate: int) -> AsyncIterator[list[Floats]]:
+        """The frames that each piece of the input completes; the last one is filled up with silence."""
+        resampler, rest = Resampler(rate, RATE), b""
+        async for data in call.received():
+            rest += resampler.feed(data)
+            whole = len(rest) - len(rest) % (2 * FRAME)
+            if whole:
+                yield _floats(rest[:whole])
+                rest = rest[whole:]
+        rest += resampler.flush()
+        if rest:
+            yield _floats(rest + b"\x00" * (-len(rest) % (2 * FRAME)))
+
+    def models(self) -> list[ModelCard]:
+        return [] if self._batcher is None else [ModelCard(name=Silero.name, context=0)]
+
+    def stats(self) -> dict[str, Any]:
+        return {} if self._batcher is None else asdict(self._batcher.counters)
+
+    def check_integrity(self) -> None:
+        """With no session, no frame may wait."""
+        super().check_integrity()
+        if not self.bus.calls.active and self.batcher.waiting:
+            raise RuntimeError(f"no session is active, but {self.batcher.waiting} wait for the model")
+
+
+def _floats(pcm: bytes) -> list[Floats]:
+    """(FRAME,) each, in -1 to 1."""
+    return list((np.frombuffer(pcm, "<i2").astype(np.float32) / 32768).reshape(-1, FRAME))
