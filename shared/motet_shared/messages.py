@@ -173,6 +173,13 @@ class Detect(Request, tag="detect"):
     idle_timeout_ms: int | None = None
 
 
+class Judge(Request, tag="judge"):
+    """anyone → vad: has the speaker of these words finished? One `Verdict` comes back."""
+
+    text: str  # the transcript of the turn so far
+    model: str = ""  # empty: the one that is served
+
+
 class HearingResume(Struct, omit_defaults=True):
     """What a client already has of a recording: the first window that it has not all of, and how it goes on there."""
 
@@ -268,6 +275,12 @@ class Chunk(Struct, array_like=True, gc=False, tag="d"):
     data: bytes
 
 
+class Verdict(Struct, array_like=True, gc=False, tag="v"):
+    """vad: the probability that nothing more follows a text."""
+
+    finished: float
+
+
 class SpeechEdge(Struct, array_like=True, gc=False, tag="s"):
     """vad: speech starts or stops, or nobody spoke for the idle timeout. All times are ms of audio since the start."""
 
@@ -323,7 +336,7 @@ class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
     text: int = 0
 
 
-Body = Tokens | Text | Blob | Chunk | SpeechEdge | Recording | Segment | Partial | Audio
+Body = Tokens | Text | Blob | Chunk | SpeechEdge | Verdict | Recording | Segment | Partial | Audio
 
 
 # ------------------------------------------------------------------------------------------------------------- frames
@@ -391,7 +404,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     caller: str  # instance id, "<role>-<hex>"
     stream: int
     credit: int  # items that may be sent before the first Credit
-    body: Chat | Complete | Generate | Profile | Detect | Transcribe | Listen | Speak | Echo
+    body: Chat | Complete | Generate | Profile | Detect | Judge | Transcribe | Listen | Speak | Echo
     deadline_ms: int | None = None
     epoch: int = 0  # of a realtime session: an actor drops work of an older epoch
 
