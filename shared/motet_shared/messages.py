@@ -224,7 +224,7 @@ class SpeechResume(Struct, omit_defaults=True):
 
 
 class Speak(Request, tag="speak"):
-    """anyone → tts: text in, `Audio` items back. Noise is keyed by (seed, sentence): the same seed goes on after a move."""
+    """anyone → tts: text in, `Audio` items back. Noise is keyed by (seed, sentence), so it goes on after a move."""
 
     model: str
     text: str
@@ -325,8 +325,8 @@ class Partial(Struct, array_like=True, gc=False, tag="p"):
 class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
     """tts → anyone: the next PCM (mono, 16-bit little-endian, 24 kHz).
 
-    `words` are those of the whole sentence as (written, start, end), in ms from the beginning of the stream: an estimate
-    with a sentence's first item, what was spoken with its last. A later list of the same `sentence` replaces one before.
+    `words` are those of the whole sentence as (written, start, end), in ms from the beginning of the stream: estimates
+    with a sentence's first item, the true times with its last. A later list of the same `sentence` replaces one before.
     `text`: how many characters of the request are wholly spoken with this item.
     """
 
