@@ -19,9 +19,13 @@ struct Range {
     bool empty() const { return from >= to; }
 };
 
+// Into the second-level cache: the first one is no larger than the keys and values of a block.
 INLINE void prefetch(const char* at, int64_t bytes) {
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b);
+    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(at + b, 0, 2);
 }
+
+// The k-th row of a block to fetch: a core reads faster from several places than from one.
+INLINE int spread(int k) { return k % 4 * (KEYS / 4) + k / 4; }
 
 // Scores of NL lines and W / NL keys. A sum runs over D in lanes, then over the lanes.
 template <int NL, typename T>
@@ -58,7 +62,7 @@ void score_lines(const float* query, int64_t dim, const T* const* keys, const Ra
         from = std::min(from, seen[l].from), to = std::max(to, seen[l].to);
     }
     for (int k = from / NK * NK; k < to; k += NK) {
-        for (int i = 0; i < NK; i++) prefetch(values[k + i], value_bytes);
+        for (int i = 0; i < NK; i++) prefetch(values[spread(k + i)], value_bytes);
         score_tile<NL>(query, dim, keys + k, scores + k);
     }
 }
@@ -116,7 +120,7 @@ void value_tile(float* out, int64_t dim, const float* decay, const float* weight
 #pragma GCC unroll 16
     for (int l = 0; l < NL; l++) add(l, seen[l].from, std::min(from, seen[l].to));
     for (int k = from; k < to; k++) {
-        prefetch(next[k], next_bytes);
+        prefetch(next[spread(k)], next_bytes);
         vec value[NV];
 #pragma GCC unroll 16
         for (int v = 0; v < NV; v++) value[v] = vload(values[k] + column + v * W);
