@@ -191,6 +191,8 @@ def prefix_cost(bench: Bench) -> None:
     """What the prefix cache costs when nothing ever hits: interleaved pairs of runs with it and without."""
     plan = bench.plan
     engines = [bench.engine(prefix_cache=on) for on in (True, False)]
+    # The same weights and blocks at the same addresses: two copies alone may differ by more than what is looked for.
+    engines[1].runner = engines[0].runner
     costs = []
     for pair in range(plan.pairs):
         jobs = [Job(0.0, bench.tokens(plan.prompt), plan.output) for _ in range(plan.batch)]
