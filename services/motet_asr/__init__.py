@@ -1,0 +1,1 @@
+"""Speech recognition: audio in, text with times out."""

@@ -1,0 +1,63 @@
+"""An engine for a checkpoint folder, or the reason why not. Safetensors only, and no code from the folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoTokenizer,
+    MoonshineForConditionalGeneration,
+    ParakeetForCTC,
+    WhisperForConditionalGeneration,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from motet_shared.errors import ConfigError
+
+from .config import EngineConfig
+from .ctc import CtcEngine, Parakeet
+from .engine import SAMPLE_RATE, Engine
+from .moonshine import Moonshine
+from .slot_engine import SlotEngine
+from .whisper import Whisper
+
+_CLASSES: dict[str, Any] = {
+    "whisper": WhisperForConditionalGeneration,
+    "moonshine": MoonshineForConditionalGeneration,
+    "parakeet_ctc": ParakeetForCTC,
+}
+# What transformers raises for files that make no sense to it.
+_UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
+
+
+def load_engine(config: EngineConfig) -> Engine:
+    """Load a checkpoint. ConfigError names what is wrong with the folder."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    folder = Path(config.model)
+    kind = _load(folder, "config.json", AutoConfig).model_type
+    if kind not in _CLASSES:
+        raise ConfigError(f"model={config.model!r}: model_type {kind!r} does not hear; there are {', '.join(_CLASSES)}")
+    disable_progress_bar()
+    model = _load(folder, "the weights", _CLASSES[kind], dtype=getattr(torch, config.dtype), use_safetensors=True)
+    model.eval().requires_grad_(False)
+    extractor = _load(folder, "preprocessor_config.json", AutoFeatureExtractor)
+    tokenizer = _load(folder, "the tokenizer", AutoTokenizer)
+    if extractor.sampling_rate != SAMPLE_RATE:
+        raise ConfigError(f"model={config.model!r}: it listens at {extractor.sampling_rate} Hz, not {SAMPLE_RATE}")
+    if kind == "parakeet_ctc":
+        return CtcEngine(config, Parakeet(config, model, extractor, tokenizer))
+    family = {"whisper": Whisper, "moonshine": Moonshine}[kind](config, model, extractor, tokenizer)
+    return SlotEngine(config, family)
+
+
+def _load(folder: Path, what: str, kind: Any, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+    except _UNUSABLE as error:
+        first = str(error).strip().split("\n")[0]
+        raise ConfigError(f"model={str(folder)!r}: {what} cannot be read: {first}") from error

@@ -1,0 +1,84 @@
+"""Settings of speech recognition: the engine's, checked once before anything is loaded, and the process's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from motet_shared.config import Duration, ProcessConfig, setting
+from motet_shared.errors import ConfigError
+
+DTYPES = ("float32", "bfloat16")
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # those of Whisper's reference decoder, tried in turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    model: folder of a checkpoint (config.json and safetensors).
+    name: what clients call the model; empty: the folder's name.
+    dtype: of weights and activations.
+    threads: cores that compute; 0 leaves torch's own choice.
+    max_rows: most windows decoded at a time, a slot each.
+    max_waiting: most windows in the queue; further ones are refused as overloaded.
+    encode_batch: most windows encoded at a time, between two decoder steps.
+    window: seconds of audio given to the model at a time; 0: what it was made for.
+    fallback: a window whose text looks wrong is decoded again at a higher temperature (Whisper's rule).
+    compression_threshold: bytes of the token ids by bytes of their zlib form, above which text repeats itself.
+    logprob_threshold: mean log-probability of the tokens, below which the model was guessing.
+    no_speech_threshold: probability of silence, above which a window with a low mean log-probability is skipped.
+    """
+
+    model: str
+    name: str = ""
+    dtype: str = "float32"
+    threads: int = 0
+    max_rows: int = 16
+    max_waiting: int = 256
+    encode_batch: int = 4
+    window: float = 0.0
+    fallback: bool = True
+    compression_threshold: float = 1.35
+    logprob_threshold: float = -1.0
+    no_speech_threshold: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not (Path(self.model) / "config.json").is_file():
+            raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        for field, low in (("max_rows", 1), ("max_waiting", 1), ("encode_batch", 1), ("threads", 0)):
+            if (value := getattr(self, field)) < low:
+                raise ConfigError(f"{field}={value!r}: give a whole number of at least {low}")
+        if self.window < 0:
+            raise ConfigError(f"window={self.window!r}: give seconds, or 0 for the model's own")
+
+    @property
+    def model_name(self) -> str:
+        return self.name or Path(self.model).resolve().name
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsrConfig(ProcessConfig):
+    """Flags of `python -m motet_asr`. `EngineConfig` says what the engine's own settings mean and checks them."""
+
+    model: str = setting("folder of the checkpoint to serve: Whisper, Moonshine or Parakeet-CTC")
+    name: str = setting("what clients call the model (default: the folder's name)", default="")
+    dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
+    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    max_rows: int = setting("most windows decoded at a time", default=16, min=1)
+    max_waiting: int = setting("most windows in the queue; further ones are refused", default=256, min=1)
+    encode_batch: int = setting("most windows encoded between two decoder steps", default=4, min=1)
+    window: Duration = setting("audio given to the model at a time; 0: what it was made for", default=0.0, min=0)
+    fallback: bool = setting("hear what looks wrong again at a higher temperature", default=True)
+    timestamps: bool = setting("have a model that can tell when segments begin and end", default=True)
+    max_files: int = setting("most files and live streams at a time; further ones are refused", default=64, min=1)
+    parallel: int = setting("windows of one file that are heard side by side", default=4, min=1)
+    max_audio: Duration = setting("longest file or live stream", default=4 * 3600.0, min=1)
+    partial_every: Duration = setting("new audio after which a live stream is heard again", default=0.4, min=0.05)
+    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+
+    def engine(self) -> EngineConfig:
+        shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
+        return EngineConfig(**{name: getattr(self, name) for name in shared})

@@ -1,0 +1,196 @@
+"""The speech recognition actor: role `asr`, operations `transcribe` (files) and `listen` (live).
+
+The engine has a thread of its own; files are fetched as blobs and decoded on others. Everything that a call holds is
+freed within one engine step when its caller leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from motet_shared.actor import Actor, operation
+from motet_shared.blobs import BlobStore
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import InternalError, UnknownModel
+from motet_shared.messages import HearingResume, Listen, ModelCard, Partial, Recording, Segment, Transcribe, Usage
+
+from .audio_file import read_audio
+from .checkpoint import load_engine
+from .config import AsrConfig
+from .engine import SAMPLE_RATE
+from .live import Live
+from .recognizer import Recognizer
+from .request import Options, Piece, Word
+from .transcription import Settled, Transcription
+
+log = logging.getLogger(__name__)
+
+
+class Asr(Actor):
+    """Serves one model."""
+
+    role = "asr"
+    config: AsrConfig
+
+    def __init__(self, config: AsrConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.max_active = config.max_files
+        self._store = BlobStore(bus.instance)
+        self._recognizer: Recognizer | None = None
+        self._card: ModelCard | None = None
+
+    async def warm(self) -> None:
+        engine_config = self.config.engine()
+        engine = await asyncio.to_thread(load_engine, engine_config)
+        await self._store.start()
+        self._recognizer = Recognizer(engine, self.crash)
+        created = int((Path(self.config.model) / "config.json").stat().st_mtime)
+        self._card = ModelCard(name=engine_config.model_name, context=0, created=created, vocab=engine.family.vocab)
+        self.bus.monitor.duties.append(self._watch)
+        log.info("model loaded", extra={"model": self._card.name, "window": engine.family.window})
+
+    async def close(self) -> None:
+        if self._recognizer is not None:
+            await self._recognizer.close()
+            await self._store.close()
+
+    @property
+    def recognizer(self) -> Recognizer:
+        if self._recognizer is None:
+            raise RuntimeError("the model is not loaded yet")
+        return self._recognizer
+
+    # ----------------------------------------------------------------------------------------------------- operations
+    @operation(Transcribe)
+    async def transcribe(self, call: Call, request: Transcribe) -> None:
+        """A `Recording`, and the segments of a file in order, each when it is final."""
+        self._check_served(request.model)
+        options = self._options(request.language, request.prompt, request.words)
+        options = replace(options, task=request.task, temperature=request.temperature, seed=request.seed)
+        self.recognizer.family.check(options)
+        data = await self._store.get(request.audio)
+        audio = await asyncio.to_thread(read_audio, data, self.config.max_audio)
+        del data
+        resume = request.resume or HearingResume(window=0, segment=0, skip=0)
+        if resume.language:
+            options = replace(options, language=resume.language)
+        hearing = Transcription(self.recognizer, audio, options, parallel=self.config.parallel, first=resume.window)
+        answer = _Answer(call, resume, len(audio) / SAMPLE_RATE, self.recognizer, request.words)
+        async with aclosing(hearing.settled()) as windows:
+            async for settled in windows:
+                await answer.take(settled)
+        await answer.finish()
+
+    @operation(Listen)
+    async def listen(self, call: Call, request: Listen) -> None:
+        """What is understood of a live stream, again and again; one segment when its input has ended."""
+        self._check_served(request.model)
+        options = replace(self._options(request.language, request.prompt, True), timestamps=False)
+        self.recognizer.family.check(options)
+        live = Live(self.recognizer, options, request.sample_rate, self.config.partial_every, self.config.max_audio)
+
+        def show(stable: str, tail: str) -> None:
+            if call.credit_left > 1:  # one is kept for the segment; a partial that is late is worth nothing
+                call.push(Partial(stable, tail))
+
+        words = await live.run(call.received(), show)
+        text = "".join(word.text for word in words)
+        start, end = (words[0].start, words[-1].end) if words else (0.0, live.seconds)
+        await call.send(Segment(0, 0, start, end, text, words=_wire(words) if request.words else []))
+        call.finish("stop", Usage())
+
+    def _options(self, language: str, prompt: str, words: bool) -> Options:
+        code = self.recognizer.family.code(language)
+        return Options(language=code, prompt=prompt, words=words, timestamps=self.config.timestamps)
+
+    def _check_served(self, model: str) -> None:
+        if self._card is None or model != self._card.name:
+            served = self._card.name if self._card else "nothing yet"
+            raise UnknownModel(f"model {model!r} is not served by {self.bus.instance}, which serves {served}")
+
+    # --------------------------------------------------------------------------------------------------------- health
+    async def _watch(self, elapsed: float) -> None:
+        """The loop beats while the engine computes; so an engine that hangs must be noticed here."""
+        if (seconds := self.recognizer.thread.stuck_for) > self.config.step_timeout:
+            self.crash(InternalError(f"a step has taken {seconds:.0f} s (step_timeout)"))
+
+    def load(self) -> dict[str, float]:
+        if self._recognizer is None:
+            return {}
+        stats = self._recognizer.thread.stats()
+        return {"running": stats["running"], "queued": stats["waiting"] + stats["commands"]}
+
+    def models(self) -> list[ModelCard]:
+        return [self._card] if self._card else []
+
+    def stats(self) -> dict[str, Any]:
+        return {} if self._recognizer is None else self._recognizer.thread.stats() | self._store.stats()
+
+    def check_integrity(self) -> None:
+        """For an idle actor: nothing may be left in the engine."""
+        super().check_integrity()
+        engine = self.recognizer.thread.engine
+        engine.check_integrity()
+        if not self.bus.calls.active and engine.has_work:
+            raise RuntimeError("nobody asks for anything, but the engine has work")
+
+
+class _Answer:
+    """The items of one file, without those that the client has."""
+
+    def __init__(self, call: Call, resume: HearingResume, duration: float, recognizer: Recognizer, words: bool):
+        self._call, self._resume, self._duration = call, resume, duration
+        self._recognizer, self._words = recognizer, words
+        self._next = resume.segment
+        self._skip = resume.skip
+        self._told = resume.window > 0 or resume.skip > 0
+        self._tokens = 0
+
+    async def take(self, settled: Settled) -> None:
+        if not settled.pieces:
+            return
+        await self._tell(settled.language)
+        for piece in settled.pieces:
+            self._tokens += len(piece.tokens)
+            if self._skip:
+                self._skip -= 1
+            else:
+                await self._call.send(self._segment(piece, settled))
+            self._next += 1
+
+    def _segment(self, piece: Piece, settled: Settled) -> Segment:
+        return Segment(
+            self._next,
+            settled.window.index,
+            round(piece.start, 3),
+            round(piece.end, 3),
+            piece.text,
+            piece.tokens,
+            _wire(piece.words) if self._words else [],
+            piece.avg_logprob,
+            piece.no_speech_prob,
+            piece.temperature,
+            piece.compression_ratio,
+            settled.window.start,
+        )
+
+    async def _tell(self, language: str) -> None:
+        """What the recording is, before its first segment."""
+        if not self._told:
+            self._told = True
+            name = self._recognizer.family.language_name(language)
+            await self._call.send(Recording(self._duration, language, name))
+
+    async def finish(self) -> None:
+        await self._tell("")
+        self._call.finish("stop", Usage(completion_tokens=self._tokens))
+
+
+def _wire(words: list[Word]) -> list[tuple[str, float, float]]:
+    return [(word.text, round(word.start, 3), round(word.end, 3)) for word in words]

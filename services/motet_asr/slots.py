@@ -1,0 +1,97 @@
+"""Keys and values of what is being decoded: one row per window, and no gaps between rows.
+
+B rows · H heads · L tokens · S encoder frames · D head size. Every step then reads views of the first rows, without
+gathering anything; a row that ends is overwritten by the last one, which is rare and cheap beside the steps.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from motet_shared.errors import InternalError
+
+
+class Slots:
+    """Grows by doubling up to `max_rows`, and in encoder frames up to the longest audio that has come."""
+
+    def __init__(self, layers: int, heads: int, head_size: int, length: int, max_rows: int, dtype: torch.dtype):
+        self.length = length  # tokens that a row has room for
+        self.max_rows = max_rows
+        self.filled: list[int] = []  # tokens in each row
+        self.frames: list[int] = []  # encoder frames of each row
+        self._shape = (layers, heads, head_size)
+        self._dtype = dtype
+        self.own = self._empty(0, length)  # [layers, 2, rows, H, L, D]
+        self.cross = self._empty(0, 0)  # [layers, 2, rows, H, S, D]
+
+    def _empty(self, rows: int, length: int) -> Tensor:
+        layers, heads, head_size = self._shape
+        return torch.zeros(layers, 2, rows, heads, length, head_size, dtype=self._dtype)
+
+    @property
+    def rows(self) -> int:
+        return len(self.filled)
+
+    @property
+    def free(self) -> int:
+        return self.max_rows - self.rows
+
+    @torch.inference_mode()
+    def add(self, frames: int) -> int:
+        """A new last row with room for so many encoder frames; its number."""
+        if not self.free:
+            raise InternalError(f"all {self.max_rows} rows are taken")
+        row = self.rows
+        capacity, longest = self.own.shape[2], self.cross.shape[4]
+        if row == capacity or frames > longest:
+            self._grow(min(max(2 * capacity, 1), self.max_rows) if row == capacity else capacity, max(frames, longest))
+        self.filled.append(0)
+        self.frames.append(frames)
+        return row
+
+    def _grow(self, capacity: int, longest: int) -> None:
+        own, cross = self.own, self.cross
+        if capacity > own.shape[2]:
+            self.own = self._empty(capacity, self.length)
+            self.own[:, :, : own.shape[2]] = own
+        self.cross = self._empty(capacity, longest)
+        self.cross[:, :, : cross.shape[2], :, : cross.shape[4]] = cross
+
+    @torch.inference_mode()
+    def remove(self, row: int) -> None:
+        """Free a row. The last row takes its place and its number."""
+        last = self.rows - 1
+        if row != last:
+            used, frames = self.filled[last], self.frames[last]
+            self.own[:, :, row, :, :used] = self.own[:, :, last, :, :used]
+            self.cross[:, :, row, :, :frames] = self.cross[:, :, last, :, :frames]
+            self.filled[row], self.frames[row] = used, frames
+        self.filled.pop()
+        self.frames.pop()
+
+    @torch.inference_mode()
+    def scrub(self, row: int) -> None:
+        """Forget what a row holds: NaN would reach the next window there, since nothing times NaN is NaN."""
+        self.own[:, :, row] = 0
+        self.cross[:, :, row] = 0
+
+    def own_mask(self) -> tuple[int, Tensor | None]:
+        """How many tokens the longest row will have after a step, and which of them each row may see: [B, 1, 1, L]."""
+        longest = max(self.filled) + 1
+        if min(self.filled) + 1 == longest:
+            return longest, None
+        filled_B = torch.tensor(self.filled)
+        return longest, (torch.arange(longest) <= filled_B[:, None])[:, None, None]
+
+    def cross_mask(self, first: int, last: int) -> tuple[int, Tensor | None]:
+        """How many encoder frames rows `first` to `last` need, and which of them each row may see: [B, 1, 1, S]."""
+        frames = self.frames[first:last]
+        longest = max(frames)
+        if min(frames) == longest:
+            return longest, None
+        return longest, (torch.arange(longest) < torch.tensor(frames)[:, None])[:, None, None]
+
+    @property
+    def nbytes(self) -> int:
+        return self.own.nbytes + self.cross.nbytes
