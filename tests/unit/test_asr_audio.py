@@ -1,0 +1,144 @@
+"""Sound files of all kinds: read right, or refused with the cause."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from asr_checkpoints import RATE, noise, wav
+from motet_asr.audio_file import read_audio
+from motet_shared.audio import wav_header
+from motet_shared.errors import BadRequest
+
+LOSSY = {"mp3": ("mp3", "libmp3lame"), "ogg": ("ogg", "libopus"), "m4a": ("mp4", "aac"), "webm": ("webm", "libopus")}
+EXACT = {"flac": ("flac", "flac"), "wav": ("wav", "pcm_s16le")}
+
+
+def tone(seconds: float = 2.0, rate: int = RATE, pitch: float = 440.0) -> Any:
+    return (0.4 * np.sin(2 * np.pi * pitch * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
+
+
+def encoded(sound: Any, container: str, codec: str, rate: int = RATE, channels: int = 1) -> bytes:
+    """A file of that kind, by the same library that everybody's recorder uses."""
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format=container) as out:
+        stream = out.add_stream(codec, rate=rate)
+        stream.layout = "mono" if channels == 1 else "stereo"
+        pcm = np.repeat((sound * 32767).astype("<i2")[None], channels, axis=0)
+        frame = av.AudioFrame.from_ndarray(pcm.T.reshape(1, -1).copy(), "s16", stream.layout.name)
+        frame.rate = rate
+        resampler = av.AudioResampler(stream.format, stream.layout, rate, frame_size=stream.frame_size or None)
+        for part in [*resampler.resample(frame), *resampler.resample(None)]:
+            out.mux(stream.encode(part))
+        out.mux(stream.encode(None))
+    return buffer.getvalue()
+
+
+def pitch_of(sound: Any) -> float:
+    spectrum = np.abs(np.fft.rfft(sound * np.hanning(len(sound))))
+    return float(np.argmax(spectrum) * RATE / len(sound))
+
+
+@pytest.mark.parametrize("kind", [*LOSSY, *EXACT])
+@pytest.mark.parametrize("rate", [16_000, 48_000])
+def test_common_formats_become_16_khz_mono(kind: str, rate: int) -> None:
+    data = encoded(tone(rate=rate), *(LOSSY | EXACT)[kind], rate=rate, channels=2)
+    sound = read_audio(data, 60.0)
+    assert sound.dtype == np.float32
+    assert sound.ndim == 1
+    assert len(sound) == pytest.approx(2 * RATE, abs=0.15 * RATE)
+    assert pitch_of(sound) == pytest.approx(440, abs=2)
+    assert 0.2 < np.abs(sound).max() < 0.6
+
+
+def test_wav_at_16_khz_is_exact() -> None:
+    sound = noise(1.0)
+    wanted = (np.clip(sound, -1, 1) * 32767).astype("<i2") / np.float32(32768)
+    assert np.array_equal(read_audio(wav(sound), 60.0), wanted)
+
+
+def test_rates_and_widths() -> None:
+    for rate in (8_000, 11_025, 44_100, 96_000):
+        sound = read_audio(wav(tone(1.0, rate), rate), 60.0)
+        assert len(sound) == pytest.approx(RATE, abs=64)
+        assert pitch_of(sound) == pytest.approx(440, abs=2)
+
+
+def test_what_breaks_off_gives_what_is_whole() -> None:
+    for kind in ("wav", "mp3", "flac", "ogg"):
+        data = encoded(tone(4.0), *(LOSSY | EXACT)[kind])
+        sound = read_audio(data[: len(data) // 2], 60.0)
+        assert len(sound) == pytest.approx(2 * RATE, abs=0.8 * RATE), kind
+        assert pitch_of(sound) == pytest.approx(440, abs=3)
+
+
+def test_damage_in_the_middle_costs_only_that() -> None:
+    data = bytearray(encoded(tone(4.0), *EXACT["flac"]))
+    middle = len(data) // 2
+    data[middle : middle + 64] = b"\xff" * 64
+    assert len(read_audio(bytes(data), 60.0)) > 2.5 * RATE
+
+
+def test_silence_clipping_and_one_sample_are_sound() -> None:
+    assert not read_audio(wav(np.zeros(RATE)), 60.0).any()
+    assert np.abs(read_audio(wav(noise(1.0) * 100), 60.0)).max() >= 0.99
+    assert len(read_audio(wav(np.ones(1)), 60.0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "cause"),
+    [
+        (b"", "empty"),
+        (
+            b"this is no sound at all, but a letter to a friend\n" * 50,
+            "cannot be read as sound|no sound track|whole sample",
+        ),
+        (bytes(range(256)) * 64, "cannot be read as sound|no sound track|whole sample"),
+        (wav_header(RATE, 0), "whole sample|cannot be read"),
+        (wav(tone())[:30], "cannot be read|whole sample"),
+        (encoded(tone(), "mp4", "aac")[:400], "cannot be read"),
+        (
+            b"RIFF\x24\x00\x00\x00WAVEfmt " + struct.pack("<IHHIIHH", 16, 1, 1, 0, 0, 2, 16) + b"data\0\0\0\0",
+            "rate|read",
+        ),
+    ],
+)
+def test_what_is_no_sound_is_refused_with_the_cause(data: bytes, cause: str) -> None:
+    with pytest.raises(BadRequest, match=cause) as refused:
+        read_audio(data, 60.0)
+    assert refused.value.param == "file"
+
+
+def test_a_picture_under_a_sound_s_name() -> None:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mp4") as out:
+        stream = out.add_stream("mpeg4", rate=5)
+        stream.width = stream.height = 32
+        for _ in range(3):
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8))))
+        out.mux(stream.encode(None))
+    with pytest.raises(BadRequest, match=r"no sound track \(it holds: video\)"):
+        read_audio(buffer.getvalue(), 60.0)
+
+
+def test_too_long_is_noticed_without_decoding_all() -> None:
+    """Five hours that claim to be there, of which only the beginning is looked at."""
+    data = wav(tone(3.0))
+    with pytest.raises(BadRequest, match=r"longer than 2 s \(max_audio\)"):
+        read_audio(data, 2.0)
+    quiet = encoded(np.zeros(600 * 8000, np.float32), *EXACT["flac"], rate=8000)
+    with pytest.raises(BadRequest, match="longer than 60 s"):
+        read_audio(quiet, 60.0)
+
+
+def test_samples_that_are_no_numbers() -> None:
+    header = b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, RATE, RATE * 4, 4, 32)
+    sound = np.ones(RATE, "<f4")
+    sound[100] = np.nan
+    with pytest.raises(BadRequest, match="NaN"):
+        read_audio(header + b"data" + struct.pack("<I", RATE * 4) + sound.tobytes(), 60.0)
