@@ -81,10 +81,11 @@ class Schedule:
 
 
 def optimizers(model: nn.Module, *, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the weights inside layers; AdamW for the (tied) embedding and the norms."""
+    """Muon for the weights inside layers; AdamW for the (tied) embeddings and the norms."""
+    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
-    for name, param in model.named_parameters():
-        (matrices if param.ndim == 2 and "embed" not in name else others).append(param)
+    for param in model.parameters():
+        (matrices if param.ndim == 2 and id(param) not in tables else others).append(param)
     muon = Muon(matrices, lr=matrix_lr, decay=0.05)
     return [muon, torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)]
