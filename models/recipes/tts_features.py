@@ -1,0 +1,71 @@
+"""What the codec of pocket-tts listens to: log-mel bands, and the pitch by autocorrelation, every ten milliseconds."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from motet_tts.pocket.synth import to_mel
+
+Wave = NDArray[np.float32]
+WINDOW = 960  # samples at 24 kHz that pitch and bands are computed from
+LOWEST, HIGHEST = 60.0, 420.0  # Hz
+CANDIDATES = 5
+
+
+@cache
+def filters(rate: int, size: int, bands: int) -> Tensor:
+    """Triangles `[size // 2 + 1, bands]`, equally wide on the mel scale."""
+    edges = torch.linspace(0, float(to_mel(torch.tensor(rate / 2))), bands + 2)
+    place = to_mel(torch.linspace(0, rate / 2, size // 2 + 1))[:, None]
+    rising = (place - edges[:-2]) / (edges[1:-1] - edges[:-2])
+    falling = (edges[2:] - place) / (edges[2:] - edges[1:-1])
+    return torch.minimum(rising, falling).clamp(min=0)
+
+
+def bands(samples: Tensor, rate: int, hop: int, count: int) -> Tensor:
+    """Natural log of the band energies `[frames, count]`, a frame per hop, centred on it."""
+    size = 1024
+    spectrum = torch.stft(samples, size, hop, WINDOW, torch.hann_window(WINDOW), return_complex=True)
+    power = spectrum[:, : len(samples) // hop].abs().square().mT
+    return (power @ filters(rate, size, count) + 1e-6).log()
+
+
+def pitch(samples: Wave, rate: int, hop: int) -> Wave:
+    """Hz per frame, 0 where nothing is voiced: the path through autocorrelation peaks that jumps least."""
+    count, size = len(samples) // hop, 2048
+    padded = np.pad(samples, WINDOW // 2)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::hop][:count] * np.hanning(WINDOW)
+    window = np.fft.irfft(np.abs(np.fft.rfft(np.hanning(WINDOW), size)) ** 2)
+    shape = np.fft.irfft(np.abs(np.fft.rfft(frames, size)) ** 2)
+    lags = np.arange(int(rate / HIGHEST), int(rate / LOWEST) + 1)
+    energy = shape[:, 0]
+    curve = shape[:, lags] / (energy[:, None] + 1e-9) * (window[0] / window[lags])
+    score = curve - 0.08 * np.log2(lags / lags[0])  # an octave too low is as periodic
+    voiced = (curve.max(1) > 0.55) & (energy > 1e-3 * energy.max())
+    return _path(score, lags, voiced, rate)
+
+
+def _path(score: NDArray[np.float64], lags: NDArray[np.int64], voiced: NDArray[np.bool_], rate: int) -> Wave:
+    """Viterbi over a few peaks per frame."""
+    peaks = np.zeros_like(score, bool)
+    peaks[:, 1:-1] = (score[:, 1:-1] >= score[:, :-2]) & (score[:, 1:-1] > score[:, 2:])
+    ranked = np.where(peaks, score, score - 10.0)
+    best = np.argpartition(-ranked, CANDIDATES, axis=1)[:, :CANDIDATES]
+    value = np.take_along_axis(ranked, best, 1)
+    octave = np.log2(lags[best])
+    total, back = value[0], np.zeros(best.shape, int)
+    for i in range(1, len(best)):
+        jump = 2.0 * np.abs(octave[i][:, None] - octave[i - 1]) * (voiced[i] & voiced[i - 1])
+        paths = total - jump
+        back[i] = paths.argmax(1)
+        total = value[i] + paths.max(1)
+    found, index = np.zeros(len(best), np.float32), int(total.argmax())
+    for i in range(len(best) - 1, -1, -1):
+        found[i] = rate / lags[best[i, index]] if voiced[i] else 0.0
+        index = int(back[i, index])
+    return found

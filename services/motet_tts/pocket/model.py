@@ -1,0 +1,72 @@
+"""A pocket-tts folder as one module: `config.json` and `model.safetensors`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import DynamicCache
+
+from .codec import SpeechCodec
+from .config import PocketConfig
+from .reader import Reader, Reading
+from .speaker import Pointer, Speaker
+
+
+class Spoken(NamedTuple):
+    """One frame's samples, and the characters of the text whose phonemes began with it."""
+
+    samples: Tensor
+    began: list[int]
+
+
+class PocketSpeech(nn.Module):
+    """Reader, speaker and codec. `stream` speaks one sentence; an engine that speaks many uses the parts."""
+
+    def __init__(self, config: PocketConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.reader, self.speaker, self.codec = Reader(config), Speaker(config), SpeechCodec(config)
+
+    @classmethod
+    def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> PocketSpeech:
+        """The checkpoint, ready to speak; ValueError if the folder holds another model."""
+        model = cls(PocketConfig.load(folder))
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+        return model.to(dtype).eval()
+
+    def save(self, folder: Path, dtype: torch.dtype = torch.float16) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config.save(folder)
+        weights = {name: value.to(dtype).contiguous() for name, value in self.state_dict().items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "model.safetensors").chmod(0o644)
+
+    def voice(self, name: str) -> int:
+        if name not in self.config.voices:
+            raise ValueError(f"voice {name!r} is unknown: use one of {', '.join(self.config.voices)}")
+        return self.config.voices.index(name)
+
+    def read(self, text: str, voice: str) -> Reading:
+        """The phonemes of the text and the characters that they come from."""
+        return self.reader.read(text, self.voice(voice))
+
+    @torch.inference_mode()
+    def stream(self, text: str, voice: str, *, rate: float = 1.0, seed: int = 0) -> Iterator[Spoken]:
+        """Speak one sentence, frame by frame."""
+        reading = self.read(text, voice)
+        pointer, state, cache = Pointer(reading.phonemes), self.codec.begin(seed), DynamicCache()
+        if pointer.done:
+            return
+        inputs, begun = self.speaker.prompt(reading.phonemes, self.voice(voice), rate)[None], 0
+        while not pointer.done:
+            output = self.speaker.backbone(inputs_embeds=inputs, past_key_values=cache, use_cache=True)
+            now = pointer.place + 1
+            frames = self.speaker.draw(output.last_hidden_state[:, -1], [pointer])
+            codes = frames[:, None, : self.config.codebooks]
+            yield Spoken(self.codec.decode([state], codes)[0], reading.characters[begun:now])
+            begun, inputs = max(begun, now), self.speaker.embed(frames)[:, None]

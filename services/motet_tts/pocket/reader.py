@@ -1,0 +1,80 @@
+"""Letters to phonemes: a small encoder that reads a sentence at once and gives each letter room for two phonemes.
+
+Trained with CTC (Graves et al. 2006): what is alike in neighbouring places is one phoneme, and a blank is none. A
+phoneme thus has a letter that it comes from, and by that a word.
+
+Shapes: B sentences, C characters, S = 2C places, E width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .config import PocketConfig
+
+PLACES = 2  # per character
+
+
+class Reading(NamedTuple):
+    """What a text sounds like: phonemes by number, and for each the character that it comes from."""
+
+    phonemes: list[int]
+    characters: list[int]
+
+
+class Reader(nn.Module):
+    """Logits of the phonemes, the last of them the blank, for each place."""
+
+    def __init__(self, config: PocketConfig) -> None:
+        super().__init__()
+        width = config.reader_width
+        self.numbers = {character: number for number, character in enumerate(config.characters, start=1)}
+        self.blank = len(config.phonemes)
+        self.letters = nn.Embedding(len(config.characters) + 1, width)  # 0: any other
+        self.voices = nn.Embedding(len(config.voices), width)
+        self.local = nn.Conv1d(width, width, 5, padding=2)
+        layer = nn.TransformerEncoderLayer(
+            width, max(1, width // 64), 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.layers = nn.TransformerEncoder(layer, config.reader_layers, enable_nested_tensor=False)
+        self.places = nn.Linear(width, PLACES * width)
+        self.norm = nn.LayerNorm(width)
+        self.out = nn.Linear(width, len(config.phonemes) + 1)
+
+    def encode(self, text: str) -> list[int]:
+        """The numbers of the characters, in lower case."""
+        return [self.numbers.get(character, 0) for character in text.lower()]
+
+    def forward(self, letters_BC: Tensor, voices_B: Tensor, lengths_B: Tensor) -> Tensor:
+        """Logits `[B, S, phonemes + 1]` of right-padded sentences."""
+        hidden = self.letters(letters_BC) + self.voices(voices_B)[:, None]
+        outside = torch.arange(letters_BC.shape[1]) >= lengths_B[:, None]
+        hidden = hidden.masked_fill(outside[..., None], 0.0)
+        hidden = hidden + nn.functional.gelu(self.local(hidden.mT).mT) + sinusoids(hidden.shape[1], hidden.shape[2])
+        hidden = self.layers(hidden, src_key_padding_mask=outside)
+        return self.out(self.norm(self.places(hidden).unflatten(-1, (PLACES, -1)).flatten(1, 2)))
+
+    @torch.inference_mode()
+    def read(self, text: str, voice: int) -> Reading:
+        """The phonemes of one sentence."""
+        letters = self.encode(text)
+        if not letters:
+            return Reading([], [])
+        logits = self(torch.tensor([letters]), torch.tensor([voice]), torch.tensor([len(letters)]))
+        best = logits[0].argmax(-1).tolist()
+        kept = [
+            (phoneme, place // PLACES)
+            for place, phoneme in enumerate(best)
+            if phoneme != self.blank and (place == 0 or best[place - 1] != phoneme)
+        ]
+        return Reading([phoneme for phoneme, _ in kept], [character for _, character in kept])
+
+
+def sinusoids(count: int, width: int) -> Tensor:
+    """Positions `[count, width]` as sines and cosines."""
+    rates = torch.exp(-torch.arange(0, width, 2) / width * torch.log(torch.tensor(10_000.0)))
+    angles = torch.arange(count)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)

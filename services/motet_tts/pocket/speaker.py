@@ -1,0 +1,159 @@
+"""The language model of pocket-tts: phonemes in, code frames out, one after another.
+
+A Qwen3 decoder reads the phonemes and then its own frames. A pointer walks along the phonemes: with each frame the
+model says how many it has passed, so that it can neither skip nor repeat a word, and the times of the words come for
+free. A small head writes the codes of a frame one codebook after another.
+
+A frame is a row of integers: its codes, then where the pointer stands for the frame after it: how many frames it has
+stood there, its place, and the phonemes there and at the next two places.
+
+Shapes: B sentences, P phonemes, N frames, K codebooks, E hidden, F = K + 5 columns of a frame.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import Qwen3Config, Qwen3Model
+
+from .config import PocketConfig
+
+LONGEST = 24  # frames at one phoneme that are told apart
+
+
+@dataclass(slots=True)
+class Pointer:
+    """Where in its phonemes a sentence is."""
+
+    phonemes: list[int]
+    place: int = 0
+    since: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.place >= len(self.phonemes)
+
+    def move(self, count: int) -> None:
+        self.place, self.since = (self.place + count, 0) if count else (self.place, self.since + 1)
+
+    def columns(self, end: int) -> list[int]:
+        """The pointer as a frame tells it; `end` is the number that stands for what is beyond the last phoneme."""
+        coming = [*self.phonemes[self.place : self.place + 3], end, end, end][:3]
+        return [min(self.since, LONGEST - 1), self.place, *coming]
+
+
+class Depth(nn.Module):
+    """The codes of one frame from its hidden state, one codebook after another."""
+
+    def __init__(self, config: PocketConfig) -> None:
+        super().__init__()
+        width = config.depth
+        self.enter = nn.Linear(config.hidden, width)
+        self.said = nn.ModuleList(nn.Embedding(config.codes, width) for _ in range(config.codebooks - 1))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(config.codebooks))
+        self.wide = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(config.codebooks))
+        self.out = nn.ModuleList(nn.Linear(2 * width, config.codes) for _ in range(config.codebooks))
+
+    def logits(self, sum_BE: Tensor, book: int) -> Tensor:
+        return self.out[book](functional.gelu(self.wide[book](self.norms[book](sum_BE))))
+
+    def forward(self, hidden_BE: Tensor, codes_BK: Tensor) -> list[Tensor]:
+        """Logits `[B, V]` of every codebook, each given the codes before it."""
+        total = self.enter(hidden_BE)
+        logits = [self.logits(total, 0)]
+        for book, embedding in enumerate(self.said, start=1):
+            total = total + embedding(codes_BK[:, book - 1])
+            logits.append(self.logits(total, book))
+        return logits
+
+    @torch.inference_mode()
+    def draw(self, hidden_BE: Tensor, *, temperature: float = 0.0, gumbel_BKV: Tensor | None = None) -> Tensor:
+        """Codes `[B, K]`: the likeliest, or with noise as likely as they are at this temperature."""
+        total, codes = self.enter(hidden_BE), []
+        for book in range(len(self.out)):
+            scores = self.logits(total, book)
+            if temperature > 0 and gumbel_BKV is not None:
+                scores = scores / temperature + gumbel_BKV[:, book]
+            codes.append(scores.argmax(-1))
+            if book < len(self.said):
+                total = total + self.said[book](codes[-1])
+        return torch.stack(codes, dim=-1)
+
+
+class Speaker(nn.Module):
+    """The decoder with its embeddings and heads."""
+
+    def __init__(self, config: PocketConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.hidden
+        self.end = len(config.phonemes)
+        self.voices = nn.Embedding(len(config.voices), hidden)
+        self.rate = nn.Linear(1, hidden)
+        self.phonemes = nn.Embedding(self.end + 1, hidden)
+        self.places = nn.Embedding(config.max_phonemes, hidden)
+        self.codes = nn.ModuleList(nn.Embedding(config.codes, hidden) for _ in range(config.codebooks))
+        self.coming = nn.ModuleList(nn.Embedding(self.end + 1, hidden) for _ in range(3))
+        self.since = nn.Embedding(LONGEST, hidden)
+        self.start = nn.Parameter(torch.zeros(hidden))
+        self.backbone = Qwen3Model(
+            Qwen3Config(
+                vocab_size=1,
+                hidden_size=hidden,
+                intermediate_size=config.feed_forward,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                num_key_value_heads=config.kv_heads,
+                head_dim=hidden // config.heads,
+                max_position_embeddings=config.max_positions,
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+                pad_token_id=None,
+            )
+        )
+        self.depth = Depth(config)
+        self.advance = nn.Linear(hidden, config.advances)
+        for module in self.modules():
+            if isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=0.05)
+
+    def prompt(self, phonemes: list[int], voice: int, rate: float) -> Tensor:
+        """`[P + 2, E]`: the voice, the phonemes, and the start, at which the pointer is at the first phoneme."""
+        return torch.cat([self.read(phonemes, voice, rate), self.embed(self.first(phonemes)[None])])
+
+    def read(self, phonemes: list[int], voice: int, rate: float) -> Tensor:
+        """`[P + 1, E]`, the prompt without the start."""
+        if len(phonemes) > self.config.max_phonemes:
+            raise ValueError(
+                f"{len(phonemes)} phonemes are too many for one sentence: cut it below {self.config.max_phonemes}"
+            )
+        said = self.phonemes(torch.tensor(phonemes, dtype=torch.long)) + self.places(torch.arange(len(phonemes)))
+        speaker = self.voices.weight[voice] + self.rate(torch.tensor([rate], dtype=self.start.dtype).log2())
+        return torch.cat([speaker[None], said])
+
+    def first(self, phonemes: list[int]) -> Tensor:
+        """The row `[F]` before the first frame; it has no codes."""
+        return torch.tensor([*[-1] * self.config.codebooks, *Pointer(phonemes).columns(self.end)])
+
+    def embed(self, frames_BF: Tensor) -> Tensor:
+        """What the model reads of frames: `[B, E]`, any number of dimensions before the last."""
+        books = self.config.codebooks
+        codes, since, place, coming = frames_BF.split([books, 1, 1, 3], dim=-1)
+        total = self.since(since[..., 0]) + self.places(place[..., 0].clamp(max=self.config.max_phonemes - 1))
+        for index, table in enumerate(self.coming):
+            total = total + table(coming[..., index])
+        begun = (codes[..., :1] >= 0).to(total.dtype)
+        said = torch.stack([table(codes[..., k].clamp(min=0)) for k, table in enumerate(self.codes)]).sum(0)
+        return total + begun * said + (1 - begun) * self.start
+
+    @torch.inference_mode()
+    def draw(
+        self, hidden_BE: Tensor, pointers: list[Pointer], *, temperature: float = 0.0, gumbel_BKV: Tensor | None = None
+    ) -> Tensor:
+        """The next frames `[B, F]`; moves the pointers. A sentence whose pointer is done has got its last frame."""
+        codes_BK = self.depth.draw(hidden_BE, temperature=temperature, gumbel_BKV=gumbel_BKV)
+        for pointer, count in zip(pointers, self.advance(hidden_BE).argmax(-1).tolist(), strict=True):
+            pointer.move(count or int(pointer.since >= 2 * LONGEST))  # nothing is said for two seconds
+        return torch.cat([codes_BK, torch.tensor([pointer.columns(self.end) for pointer in pointers])], dim=-1)
