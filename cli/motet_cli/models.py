@@ -62,6 +62,12 @@ def local_models() -> list[ModelFolder]:
     return list(found.values())
 
 
+def pocket(name: str) -> Path | None:
+    """The folder of a model that is no language model, where it is there."""
+    folders = [directory / name for directory in model_dirs()]
+    return next((path.resolve() for path in folders if _model_type(path) and (path / _WEIGHTS[0]).is_file()), None)
+
+
 def resolve(given: str) -> ModelFolder:
     """The model for what `--llm` was given: a folder, or the name of a local model. ConfigError says what is wrong."""
     path = Path(given).expanduser()

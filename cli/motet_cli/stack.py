@@ -31,6 +31,7 @@ class Stack:
     decode: int = 1  # instances per model
     tokenizer: int = 1
     vad: int = 1
+    turns: Path | None = None  # the model that tells the end of a turn
     api_key_file: Path | None = None
     insecure: bool = False
     log_format: LogFormat = "text"
@@ -61,8 +62,9 @@ class Stack:
                 yield self._spec(next(names), "decode", "motet_llm", argv, threads=threads, model=model.name)
 
     def _vads(self) -> Iterator[ChildSpec]:
+        argv = [] if self.turns is None else ["--turns", str(self.turns)]
         for name in _numbered("vad", self.vad):
-            yield self._spec(name, "vad", "motet_vad", [])
+            yield self._spec(name, "vad", "motet_vad", argv)
 
     def _spec(
         self,

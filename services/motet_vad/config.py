@@ -14,6 +14,7 @@ class VadConfig(ProcessConfig):
     """Tells when speech starts and stops. The model comes with the package `silero-vad`."""
 
     model: str = setting("silero-vad's ONNX file (default: the one that the package brings)", default="")
+    turns: str = setting("folder of the model that tells the end of a turn from words (default: none)", default="")
     threads: int = setting("cores that compute", default=1, min=1, max=64)
     max_active: int = setting("sessions at a time; more are refused as overloaded", default=256, min=1)
     max_batch: int = setting("most sessions in one forward pass", default=64, min=1)

@@ -1,4 +1,4 @@
-"""The voice activity actor: role `vad`, operation `detect`. Audio in while it is spoken, edges of speech out."""
+"""The voice activity actor, role `vad`: when somebody speaks (`detect`), and whether he has finished (`judge`)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from motet_shared.audio import Resampler
 from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.errors import UnknownModel
-from motet_shared.messages import Detect, ModelCard
+from motet_shared.messages import Detect, Judge, ModelCard, Verdict
 
 from .batcher import Batcher
 from .config import VadConfig
 from .edges import Edges
 from .model import FRAME, FRAME_MS, RATE, Floats, Memory, Silero
+from .turns import TurnModel
 
 
 class Vad(Actor):
@@ -32,9 +33,13 @@ class Vad(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_active
         self._batcher: Batcher | None = None
+        self._turns: TurnModel | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def warm(self) -> None:
+        if self.config.turns:
+            self._turns = TurnModel.load(self.config.turns)
+            self._turns.finished("a word")
         model = await asyncio.to_thread(Silero, self.config.model, self.config.threads)
         self._batcher = Batcher(model, self.config.max_batch)
         self._task = asyncio.create_task(self._batcher.run(), name="vad")
@@ -72,6 +77,18 @@ class Vad(Actor):
             await call.send(last)
         call.finish("stop")
 
+    @operation(Judge)
+    async def judge(self, call: Call, request: Judge) -> None:
+        """From the words alone; done at once."""
+        if self._turns is None or request.model not in ("", self._turns.name):
+            served = self._turns.name if self._turns else "none"
+            raise UnknownModel(
+                f"model: {request.model or 'an end-of-turn model'!r} is not served, {served} is; start it with --turns",
+                param="model",
+            )
+        await call.send(Verdict(self._turns.finished(request.text)))
+        call.finish("stop")
+
     async def _frames(self, call: Call, rate: int) -> AsyncIterator[list[Floats]]:
         """The frames that each piece of the input completes; the last one is filled up with silence."""
         resampler, rest = Resampler(rate, RATE), b""
@@ -86,7 +103,8 @@ class Vad(Actor):
             yield _floats(rest + b"\x00" * (-len(rest) % (2 * FRAME)))
 
     def models(self) -> list[ModelCard]:
-        return [] if self._batcher is None else [ModelCard(name=Silero.name, context=0)]
+        names = [Silero.name] if self._batcher else []
+        return [ModelCard(name=name, context=0) for name in [*names, *([self._turns.name] if self._turns else [])]]
 
     def stats(self) -> dict[str, Any]:
         return {} if self._batcher is None else asdict(self._batcher.counters)

@@ -177,7 +177,7 @@ class MotetStack:
 
         return wait
 
-    def wait_until_all_ready(self, roles: Sequence[str] = ("gateway", "tokenizer", "decode")) -> None:
+    def wait_until_all_ready(self, roles: Sequence[str] = ("gateway", "tokenizer", "decode", "vad")) -> None:
         """Ready, and every process of these roles runs and takes work."""
         until(lambda: self.ready() and self._all_ready(roles), "all instances are ready", START_SECONDS)
 

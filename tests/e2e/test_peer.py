@@ -114,7 +114,7 @@ async def test_everybody_beats(stack: MotetStack) -> None:
     for instance, child in running.items():
         assert beats[instance]["state"] == "ready"
         models = {card["name"] for card in beats[instance].get("models", [])}
-        due = {"tokenizer": {"pocket-chat", ENDLESS}, "decode": {child["model"]}, "vad": {"silero-vad"}}
+        due = {"tokenizer": {"pocket-chat", ENDLESS}, "decode": {child["model"]}, "vad": {"silero-vad", "pocket-turns"}}
         assert models == due.get(child["role"], set())
 
 

@@ -110,6 +110,20 @@ def test_voice_activity_may_be_left_out(folder: Path) -> None:
     assert "--vad" in refusal(*common, "--vad", "-1")
 
 
+def test_the_judge_of_turns_is_used_where_it_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge() -> list[str]:
+        vad = next(s for s in plan("--llm", str(folder), "--port", "0").stack.services() if s.role == "vad")
+        return [part for part in vad.argv if "turns" in part]
+
+    monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path / "models"])
+    assert judge() == []
+    turns = tmp_path / "models" / "pocket-turns"
+    turns.mkdir(parents=True)
+    (turns / "config.json").write_text('{"model_type": "motet-turns"}')
+    (turns / "model.safetensors").write_bytes(b"")
+    assert judge() == ["--turns", str(turns)]
+
+
 def test_each_run_has_a_password_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MOTET_NATS_PASSWORD", raising=False)
     first, second = (plan("--llm", str(folder), "--port", "0").stack.nats_password for _ in range(2))
