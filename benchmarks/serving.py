@@ -24,6 +24,7 @@ from llm_checkpoint import SHAPES, cache_folder, random_checkpoint
 from measures import Target, median_interval, quantile, table, targets_table
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
+from motet_llm.model_runner import ModelRunner
 from replay import Job, Limits, Replay, Served
 
 RESULTS = Path(__file__).resolve().parent / "results" / "serving.json"
@@ -81,6 +82,10 @@ class Findings:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
+# Those that say what is loaded, and where.
+MODEL_SETTINGS = ("weights", "kv_dtype", "num_blocks", "max_running")
+
+
 class Bench:
     """What the experiments share: the checkpoint, and prompts that were never seen before."""
 
@@ -94,14 +99,24 @@ class Bench:
     def tokens(self, count: int) -> list[int]:
         return [self._draw.randrange(self.vocab) for _ in range(count)]
 
-    def engine(self, **changes: Any) -> Engine:
+    def engine(self, runner: ModelRunner | None = None, **changes: Any) -> Engine:
+        """With `changes` to the settings; on the runner of another engine if one is given."""
         plan = self.plan
         longest = plan.long + plan.prompt + plan.output * 16
         blocks = -(-longest // 16) * 4 + plan.batch * (plan.prompt + plan.output)
         settings = {"weights": plan.weights, "threads": plan.threads, "num_blocks": blocks, **changes}
-        engine = Engine(EngineConfig(model=str(self.folder), **settings))
+        engine = Engine(EngineConfig(model=str(self.folder), **settings), runner)
         Replay(engine, [Job(0.0, self.tokens(40), 4), Job(0.0, self.tokens(40), 4)]).run()  # what is made on first use
         return engine
+
+    def pair(self, one: dict[str, Any], other: dict[str, Any]) -> tuple[Engine, Engine]:
+        """Two engines to run in turn, of one model in one place unless they differ in it.
+
+        Two copies of the same alone have differed in speed by a third.
+        """
+        engine = self.engine(**one)
+        alike = all(one.get(name) == other.get(name) for name in MODEL_SETTINGS)
+        return engine, self.engine(engine.runner if alike else None, **other)
 
     def say(self, what: str, how_much: str) -> None:
         print(f"  {what}: {how_much}", flush=True)
@@ -190,9 +205,7 @@ def goodput(bench: Bench) -> None:
 def prefix_cost(bench: Bench) -> None:
     """What the prefix cache costs when nothing ever hits: interleaved pairs of runs with it and without."""
     plan = bench.plan
-    engines = [bench.engine(prefix_cache=on) for on in (True, False)]
-    # The same weights and blocks at the same addresses: two copies alone may differ by more than what is looked for.
-    engines[1].runner = engines[0].runner
+    engines = bench.pair({"prefix_cache": True}, {"prefix_cache": False})
     costs = []
     for pair in range(plan.pairs):
         jobs = [Job(0.0, bench.tokens(plan.prompt), plan.output) for _ in range(plan.batch)]

@@ -137,7 +137,7 @@ class Finding:
 
 
 def measure(switch: Switch, bench: Bench, pairs: int) -> Finding:
-    engines = [bench.engine(**settings) for settings in (switch.on, switch.off)]
+    engines = bench.pair(switch.on, switch.off)
     gains = []
     for pair in range(pairs):
         jobs = switch.jobs(bench)

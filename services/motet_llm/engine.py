@@ -88,9 +88,10 @@ class Engine:
     or `error` a request is gone; its key may be used again.
     """
 
-    def __init__(self, config: EngineConfig):
+    def __init__(self, config: EngineConfig, runner: ModelRunner | None = None):
+        """`runner`: of another engine for the same model and memory, which runs nothing while this one does."""
         self.config = config
-        self.runner = ModelRunner(config)
+        self.runner = runner or ModelRunner(config)
         if config.deterministic:
             invariance.check(self.runner)
         self.pool = BlockPool(self.runner.kv.num_blocks, config.block_size)
