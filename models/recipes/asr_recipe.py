@@ -24,11 +24,11 @@ class Recipe:
     long_share: float = 0.08  # of the sentences: two in one breath
     silent_share: float = 0.03  # of the clips: nobody speaks
     timestamp_share: float = 0.3  # of the clips: the text stands between timestamps
-    whole_share: float = 0.05  # of the batches: padded to the whole window, as most users of the model do
+    whole_share: float = 0.08  # of the batches: padded to the whole window, as most users of the model do
     shard: int = 512  # clips per file
     group: int = 16  # shards that are gone through together
     passes: int = 2  # how often each clip is heard, every time in another company
-    batch: int = 32
+    batch: int = 16
     matrix_lr: float = 0.01
     other_lr: float = 2e-3
     warmup: int = 200
