@@ -22,6 +22,8 @@ from asr_data import Example
 from asr_recipe import Recipe
 from asr_tokenizer import WhisperTokenizer
 
+AHEAD = 6  # shards
+
 
 def order(recipe: Recipe, visit: int) -> tuple[int, int]:
     """The shard of the visit number `visit`, and how often it was used before."""
@@ -87,23 +89,28 @@ class Shards:
 
     def visit(self, visit: int) -> list[Example]:
         """The examples of a visit, waiting for them or making them; forgets those that no later visit uses."""
-        shard, _ = order(self.recipe, visit)
+        shard, again = order(self.recipe, visit)
         group = shard // self.recipe.group * self.recipe.group
         for old in range(max(0, group - 3 * self.recipe.group), group):
             self.path(old).unlink(missing_ok=True)
         if self.makers:
-            self.wanted.value = group
+            self.wanted.value = self._fresh(visit)
         while not self.path(shard).exists():
-            if self.makers and all(maker.is_alive() for maker in self.makers):
+            if not again and self.makers and all(maker.is_alive() for maker in self.makers):
                 time.sleep(0.1)
             else:
                 self.make(shard)
         return read(self.path(shard))
 
+    def _fresh(self, visit: int) -> int:
+        """The shard that is new at this visit or the next new one after it."""
+        shard, again = order(self.recipe, visit)
+        return (shard // self.recipe.group + 1) * self.recipe.group if again else shard
+
     def start(self, count: int, *, visit: int) -> None:
-        """Let `count` processes make shards up to the end of the next group; they end with this one."""
+        """Let `count` processes make a few shards more than are needed so far; they end with this one."""
         context = get_context("spawn")
-        self.wanted: Synchronized[int] = context.Value("q", order(self.recipe, visit)[0])
+        self.wanted: Synchronized[int] = context.Value("q", self._fresh(visit))
         for worker in range(count):
             args = (self.recipe, self.tokenizer, self.folder, self.wanted, worker, count)
             maker = context.Process(target=work, args=args, daemon=True)
@@ -121,14 +128,14 @@ class Shards:
 def work(
     recipe: Recipe, tokenizer: WhisperTokenizer, folder: Path, wanted: Synchronized[int], worker: int, workers: int
 ) -> None:
-    """Make every `workers`th shard from the wanted group to the end of the next, in order, for as long as needed."""
+    """Make every `workers`th of the shards that are new soon, in order, for as long as needed."""
     import torch
 
     torch.set_num_threads(1)
     shards, parent = Shards(recipe, tokenizer, folder), os.getppid()
     while os.getppid() == parent:
-        first = wanted.value // recipe.group * recipe.group
-        missing = (i for i in range(first, first + 2 * recipe.group) if not shards.path(i).exists())
+        first = wanted.value
+        missing = (i for i in range(first, first + AHEAD) if not shards.path(i).exists())
         mine = next((i for i in missing if i % workers == worker), None)
         if mine is None or suspended(parent):
             time.sleep(0.3)
