@@ -151,6 +151,7 @@ class _Answer:
         self._skip = resume.skip
         self._told = resume.window > 0 or resume.skip > 0
         self._tokens = 0
+        self._latest = 0.0  # start of the last segment: none begins before the one before it
 
     async def take(self, settled: Settled) -> None:
         if not settled.pieces:
@@ -165,11 +166,12 @@ class _Answer:
             self._next += 1
 
     def _segment(self, piece: Piece, settled: Settled) -> Segment:
+        self._latest = start = max(self._latest, piece.start)
         return Segment(
             self._next,
             settled.window.index,
-            round(piece.start, 3),
-            round(piece.end, 3),
+            round(start, 3),
+            round(max(start, piece.end), 3),
             piece.text,
             piece.tokens,
             _wire(piece.words) if self._words else [],

@@ -46,7 +46,7 @@ class WhisperPieces:
         compression = text_compression(self._text(one.tokens))
         for first, last, start, end in self._spans(one):
             tokens = one.tokens[first:last]
-            start, end = offset + start, min(offset + end, max(seconds, offset + start))
+            start, end = min(offset + start, seconds), min(offset + end, seconds)
             text = self._text(tokens)
             if ends is not None:
                 timed = [word.moved(offset) for word in self._words(one, first, last, ends, spaced)]
