@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from transformers import (
     CsmConfig,
     CsmForConditionalGeneration,
@@ -75,8 +76,8 @@ def csm(path: Path, *, seed: int = 0, sample: bool = False) -> Path:
     return path
 
 
-def pocket_tts(path: Path, *, seed: int = 0, sample: bool = False, voices: bool = True) -> Path:
-    """PocketTTS with its audio tokenizer beside it, and two voices."""
+def pocket_tts(path: Path, *, seed: int = 0, sample: bool = False, threshold: float = 1.5) -> Path:
+    """PocketTTS with its audio tokenizer beside it, and two voices. A lower threshold ends its sentences sooner."""
     torch.manual_seed(seed)
     dim = 6
     config = PocketTTSConfig(
@@ -98,7 +99,7 @@ def pocket_tts(path: Path, *, seed: int = 0, sample: bool = False, voices: bool 
         model.latent_mean.uniform_(-0.5, 0.5)
         model.latent_std.uniform_(0.5, 1.5)
     model.generation_config.update(
-        do_sample=sample, temperature=0.7 if sample else 1.0, num_flow_steps=2, eos_threshold=1.5
+        do_sample=sample, temperature=0.7 if sample else 1.0, num_flow_steps=2, eos_threshold=threshold
     )
     model.save_pretrained(path)
     write_tokenizer(path)
@@ -106,12 +107,9 @@ def pocket_tts(path: Path, *, seed: int = 0, sample: bool = False, voices: bool 
     codec = PocketTTSAudioTokenizerModel(PocketTTSAudioTokenizerConfig(**_MIMI, latent_dim=dim, latent_stride=4))
     _spread(codec)
     codec.save_pretrained(path / "audio_tokenizer")
-    if voices:
-        from safetensors.torch import save_file
-
-        (path / "voices").mkdir()
-        for number, name in enumerate(VOICES):
-            save_file({"audio_prompt": torch.randn(1, 3 + number, dim)}, path / "voices" / f"{name}.safetensors")
+    (path / "voices").mkdir()
+    for number, name in enumerate(VOICES):
+        save_file({"audio_prompt": torch.randn(1, 3 + number, dim)}, path / "voices" / f"{name}.safetensors")
     return path
 
 

@@ -21,6 +21,7 @@ class SpeechModel(Protocol):
 
     sample_rate: int
     voices: tuple[str, ...]
+    rates: tuple[float, float]  # the speeds at which it can speak by itself
 
     def __len__(self) -> int: ...
 
@@ -74,6 +75,7 @@ def _dtype(config: EngineConfig) -> torch.dtype:
 
 
 _LOADERS: dict[str, Callable[[Path, EngineConfig], SpeechModel]] = {
+    "motet_pocket_tts": _codec_lm("motet_pocket", "MotetPocket"),
     "csm": _codec_lm("csm", "Csm"),
     "pocket_tts": _codec_lm("pocket_tts", "PocketTts"),
     "vits": _vits,

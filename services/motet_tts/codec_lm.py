@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Sentence:
     max_frames: int
     tokens: int
     codec: State
-    memory: dict[str, int] = field(default_factory=dict)
+    memory: Any = None
     hidden: Tensor | None = None  # [E], what the next frame is drawn from
     frame: Tensor | None = None  # […], the last one
     waiting: list[Tensor] = field(default_factory=list)  # frames that are not yet decoded
@@ -50,6 +51,7 @@ class CodecLm(ABC):
 
     codec: Codec
     voices: tuple[str, ...]
+    rates: tuple[float, float] = (1.0, 1.0)  # the speeds at which it can speak by itself
 
     @abstractmethod
     def begin(self, key: Key, utterance: Utterance) -> Sentence:
@@ -71,6 +73,10 @@ class CodecLm(ABC):
         """Samples as the family's processor leaves them: a fade-in, say. `sentence.decoded` is what came before."""
         return samples
 
+    def starts(self, sentence: Sentence) -> tuple[int, ...] | None:
+        """The sample at which each word began that has begun so far, if the model knows."""
+        return None
+
     @property
     def frame_seconds(self) -> float:
         return self.codec.frame_samples / self.codec.sample_rate
@@ -87,9 +93,11 @@ class CodecBatch:
         self.family = family
         self.sample_rate = family.codec.sample_rate
         self.voices = family.voices
+        self.rates = family.rates
         self._slots = KvSlots()
         self._rows: list[Sentence] = []  # in the order of their slots
         self._new: list[Sentence] = []
+        self._silent: list[Sentence] = []  # that turned out to have no frames
         self._first = max(1, math.ceil(first_chunk / family.frame_seconds - 1e-6))
         self._chunk = max(self._first, round(chunk / family.frame_seconds))
 
@@ -114,7 +122,8 @@ class CodecBatch:
         self._advance()
         self._admit()
         self._draw()
-        pieces = self._decode()
+        pieces = [*self._decode(), *(Piece(sentence.key, done=True) for sentence in self._silent)]
+        self._silent = []
         for slot in reversed(range(len(self._rows))):
             if self._rows[slot].done:
                 self._leave(slot)
@@ -135,6 +144,9 @@ class CodecBatch:
         """Prompts one by one: they are short, and of different lengths."""
         new, self._new = self._new, []
         for sentence in new:
+            if sentence.done:
+                self._silent.append(sentence)
+                continue
             slot = self._slots.join()
             part = self._slots.one(slot, len(sentence.prompt))
             sentence.hidden = self.family.forward(sentence.prompt[None], part)[0]
@@ -176,9 +188,8 @@ class CodecBatch:
             sentence.decoded += count
             if sentence.done and (tail := codec.finish(sentence.codec)) is not None:
                 samples = torch.cat([samples, tail])
-            pieces.append(
-                Piece(sentence.key, samples, done=sentence.done, tokens=sentence.tokens, frames=sentence.frames)
-            )
+            starts = self.family.starts(sentence)
+            pieces.append(Piece(sentence.key, samples, starts, sentence.done, sentence.tokens, sentence.frames))
         return pieces
 
     def _leave(self, slot: int) -> None:

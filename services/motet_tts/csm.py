@@ -86,7 +86,8 @@ class Csm(CodecLm):
         decoder = self._model.depth_decoder
         chosen = [first_B]
         inputs = torch.stack([torch.zeros_like(first_B), first_B], dim=1)  # the first place is the hidden state's
-        cache, hidden = None, hidden_BE
+        cache: Any = None
+        hidden: Tensor | None = hidden_BE
         for book in range(1, self._config.num_codebooks):
             output = decoder(
                 input_ids=inputs,

@@ -8,7 +8,7 @@ Shapes: S slots, B rows, H key-value heads, T positions, Q new positions, D head
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -69,30 +69,24 @@ class Part:
     begin: int
     before_B: Tensor  # positions that each row had
     count: int  # Q
+    positions: Tensor = field(init=False)  # [B, Q]
+    mask: Tensor = field(init=False)  # [B, 1, Q, T], True where a position may look
+    _rows_B1: Tensor = field(init=False)
+    _total: int = field(init=False)  # T
 
-    @property
-    def positions(self) -> Tensor:
-        """`[B, Q]`"""
-        return self.before_B[:, None] + torch.arange(self.count)
-
-    @property
-    def mask(self) -> Tensor:
-        """`[B, 1, Q, T]`, True where a position may look."""
-        total = int(self.before_B.max()) + self.count
-        return (torch.arange(total) <= self.positions[:, :, None])[:, None]
+    def __post_init__(self) -> None:
+        self._total = int(self.before_B.max()) + self.count
+        self.positions = self.before_B[:, None] + torch.arange(self.count)
+        self.mask = (torch.arange(self._total) <= self.positions[:, :, None])[:, None]
+        self._rows_B1 = torch.arange(self.begin, self.begin + len(self.before_B))[:, None]
 
     def update(self, keys_BHQD: Tensor, values_BHQD: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
         """Store the new positions and give back all of them, those beyond a row's length included."""
-        rows, total = len(self.before_B), int(self.before_B.max()) + self.count
-        pair = self.slots.layer(layer_idx, keys_BHQD, total)
-        slice_B = torch.arange(self.begin, self.begin + rows)
-        for kept_SHTD, new_BHQD in zip(pair, (keys_BHQD, values_BHQD), strict=True):
-            kept_SHTD[slice_B[:, None], :, self.positions] = new_BHQD.transpose(1, 2)
-        keys_SHTD, values_SHTD = pair
-        return (
-            keys_SHTD[self.begin : self.begin + rows, :, :total],
-            values_SHTD[self.begin : self.begin + rows, :, :total],
-        )
+        keys_SHTD, values_SHTD = self.slots.layer(layer_idx, keys_BHQD, self._total)
+        keys_SHTD[self._rows_B1, :, self.positions] = keys_BHQD.transpose(1, 2)
+        values_SHTD[self._rows_B1, :, self.positions] = values_BHQD.transpose(1, 2)
+        rows = slice(self.begin, self.begin + len(self.before_B))
+        return keys_SHTD[rows, :, : self._total], values_SHTD[rows, :, : self._total]
 
     def close(self) -> None:
         """The forward pass is over: the rows have become longer."""

@@ -77,7 +77,7 @@ class PocketTts(CodecLm):
         tail = self._setting("frames_after_eos_short_text", 4) if few else self._setting("frames_after_eos", 2)
         limit = min(utterance.max_frames or budget, room)
         sentence = Sentence(key, utterance, self._embedded(ids, voice), limit, len(text_ids), self.codec.begin())
-        sentence.memory = {"tail": int(tail), "left": -1}
+        sentence.memory = {"tail": int(tail), "left": -1}  # frames after the end of speech
         return sentence
 
     def _ids(self, text: str, frames: int) -> tuple[list[int], list[int]]:

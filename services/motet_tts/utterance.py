@@ -19,6 +19,7 @@ class Utterance:
     words: as they are pronounced ("twenty-one", not "21"), in order; a model reads them joined with spaces.
     voice: one of the model's voices.
     seed, index: noise is keyed by both and by the frame, so a sentence sounds the same anywhere and in any company.
+    speed: within the `rates` of the model.
     max_frames: most frames of the model; 0: as many as such a text may need.
     """
 
@@ -26,6 +27,7 @@ class Utterance:
     voice: str
     seed: int = 0
     index: int = 0
+    speed: float = 1.0
     max_frames: int = 0
 
     @property
@@ -38,7 +40,8 @@ class Piece:
     """What one engine step made of one utterance.
 
     samples: the next ones, float32 `[N]` at the model's rate, in -1 to 1; N may be 0.
-    starts: for each word the sample of the utterance at which it begins, if the model tells; sent once.
+    starts: the samples of the utterance at which its words begin, as far as they have begun; None: nothing new, or the
+        model does not tell.
     done: it is complete. tokens, frames: of the prompt and of the speech so far.
     """
 

@@ -51,6 +51,7 @@ class Vits:
         self.sample_rate = int(config.sampling_rate)
         many = config.num_speakers > 1
         self.voices = tuple(str(number) for number in range(config.num_speakers)) if many else (_ONLY_VOICE,)
+        self.rates = (1.0, 1.0)
         self._many = many
         self._frame_samples = 1
         for rate in config.upsample_rates:

@@ -327,7 +327,7 @@ class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
 
     `words` are those of the whole sentence as (written, start, end), in ms from the beginning of the stream: estimates
     with a sentence's first item, the true times with its last. A later list of the same `sentence` replaces one before.
-    `text`: how many characters of the request are wholly spoken with this item.
+    `text`: how many characters of the request are wholly spoken with this item; 0: no more than before.
     """
 
     data: bytes

@@ -42,7 +42,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     def make(family: str, **options: Any) -> Path:
         key = (family, *sorted(options.items()))
         if key not in made:
-            made[key] = tts_checkpoints.MAKERS[family](tmp_path_factory.mktemp(family) / "model", **options)
+            makers: dict[str, Any] = dict(tts_checkpoints.MAKERS)
+            made[key] = makers[family](tmp_path_factory.mktemp(family) / "model", **options)
         return made[key]
 
     return make

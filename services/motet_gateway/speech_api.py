@@ -1,0 +1,148 @@
+"""POST /v1/audio/speech: text into sound, as bytes while it is made or as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import secrets
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from motet_pipelines.instances import check_served
+from motet_pipelines.speak import Outcome, speak
+from motet_shared.errors import Draining, MotetError, UnsupportedParameter
+from motet_shared.messages import Audio, Speak
+
+from .asgi import Exchange
+from .audio_encoder import Encoder, make_encoder
+from .decoding import Decoder
+from .problems import Problem
+from .render import error_event
+from .schema import Int64, Strict
+from .service import Service
+
+
+class VoiceId(Strict):
+    id: str
+
+
+class SpeechBody(Strict):
+    """OpenAI's fields; `seed` is ours, and so are the telephone's formats: G.711 at 8 kHz."""
+
+    model: str
+    input: Annotated[str, Meta(min_length=1)]
+    voice: str | VoiceId | None = None
+    response_format: Literal["mp3", "opus", "aac", "flac", "wav", "pcm", "pcmu", "pcma"] = "mp3"
+    speed: Annotated[float, Meta(ge=0.25, le=4)] = 1.0
+    stream_format: Literal["audio", "sse"] = "audio"
+    instructions: str | None = None
+    seed: Int64 | None = None
+
+
+_decoder = Decoder(SpeechBody)
+
+
+async def speech(service: Service, http: Exchange) -> None:
+    """Speech, as raw bytes or as events."""
+    body = _decoder.decode(await http.body(service.config.max_body))
+    if body.instructions:
+        raise UnsupportedParameter(
+            "`instructions` are not followed by the models here; choose another `voice` instead", param="instructions"
+        )
+    if service.limits.draining:
+        raise Draining("this server is stopping; try again in a moment")
+    check_served(service.bus.directory, "tts", body.model)
+    encoder = make_encoder(body.response_format)
+    with service.limits.take():
+        async with http.while_connected():
+            if body.stream_format == "sse":
+                await _events(service, http, body, encoder)
+            else:
+                http.content = [(b"content-type", encoder.content_type.encode()), (b"x-accel-buffering", b"no")]
+                spoken = _Spoken(service, http, body, encoder)
+                await spoken.run(lambda data: http.write(data))
+                await http.finish(await spoken.rest())
+
+
+async def _events(service: Service, http: Exchange, body: SpeechBody, encoder: Encoder) -> None:
+    """`speech.audio.delta`s and one `speech.audio.done`, which has the times of the words too."""
+    spoken = _Spoken(service, http, body, encoder)
+    try:
+        await spoken.run(lambda data: http.write(_delta(data)))
+        rest = await spoken.rest()
+        await http.finish((_delta(rest) if rest else b"") + _event(spoken.done()))
+    except MotetError as error:
+        if not http.started:
+            raise
+        await http.finish(error_event(Problem.of(error)))
+
+
+class _Spoken:
+    """One text through the pipeline and an encoder."""
+
+    def __init__(self, service: Service, http: Exchange, body: SpeechBody, encoder: Encoder):
+        self._service, self._encoder = service, encoder
+        self._outcome = Outcome()
+        self._words: dict[int, list[tuple[str, int, int]]] = {}
+        voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
+        self._request = Speak(
+            model=body.model,
+            text=body.input,
+            voice=voice or "",
+            speed=body.speed,
+            seed=secrets.randbits(63) if body.seed is None else body.seed,
+            request_id=http.request_id,
+        )
+
+    async def run(self, write: Callable[[bytes], Any]) -> None:
+        """Write all that comes. A client that does not read keeps us here: its stream gets no credit."""
+        config = self._service.config
+        batches = speak(
+            self._service.bus,
+            self._request,
+            self._outcome,
+            deadline=config.request_timeout,
+            patience=config.patience,
+        )
+        async with aclosing(batches):
+            async for batch in batches:
+                self._note(batch)
+                pcm = b"".join([item.data for item in batch])
+                if pcm and (data := await self._encoded(lambda pcm=pcm: self._encoder.push(pcm))):  # type: ignore[misc]
+                    await write(data)
+
+    async def rest(self) -> bytes:
+        return await self._encoded(self._encoder.finish)
+
+    async def _encoded(self, work: Callable[[], bytes]) -> bytes:
+        return await asyncio.to_thread(work) if self._encoder.heavy else work()
+
+    def _note(self, batch: list[Audio]) -> None:
+        for item in batch:
+            if item.words:
+                self._words[item.sentence] = item.words
+
+    def done(self) -> dict[str, Any]:
+        usage = self._outcome.usage
+        words = [word for sentence in sorted(self._words) for word in self._words[sentence]]
+        return {
+            "type": "speech.audio.done",
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "output_tokens": usage.completion_tokens,
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+            "words": [{"word": word, "start": start / 1000, "end": end / 1000} for word, start, end in words],
+        }
+
+
+def _delta(data: bytes) -> bytes:
+    return _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
+
+
+def _event(event: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(event) + b"\n\n"

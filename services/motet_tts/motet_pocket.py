@@ -1,0 +1,139 @@
+"""pocket-tts, the project's own: `pocket` has its modules, this fits them to the engine.
+
+A pointer walks along the phonemes, so the model knows when each word begins.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from motet_shared.errors import BadRequest, ConfigError
+
+from .codec import Codec, State
+from .codec_lm import CodecLm, Sentence
+from .kv_slots import Part
+from .noise import mix
+from .pocket.codec import SpeechCodec
+from .pocket.model import PocketSpeech
+from .pocket.speaker import Pointer
+from .utterance import Key, Utterance
+
+_FRAMES_PER_PHONEME = 12  # the limit of a sentence: half a second for each
+
+
+@dataclass(slots=True)
+class Walk:
+    """Where a sentence is in its text: the pointer, and the first phoneme of each word."""
+
+    pointer: Pointer
+    first_phonemes: list[int]
+    began: list[int] = field(default_factory=list)  # frames, word by word
+
+
+class PocketCodec(Codec):
+    """The decoder of `SpeechCodec` for frames that have the pointer's columns after their codes."""
+
+    def __init__(self, codec: SpeechCodec):
+        self._codec = codec
+        self.sample_rate, self.frame_samples = codec.config.sample_rate, codec.config.frame_samples
+
+    def begin(self, seed: int = 0) -> State:
+        return self._codec.begin(seed)
+
+    def decode(self, states: list[State], frames_BN: Tensor) -> list[Tensor]:
+        codes_BNK = frames_BN[..., : self._codec.config.codebooks]
+        return list(self._codec.decode(states, codes_BNK).float())
+
+
+class MotetPocket(CodecLm):
+    """A checkpoint folder of pocket-tts."""
+
+    codec: PocketCodec
+
+    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, greedy: bool = False):
+        if dtype != torch.float32:
+            raise ConfigError(f"dtype={str(dtype).removeprefix('torch.')!r}: pocket-tts computes in float32")
+        try:
+            self._model = PocketSpeech.load(folder)
+        except (ValueError, RuntimeError) as error:
+            raise ConfigError(f"model={str(folder)!r}: {error}") from None
+        self.codec = PocketCodec(self._model.codec)
+        self.voices = self._model.config.voices
+        self.rates = self._model.config.rates
+        self._temperature = 0.0 if greedy else _temperature(folder)
+
+    def begin(self, key: Key, utterance: Utterance) -> Sentence:
+        model, text = self._model, utterance.text
+        try:
+            with torch.inference_mode():
+                reading = model.read(text, utterance.voice)
+                prompt = model.speaker.prompt(reading.phonemes, model.voice(utterance.voice), utterance.speed)
+        except ValueError as error:
+            raise BadRequest(f"text: {error}", param="input") from None
+        room = model.config.max_positions - len(prompt)
+        limit = min(utterance.max_frames or _FRAMES_PER_PHONEME * (len(reading.phonemes) + 4), room)
+        seed = mix(utterance.seed, utterance.index) >> 24  # the codec multiplies it
+        walk = Walk(Pointer(reading.phonemes), _first_phonemes(utterance.words, reading.characters))
+        sentence = Sentence(key, utterance, prompt, limit, len(reading.phonemes), self.codec.begin(seed), walk)
+        sentence.done = walk.pointer.done  # nothing of it can be pronounced
+        return sentence
+
+    def forward(self, inputs_BQE: Tensor, part: Part) -> Tensor:
+        hidden_BQE: Tensor = self._model.speaker.backbone(
+            inputs_embeds=inputs_BQE,
+            attention_mask=part.mask,
+            position_ids=part.positions,
+            past_key_values=part,
+            use_cache=True,
+        ).last_hidden_state
+        return hidden_BQE[:, -1]
+
+    def draw(self, hidden_BE: Tensor, sentences: list[Sentence]) -> tuple[Tensor, list[bool], list[bool]]:
+        config, walks = self._model.config, [sentence.memory for sentence in sentences]
+        gumbel_BKV = None
+        if self._temperature > 0:
+            drawn = [sentence.noise.gumbel(config.codebooks, config.codes) for sentence in sentences]
+            gumbel_BKV = torch.stack(drawn)
+        for sentence, walk in zip(sentences, walks, strict=True):
+            while len(walk.began) < len(walk.first_phonemes) and (
+                walk.first_phonemes[len(walk.began)] <= walk.pointer.place
+            ):
+                walk.began.append(sentence.frames)
+        pointers = [walk.pointer for walk in walks]
+        frames_BF = self._model.speaker.draw(hidden_BE, pointers, temperature=self._temperature, gumbel_BKV=gumbel_BKV)
+        return frames_BF, [True] * len(sentences), [pointer.done for pointer in pointers]
+
+    def embed(self, frames_B: Tensor) -> Tensor:
+        return self._model.speaker.embed(frames_B)[:, None]
+
+    def starts(self, sentence: Sentence) -> tuple[int, ...] | None:
+        """Words that the pointer has not reached when the sentence ends begin with its end."""
+        walk: Walk = sentence.memory
+        missing = len(walk.first_phonemes) - len(walk.began) if sentence.done else 0
+        began = walk.began + [sentence.frames] * missing
+        return tuple(frame * self.codec.frame_samples for frame in began)
+
+
+def _first_phonemes(words: tuple[str, ...], characters: list[int]) -> list[int]:
+    """For each word, the number of the first phoneme that comes from it or from what follows it."""
+    found, begin, phoneme = [], 0, 0
+    for word in words:
+        while phoneme < len(characters) and characters[phoneme] < begin:
+            phoneme += 1
+        found.append(phoneme)
+        begin += len(word) + 1
+    return found
+
+
+def _temperature(folder: Path) -> float:
+    """As the checkpoint's `generation_config.json` says; without one, the likeliest codes."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return 0.0
+    settings = json.loads(path.read_text())
+    return float(settings.get("temperature", 1.0)) if settings.get("do_sample") else 0.0

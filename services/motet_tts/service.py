@@ -1,0 +1,127 @@
+"""The speech engine as an actor: role `tts`, operation `speak`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+from motet_shared.actor import Actor, operation
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import BadRequest, InternalError, PayloadTooLarge, UnknownModel
+from motet_shared.messages import ModelCard, Speak
+
+from .config import TtsConfig
+from .engine import Engine
+from .speech import Desk, Speech
+from .thread import EngineThread
+
+log = logging.getLogger(__name__)
+
+SPEEDS = (0.25, 4.0)
+# Names that clients of OpenAI's API send without asking; each stands for one of our voices, always the same.
+_KNOWN_NAMES = "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
+
+
+class Tts(Actor):
+    """Serves one model."""
+
+    role = "tts"
+
+    def __init__(self, config: TtsConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.max_active = config.max_running + config.max_waiting
+        self._desk: Desk | None = None
+        self._card: ModelCard | None = None
+
+    async def warm(self) -> None:
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        engine = await asyncio.to_thread(Engine, self.config.engine())
+        created = int((Path(self.config.model) / "config.json").stat().st_mtime)
+        self._card = ModelCard(
+            name=engine.config.model_name,
+            context=self.config.longest_text,
+            created=created,
+            voices=list(engine.voices),
+        )
+        thread = EngineThread(
+            engine,
+            on_pieces=lambda pieces: soon(self.desk.deliver, pieces),
+            on_crash=lambda error: soon(self.crash, error),
+        )
+        self._desk = Desk(thread, engine.sample_rate, engine.model.rates)
+        thread.start()
+        self.bus.monitor.duties.append(self._watch)
+        log.info("model loaded", extra={"model": self._card.name, "voices": len(engine.voices)})
+
+    async def close(self) -> None:
+        if self._desk is not None:
+            await asyncio.to_thread(self._desk.thread.stop)
+
+    @property
+    def desk(self) -> Desk:
+        if self._desk is None:
+            raise RuntimeError("the engine is not loaded yet")
+        return self._desk
+
+    @operation(Speak)
+    async def speak(self, call: Call, request: Speak) -> None:
+        """Speech of one text, as it is made."""
+        voice = self._check(request)
+        speech = Speech(self.desk, call, request, voice)
+        await speech.run()
+        call.finish("stop", speech.usage)
+
+    def _check(self, request: Speak) -> str:
+        """The voice to use. Raises for what cannot be spoken."""
+        if self._card is None or request.model != self._card.name:
+            served = self._card.name if self._card else "nothing yet"
+            raise UnknownModel(f"model {request.model!r} is not served by {self.bus.instance}, which serves {served}")
+        if not request.text.strip():
+            raise BadRequest("input: is empty; give a text", param="input")
+        if len(request.text) > self.config.longest_text:
+            raise PayloadTooLarge(
+                f"input: {len(request.text)} characters; at most {self.config.longest_text} are spoken (longest_text)",
+                param="input",
+            )
+        if not (math.isfinite(request.speed) and SPEEDS[0] <= request.speed <= SPEEDS[1]):
+            raise BadRequest(f"speed: {request.speed}; give {SPEEDS[0]} to {SPEEDS[1]}", param="speed")
+        return _voice(request.voice, self._card.voices)
+
+    async def _watch(self, elapsed: float) -> None:
+        """The loop beats while the engine computes; so an engine that hangs must be noticed here."""
+        if (seconds := self.desk.thread.stuck_for) > self.config.step_timeout:
+            self.crash(InternalError(f"a step has taken {seconds:.0f} s (step_timeout)"))
+
+    def load(self) -> dict[str, float]:
+        if self._desk is None:
+            return {}
+        stats = self._desk.thread.engine.stats()
+        return {"running": stats["running"], "queued": stats["waiting"]}
+
+    def models(self) -> list[ModelCard]:
+        return [self._card] if self._card else []
+
+    def stats(self) -> dict[str, Any]:
+        return self._desk.thread.engine.stats() if self._desk is not None else {}
+
+    def check_integrity(self) -> None:
+        """For an idle actor: the engine is checked on this thread."""
+        super().check_integrity()
+        if not self.bus.calls.active and self.desk.pieces:
+            raise RuntimeError(f"no call is active, but {len(self.desk.pieces)} sentences are waited for")
+        self.desk.thread.engine.check_integrity()
+
+
+def _voice(name: str, voices: list[str]) -> str:
+    """One of the model's voices for what a client calls it. BadRequest if it means none."""
+    if not name:
+        return voices[0]
+    if name in voices:
+        return name
+    if name in _KNOWN_NAMES:
+        return voices[_KNOWN_NAMES.index(name) % len(voices)]
+    raise BadRequest(f"voice: {name!r} is unknown; choose one of {', '.join(voices)}", param="voice")

@@ -1,0 +1,73 @@
+"""When each word of a sentence is spoken, in milliseconds.
+
+Exact where the model says where its words begin (VITS from its durations, pocket-tts from its pointer). Otherwise the
+length of the sentence is shared out by the length of what is spoken: letters, and a pause for punctuation. What is not
+yet spoken is estimated from the pace of the sentences before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WordTime = tuple[str, int, int]
+
+_LETTER_MS = 70.0  # per letter, until the voice has spoken
+_FORGET = 0.3  # how much of the old pace a new sentence leaves
+_PAUSES = {",": 3.0, ";": 4.0, ":": 4.0, ".": 5.0, "!": 5.0, "?": 5.0, "…": 5.0, "—": 4.0, "–": 3.0}  # in letters
+
+
+class Pace:
+    """Milliseconds per letter of each voice, at speed 1."""
+
+    def __init__(self) -> None:
+        self._by_voice: dict[str, float] = {}
+
+    def of(self, voice: str) -> float:
+        return self._by_voice.get(voice, _LETTER_MS)
+
+    def learn(self, voice: str, words: Sequence[tuple[str, str]], milliseconds: float) -> None:
+        letters = sum(_weights(words))
+        if letters:
+            old, new = self.of(voice), milliseconds / letters
+            self._by_voice[voice] = old + (1 - _FORGET) * (new - old)
+
+
+def shared_out(words: Sequence[tuple[str, str]], begin: float, length: float) -> list[WordTime]:
+    """Times of (written, spoken) words that take `length` together, from `begin`."""
+    weights = _weights(words)
+    total = sum(weights)
+    times, at = [], begin
+    for (written, _), weight in zip(words, weights, strict=True):
+        end = at + (length * weight / total if total else 0.0)
+        times.append((written, round(at), round(end)))
+        at = end
+    return times
+
+
+def from_starts(
+    words: Sequence[tuple[str, str]],
+    starts: Sequence[float],
+    begin: float,
+    *,
+    letter_ms: float,
+    length: float | None = None,
+) -> list[WordTime]:
+    """Times of (written, spoken) words of which the first spoken ones begin at `starts`, counted from `begin`.
+
+    The others follow at a pace, and so does the end of the last, if the `length` of the sentence is not known.
+    """
+    times: list[WordTime] = []
+    known, at = list(starts), starts[0] if starts else 0.0
+    last = sum(1 for _, spoken in words if spoken)
+    for (written, spoken), weight in zip(words, _weights(words), strict=True):
+        start = at
+        if spoken:
+            start, last = (known.pop(0) if known else at), last - 1
+            at = known[0] if known else start + letter_ms * weight
+            at = length if length is not None and not last else at
+        times.append((written, round(begin + start), round(begin + at)))
+    return times
+
+
+def _weights(words: Sequence[tuple[str, str]]) -> list[float]:
+    return [len(spoken) + 1 + _PAUSES.get(spoken[-1], 0.0) if spoken else 0.0 for _, spoken in words]
