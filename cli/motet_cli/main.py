@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands)
     _add_chat(commands)
+    _add_listen(commands)
     _add_models(commands)
     bench = _command(commands, "bench", "bench.command", "Measure a server that speaks OpenAI's API under load.")
     add_bench(bench, DEFAULT_URL)
@@ -67,6 +68,9 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     up.add_argument("--decode", metavar="N", type=int, default=1, help="decode processes per model (default: 1)")
     up.add_argument("--tokenizer", metavar="N", type=int, default=1, help="tokenizer processes (default: 1)")
+    up.add_argument(
+        "--asr", metavar="PATH", help="model that listens: folder, name or none (default: pocket-asr, if it is there)"
+    )
     up.add_argument("--vad", metavar="N", type=int, default=1, help="voice activity processes (default: 1)")
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument("--api-key-file", metavar="PATH", help="file with the key that clients must show")
@@ -91,6 +95,16 @@ def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     chat.add_argument("--system", metavar="TEXT", help="instructions that come before the conversation")
     chat.add_argument("prompt", metavar="PROMPT", nargs="*", help="what to say")
+
+
+def _add_listen(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    listen = _command(commands, "listen", "listen", "Print what is said in a sound file, as it is understood.")
+    _add_server(listen)
+    listen.add_argument("--model", help="the model that listens (default: the server's first)")
+    listen.add_argument("--language", default="", help="code such as en (default: found out)")
+    listen.add_argument("--prompt", default="", help="text that comes before, to show names and spelling")
+    listen.add_argument("--translate", action="store_true", help="into English; printed at the end")
+    listen.add_argument("file", metavar="FILE", help="wav, mp3, flac, ogg, m4a, webm or another that FFmpeg reads")
 
 
 def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from motet_shared.errors import ConfigError
 
 BUILT_IN = "pocket-chat"
+BUILT_IN_LISTENER = "pocket-asr"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -92,6 +93,22 @@ def resolve_all(given: Sequence[str]) -> list[ModelFolder]:
         if len(same) > 1:
             raise ConfigError(f"--llm: {' and '.join(same)} would both be served as {model.name!r}; rename one folder")
     return models
+
+
+def resolve_optional(given: str | None, flag: str, built_in: str) -> ModelFolder | None:
+    """The model for what `flag` was given. Without it the built-in one, where it is there; "none": none."""
+    if given == "none":
+        return None
+    named = [directory / (given or built_in) for directory in model_dirs()]
+    found = [path for path in ([Path(given).expanduser()] if given else []) + named if path.is_dir()]
+    if not found:
+        if given is None:
+            return None
+        raise ConfigError(f"{flag}: {given!r} is neither a folder nor a local model; give a checkpoint folder")
+    path = found[0].resolve()
+    if _model_type(path) is None or not any((path / name).is_file() for name in _WEIGHTS):
+        raise ConfigError(f'{flag}: {str(path)!r} lacks config.json with a "model_type", or {_WEIGHTS[0]}')
+    return ModelFolder(path.name, path)
 
 
 def _known() -> str:

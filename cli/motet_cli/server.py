@@ -58,6 +58,34 @@ class Server:
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
 
+    def transcription(self, model: str, path: Path, fields: dict[str, str]) -> Iterator[str]:
+        """Pieces of what is said in a sound file. Closing the iterator cancels the request on the server."""
+        form = fields | {"model": model, "stream": "true"}
+        try:
+            with (
+                path.open("rb") as sound,
+                self._http.stream("POST", "/v1/audio/transcriptions", data=form, files={"file": sound}) as reply,
+            ):
+                if reply.status_code != 200:
+                    reply.read()
+                _check(reply)
+                for event in _events(reply.iter_lines()):
+                    if event.get("type") == "transcript.text.delta":
+                        yield str(event["delta"])
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    def translation(self, model: str, path: Path, fields: dict[str, str]) -> str:
+        """What is said in a sound file, in English."""
+        form = fields | {"model": model, "response_format": "json"}
+        try:
+            with path.open("rb") as sound:
+                reply = self._http.post("/v1/audio/translations", data=form, files={"file": sound}, timeout=600)
+            _check(reply)
+            return str(reply.json()["text"])
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
     def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
         if isinstance(error, httpx.ConnectError):
             return Unavailable(f"no server at {self.url}; start one with `motet up`, or give --url")
@@ -76,14 +104,20 @@ def _check(reply: httpx.Response) -> None:
         raise MotetError(f"the server answered {reply.status_code}: {reply.text[:200]}") from None
 
 
-def _pieces(lines: Iterator[str]) -> Iterator[str]:
-    """The text in server-sent events."""
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The data of server-sent events; one that tells of an error is raised."""
     for line in lines:
         if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
             continue
         chunk = json.loads(data)
         if error := chunk.get("error"):
             raise from_wire(str(error.get("code") or "internal"), str(error.get("message")))
+        yield chunk
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[str]:
+    """The text of a chat in server-sent events."""
+    for chunk in _events(lines):
         for choice in chunk.get("choices", []):
             if text := choice.get("delta", {}).get("content"):
                 yield text

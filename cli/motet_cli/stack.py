@@ -31,6 +31,7 @@ class Stack:
     decode: int = 1  # instances per model
     tokenizer: int = 1
     vad: int = 1
+    asr: ModelFolder | None = None  # what listens; None: nothing does
     turns: Path | None = None  # the model that tells the end of a turn
     api_key_file: Path | None = None
     insecure: bool = False
@@ -38,7 +39,7 @@ class Stack:
 
     def services(self) -> list[ChildSpec]:
         """One spec per process, in the order of the log."""
-        return [self._gateway(), *self._tokenizers(), *self._decoders(), *self._vads()]
+        return [self._gateway(), *self._tokenizers(), *self._decoders(), *self._vads(), *self._listeners()]
 
     def _gateway(self) -> ChildSpec:
         argv = ["--host", self.host, "--port", str(self.port), "--drain-timeout", str(_DRAIN)]
@@ -60,6 +61,12 @@ class Stack:
             argv = ["--model", str(model.path), "--name", model.name]
             for _ in range(self.decode):
                 yield self._spec(next(names), "decode", "motet_llm", argv, threads=threads, model=model.name)
+
+    def _listeners(self) -> Iterator[ChildSpec]:
+        if self.asr is not None:
+            argv = ["--model", str(self.asr.path), "--name", self.asr.name]
+            threads = len(os.sched_getaffinity(0))
+            yield self._spec("asr", "asr", "motet_asr", argv, threads=threads, model=self.asr.name)
 
     def _vads(self) -> Iterator[ChildSpec]:
         argv = [] if self.turns is None else ["--turns", str(self.turns)]

@@ -53,6 +53,7 @@ def plan(args: Namespace) -> Plan:
         decode=args.decode,
         tokenizer=args.tokenizer,
         vad=args.vad,
+        asr=models.resolve_optional(args.asr, "--asr", models.BUILT_IN_LISTENER),
         turns=models.pocket("pocket-turns"),
         api_key_file=Path(args.api_key_file) if args.api_key_file else None,
         insecure=args.insecure,

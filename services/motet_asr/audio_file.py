@@ -72,7 +72,7 @@ def _frames(container: InputContainer) -> Iterator[av.AudioFrame]:
     try:
         for packet in container.demux(container.streams.audio[0]):
             try:
-                yield from packet.decode()  # type: ignore[misc]
+                yield from packet.decode()
             except FFmpegError:
                 continue
     except FFmpegError:

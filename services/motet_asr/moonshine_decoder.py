@@ -71,7 +71,7 @@ class MoonshineDecoder:
             x_BTE = self._rest(layer, x_BTE, slots.cross[index, :, rows, :, :frames], mask)
         for row in range(rows.start, rows.stop):
             slots.filled[row] = length
-        return self._norm(x_BTE)  # type: ignore[no-any-return]
+        return self._norm(x_BTE)
 
     def step(self, slots: Slots, ids: list[int], watch: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Read one token into every row: their states [B, E]. It has no alignment heads to watch."""
@@ -93,7 +93,7 @@ class MoonshineDecoder:
 
     def logits(self, states: Tensor) -> Tensor:
         """States [..., E] to logits [..., V] in float32."""
-        return self._head(states).float()  # type: ignore[no-any-return]
+        return self._head(states).float()
 
     def _qkv(self, layer: _Layer, x_BTE: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = x_BTE.shape
@@ -107,8 +107,8 @@ class MoonshineDecoder:
         query = layer.query(layer.norms[1](x_BTE)).view(batch, length, self.num_heads, self.head_size).transpose(1, 2)
         attended = F.scaled_dot_product_attention(query, cross[0], cross[1], attn_mask=mask, scale=layer.scale)
         x_BTE = x_BTE + _out(layer.cross_out, attended)
-        return x_BTE + layer.mlp(layer.norms[2](x_BTE))  # type: ignore[no-any-return]
+        return x_BTE + layer.mlp(layer.norms[2](x_BTE))
 
 
 def _out(out: Any, heads_BHTD: Tensor) -> Tensor:
-    return out(heads_BHTD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+    return out(heads_BHTD.transpose(1, 2).flatten(2))

@@ -83,7 +83,7 @@ class WhisperDecoder:
             x_BTE = self._rest(layer, x_BTE, query, slots.cross[index, :, rows, :, :frames], mask)
         for row in range(rows.start, rows.stop):
             slots.filled[row] = length
-        return self._norm(x_BTE)  # type: ignore[no-any-return]
+        return self._norm(x_BTE)
 
     def step(self, slots: Slots, ids: list[int], watch: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
         """Read one token into every row: their states [B, E], and the alignment heads' attention of the rows `watch`.
@@ -112,7 +112,7 @@ class WhisperDecoder:
 
     def logits(self, states: Tensor) -> Tensor:
         """States [..., E] to logits [..., V] in float32."""
-        return self._head(states).float()  # type: ignore[no-any-return]
+        return self._head(states).float()
 
     def _qkv(self, layer: _Layer, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = x_BTE.shape
@@ -129,10 +129,10 @@ class WhisperDecoder:
         """Cross-attention and feed-forward of a layer."""
         attended = F.scaled_dot_product_attention(query, cross[0], cross[1], attn_mask=mask, scale=1)
         x_BTE = x_BTE + self._joined(layer.cross_out, attended)
-        return x_BTE + layer.down(layer.activation(layer.up(layer.norms[2](x_BTE))))  # type: ignore[no-any-return]
+        return x_BTE + layer.down(layer.activation(layer.up(layer.norms[2](x_BTE))))
 
     def _joined(self, out: nn.Module, heads_BHTD: Tensor) -> Tensor:
-        return out(heads_BHTD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        return out(heads_BHTD.transpose(1, 2).flatten(2))
 
 
 def _weights(query_BHTD: Tensor, keys_BHSD: Tensor, heads: list[int], watch: list[int]) -> Tensor:

@@ -23,7 +23,7 @@ class WhisperPieces:
     def of(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:
         """Pieces with text, in order. Seconds from the start of the window."""
         spaced = heard.language not in UNSPACED
-        pieces = []
+        pieces: list[Piece] = []
         for one in heard.passes:
             if not one.skipped:
                 pieces += self._of_pass(one, seconds, words, spaced)

@@ -17,6 +17,7 @@ from motet_shared import telemetry
 from motet_shared.errors import MotetError
 
 from .asgi import ClientGone, Exchange, Receive, Scope, Send, header
+from .audio_api import transcriptions, translations
 from .chat_api import chat_completions, completions
 from .health import health_router
 from .models_api import models_router
@@ -32,6 +33,8 @@ Endpoint = Callable[[Service, Exchange], Awaitable[None]]
 _STREAMS: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
+    "/v1/audio/transcriptions": transcriptions,
+    "/v1/audio/translations": translations,
 }
 _STATIC = Path(__file__).parent / "static"
 _PAGE_HEADERS = {

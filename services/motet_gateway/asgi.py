@@ -7,6 +7,7 @@ between them and the socket costs as much as a token.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
@@ -82,6 +83,16 @@ class Exchange:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    async def discard(self, most: int, seconds: float) -> None:
+        """Read what still comes of a refused body, within bounds: a client that is sending sees no answer."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while most > 0:
+                    message = await self._receive()
+                    most -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+
     @asynccontextmanager
     async def while_connected(self) -> AsyncIterator[None]:
         """Cancels the block when the client leaves, and raises ClientGone then. Read the body first."""
@@ -109,12 +120,14 @@ class Exchange:
             watcher.cancel()
 
     # --------------------------------------------------------------------------------------------------- response
-    async def reply(self, status: int, body: bytes, headers: Headers = ()) -> None:
-        """A complete JSON response."""
+    async def reply(
+        self, status: int, body: bytes, headers: Headers = (), content_type: bytes = b"application/json"
+    ) -> None:
+        """A complete response."""
         self.started = self.finished = True
         self.status = status
         fixed = [
-            (b"content-type", b"application/json"),
+            (b"content-type", content_type),
             (b"content-length", b"%d" % len(body)),
             (b"x-request-id", self.request_id.encode()),
         ]

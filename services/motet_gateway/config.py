@@ -18,6 +18,8 @@ class GatewayConfig(ProcessConfig):
     api_key: str | None = setting("keys that clients must send; in a file: one per line", default=None, secret=True)
     insecure: bool = setting("allow a public --host without API keys", default=False)
     max_body: Bytes = setting("largest body of an HTTP request", default=4 * 2**20, min=1024)
+    max_upload: Bytes = setting("largest form with a sound file", default=25 * 2**20, min=1024)
+    upload_memory: Bytes = setting("memory for sound files on their way to a recognizer", default=64 * 2**20, min=1024)
     max_message: Bytes = setting("largest WebSocket message, and largest realtime conversation", default=16 * 2**20)
     max_streams: int = setting("replies generated at a time; more get 429", default=1024, min=1)
     max_sockets: int = setting("WebSocket sessions at a time; more are closed with 1013", default=1024, min=1)
@@ -33,6 +35,9 @@ class GatewayConfig(ProcessConfig):
                 "give --api-key-file (MOTET_API_KEY_FILE), or --insecure to serve everyone"
             )
             raise ConfigError(message, param="host")
+        if self.max_upload > self.upload_memory:
+            message = f"max_upload: {self.max_upload} bytes do not fit into upload_memory={self.upload_memory}"
+            raise ConfigError(f"{message}; raise that too", param="max_upload")
 
     @property
     def api_keys(self) -> tuple[str, ...]:

@@ -65,6 +65,7 @@ class Gateway(Actor):
             log.warning("%d replies are cut off by the drain timeout", self.service.limits.active)
         self._server.should_exit = True
         await self._serving
+        await self.service.close()
 
     async def _drained(self, service: Service) -> None:
         await asyncio.gather(*(session.drain() for session in list(service.sessions)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from motet_pipelines.models import check_known
+from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.errors import Draining
 from motet_shared.telemetry import Metrics
@@ -30,9 +32,27 @@ class Service:
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.metrics.sockets.set_function(lambda: len(self.sessions))
         self.sessions: set[Session] = set()
+        self._uploads: asyncio.Task[BlobStore] | None = None
 
     def admit(self, model: str) -> None:
         """Before any work: Draining while stopping, UnknownModel or Unavailable if nobody can answer for `model`."""
+        self.check_open()
+        check_known(self.bus.directory, model)
+
+    def check_open(self) -> None:
+        """Draining while stopping."""
         if self.limits.draining:
             raise Draining("this server is stopping; try again in a moment")
-        check_known(self.bus.directory, model)
+
+    async def uploads(self) -> BlobStore:
+        """Where files wait for the service that reads them. Made for the first one: a gateway may never see any."""
+        if self._uploads is None or (self._uploads.done() and self._uploads.exception() is not None):
+            store = BlobStore(self.bus.instance, self.config.upload_memory)
+            self._uploads = asyncio.create_task(store.start(), name="uploads")
+        return await asyncio.shield(self._uploads)
+
+    async def close(self) -> None:
+        if self._uploads is not None:
+            await asyncio.wait([self._uploads])
+            if self._uploads.exception() is None:
+                await self._uploads.result().close()

@@ -27,7 +27,7 @@ def encoded(sound: Any, container: str, codec: str, rate: int = RATE, channels: 
     """A file of that kind, by the same library that everybody's recorder uses."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format=container) as out:
-        stream = out.add_stream(codec, rate=rate)
+        stream: Any = out.add_stream(codec, rate=rate)
         stream.layout = "mono" if channels == 1 else "stereo"
         pcm = np.repeat((sound * 32767).astype("<i2")[None], channels, axis=0)
         frame = av.AudioFrame.from_ndarray(pcm.T.reshape(1, -1).copy(), "s16", stream.layout.name)

@@ -48,7 +48,8 @@ def parakeet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def engine_of(path: Path, **options: Any) -> Engine:
-    return load_engine(EngineConfig(**{"model": str(path), "fallback": False} | options))
+    settings: dict[str, Any] = {"model": str(path), "fallback": False}
+    return load_engine(EngineConfig(**settings | options))
 
 
 def add(engine: Engine, key: int, sound: Any, options: Options) -> None:
@@ -358,7 +359,7 @@ def test_parakeet_is_exact_under_any_schedule(
 
 def _run(engine: Engine, sounds: list[Any], arrivals: list[int], cancelled: set[int]) -> dict[Any, Heard]:
     """Windows that arrive at their ticks; those of `cancelled` leave one tick later, if they are still there."""
-    heard = {}
+    heard: dict[Any, Heard | None] = {}
     for tick in range(500):
         for key, sound in enumerate(sounds):
             if arrivals[key] == tick:

@@ -111,7 +111,8 @@ def heard_in(words: list[Word], window: Window, draw: Any) -> list[Piece]:
 @given(streams(), st.sampled_from([6.0, 10.0]), st.data())
 def test_stitching_neither_loses_nor_doubles_a_word(words: list[Word], longest: float, data: st.DataObject) -> None:
     total, overlap = words[-1].end, longest / 3
-    windows, start = [], 0.0
+    windows: list[Window] = []
+    start = 0.0
     while True:
         windows.append(Window(len(windows), start, min(start + longest, total), overlap if start else 0.0))
         if windows[-1].end >= total:

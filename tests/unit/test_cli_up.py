@@ -124,6 +124,24 @@ def test_the_judge_of_turns_is_used_where_it_is(folder: Path, tmp_path: Path, mo
     assert judge() == ["--turns", str(turns)]
 
 
+def test_a_model_that_listens_is_served_where_there_is_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    monkeypatch.setattr("motet_cli.models.model_dirs", lambda: [tmp_path])
+    assert plan(*common).stack.asr is None
+    ears = tmp_path / "pocket-asr"
+    ears.mkdir()
+    assert 'lacks config.json with a "model_type"' in refusal(*common, "--asr", str(ears))
+    (ears / "config.json").write_text('{"model_type": "whisper"}')
+    (ears / "model.safetensors").write_bytes(b"")
+    for given in ((), ("--asr", "pocket-asr"), ("--asr", str(ears))):
+        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "asr"]
+        assert spec.argv[1:5] == ("-m", "motet_asr", "--model", str(ears))
+    assert plan(*common, "--asr", "none").stack.asr is None
+    assert "neither a folder nor a local model" in refusal(*common, "--asr", "nobody")
+
+
 def test_each_run_has_a_password_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MOTET_NATS_PASSWORD", raising=False)
     first, second = (plan("--llm", str(folder), "--port", "0").stack.nats_password for _ in range(2))

@@ -1,0 +1,110 @@
+"""What may be asked of /v1/audio/transcriptions and /v1/audio/translations: fields of a form, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from motet_shared.errors import BadRequest, UnsupportedParameter
+
+from .multipart import Form
+
+FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+GRANULARITIES = ("segment", "word")
+_COMMON = frozenset({"model", "prompt", "response_format", "temperature"})
+_TRANSCRIBE = _COMMON | {"language", "stream", "timestamp_granularities", "chunking_strategy"}
+# Values that ask for nothing beyond what is done anyway.
+_NO_EFFECT = {"chunking_strategy": ("auto",)}
+
+Task = Literal["transcribe", "translate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioBody:
+    """A request for text from sound."""
+
+    file: bytes
+    filename: str
+    task: Task
+    model: str
+    language: str = ""
+    prompt: str = ""
+    format: str = "json"
+    temperature: float = 0.0
+    stream: bool = False
+    granularities: tuple[str, ...] = ("segment",)
+
+    @property
+    def words(self) -> bool:
+        return "word" in self.granularities
+
+
+def parse_audio(form: Form, task: Task) -> AudioBody:
+    """The checked request; BadRequest or UnsupportedParameter names the parameter."""
+    known = _TRANSCRIBE if task == "transcribe" else _COMMON
+    for name, values in form.fields.items():
+        base = name.partition("[")[0]
+        if base not in known:
+            raise UnsupportedParameter(f"unknown parameter `{name}`; remove it", param=name)
+        accepted = _NO_EFFECT.get(base)
+        if accepted is not None and (base != name or values[-1] not in accepted):
+            remedy = f"omit it or send {' or '.join(accepted)}"
+            raise UnsupportedParameter(f"`{name}` {values[-1]!r} is not supported; {remedy}", param=base)
+    if form.file is None:
+        raise BadRequest("`file` is required: the sound, as a file of the form", param="file")
+    body = AudioBody(
+        file=form.file,
+        filename=form.filename,
+        task=task,
+        model=_text(form, "model", required=True),
+        language=_text(form, "language"),
+        prompt=_text(form, "prompt"),
+        format=_choice(form, "response_format", FORMATS, "json"),
+        temperature=_temperature(form),
+        stream=_choice(form, "stream", ("true", "false", "True", "False", "1", "0"), "false") in ("true", "True", "1"),
+        granularities=_granularities(form),
+    )
+    _check_together(body, "timestamp_granularities" in form.fields)
+    return body
+
+
+def _check_together(body: AudioBody, has_granularities: bool) -> None:
+    if has_granularities and body.format != "verbose_json" and not body.stream:
+        message = f"`timestamp_granularities` needs `response_format` verbose_json, not {body.format}"
+        raise BadRequest(message, param="timestamp_granularities")
+    if body.stream and body.format in ("srt", "vtt", "text"):
+        raise BadRequest(f"`stream` sends events; they are no {body.format}: leave one out", param="response_format")
+
+
+def _text(form: Form, name: str, *, required: bool = False) -> str:
+    value = form.fields.get(name, [""])[-1]
+    if required and not value:
+        raise BadRequest(f"`{name}` is required", param=name)
+    return value
+
+
+def _choice(form: Form, name: str, choices: tuple[str, ...], default: str) -> str:
+    value = form.fields.get(name, [default])[-1]
+    if value not in choices:
+        raise BadRequest(f"`{name}` {value[:40]!r} is not one of {', '.join(choices)}", param=name)
+    return value
+
+
+def _temperature(form: Form) -> float:
+    text = form.fields.get("temperature", ["0"])[-1]
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise BadRequest(f"`temperature` {text[:40]!r} must be a number from 0 to 1", param="temperature")
+    return value
+
+
+def _granularities(form: Form) -> tuple[str, ...]:
+    given = tuple(form.fields.get("timestamp_granularities", ()))
+    for value in given:
+        if value not in GRANULARITIES:
+            message = f"`timestamp_granularities` {value[:40]!r} is not one of {', '.join(GRANULARITIES)}"
+            raise BadRequest(message, param="timestamp_granularities")
+    return given or ("segment",)

@@ -1,0 +1,99 @@
+"""Segments in the formats that people read and players show, and as server-sent events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from motet_pipelines.transcribe import Hearing
+from motet_shared.messages import Segment
+
+from .render import event
+
+JSON, PLAIN, VTT = b"application/json", b"text/plain; charset=utf-8", b"text/vtt; charset=utf-8"
+_HOP = 0.01  # seconds per frame in which OpenAI counts `seek`
+
+
+def text_of(segments: Sequence[Segment]) -> str:
+    return "".join(segment.text for segment in segments).strip()
+
+
+def render(
+    shape: str, task: str, segments: Sequence[Segment], hearing: Hearing, granularities: Sequence[str]
+) -> tuple[bytes, bytes]:
+    """Body and content type of a whole transcription."""
+    if shape == "text":
+        return (text_of(segments) + "\n").encode(), PLAIN
+    if shape == "srt":
+        return _captions(segments, ",", numbered=True).encode(), PLAIN
+    if shape == "vtt":
+        return ("WEBVTT\n\n" + _captions(segments, ".", numbered=False)).encode(), VTT
+    document: dict[str, Any] = {"text": text_of(segments), "usage": _usage(hearing)}
+    if shape == "verbose_json":
+        document |= _verbose(task, segments, hearing, granularities)
+    return msgspec.json.encode(document), JSON
+
+
+def _verbose(task: str, segments: Sequence[Segment], hearing: Hearing, granularities: Sequence[str]) -> dict[str, Any]:
+    language = "english" if task == "translate" else hearing.language_name
+    document: dict[str, Any] = {"task": task, "language": language, "duration": round(hearing.duration, 3)}
+    if "segment" in granularities:
+        document["segments"] = [_segment(segment) for segment in segments]
+    if "word" in granularities:
+        words = [word for segment in segments for word in segment.words]
+        document["words"] = [{"word": text.strip(), "start": start, "end": end} for text, start, end in words]
+    return document
+
+
+def _segment(segment: Segment) -> dict[str, Any]:
+    return {
+        "id": segment.id,
+        "seek": round(segment.seek / _HOP),
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "tokens": segment.tokens,
+        "temperature": segment.temperature,
+        "avg_logprob": segment.avg_logprob,
+        "compression_ratio": segment.compression_ratio,
+        "no_speech_prob": segment.no_speech_prob,
+    }
+
+
+def _usage(hearing: Hearing) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(hearing.duration)}
+
+
+def _captions(segments: Sequence[Segment], comma: str, *, numbered: bool) -> str:
+    blocks = []
+    for number, segment in enumerate(segments, start=1):
+        head = f"{number}\n" if numbered else ""
+        text = segment.text.strip().replace("-->", "->")
+        blocks.append(f"{head}{clock(segment.start, comma)} --> {clock(segment.end, comma)}\n{text}\n\n")
+    return "".join(blocks)
+
+
+def clock(seconds: float, comma: str) -> str:
+    """As captions write it: hours, minutes, seconds and milliseconds."""
+    total = round(seconds * 1000)
+    minutes, milliseconds = divmod(total, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds // 1000:02}{comma}{milliseconds % 1000:03}"
+
+
+# ------------------------------------------------------------------------------------------------------------- events
+def delta_events(segment: Segment, first: bool) -> bytes:
+    """What a client gets when a segment is final: its text, and the segment itself."""
+    text = segment.text.lstrip() if first else segment.text
+    whole = {"id": str(segment.id), "start": segment.start, "end": segment.end, "text": segment.text, "speaker": ""}
+    delta = event({"type": "transcript.text.delta", "delta": text})
+    return delta + event({"type": "transcript.text.segment", **whole})
+
+
+def done_event(text: str, hearing: Hearing) -> bytes:
+    """The end, with the deltas joined. The usage counts tokens as the public type wants, and the seconds too."""
+    said = hearing.end.usage.completion_tokens if hearing.end is not None and hearing.end.usage is not None else 0
+    usage = {"type": "tokens", "input_tokens": 0, "output_tokens": said, "total_tokens": said}
+    return event({"type": "transcript.text.done", "text": text, "usage": usage | {"seconds": hearing.duration}})

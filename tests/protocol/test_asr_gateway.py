@@ -1,0 +1,239 @@
+"""Sound files over HTTP: the official client, a real gateway, a real nats-server and a recognizer with a tiny model."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from asr_checkpoints import noise, tiny_whisper, wav, write_wav
+from motet_gateway.config import GatewayConfig
+from motet_gateway.gateway import Gateway
+from motet_shared.testing import NatsServer, running
+
+MODEL, KEY = "ears", "sesame"
+SOUND = wav(noise(7.0, 4))
+
+
+@dataclass
+class Service:
+    gateway: Gateway
+    recognizers: list[asyncio.subprocess.Process]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.gateway.port}"
+
+    def client(self) -> openai.AsyncOpenAI:
+        http = openai.DefaultAsyncHttpxClient(trust_env=False)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, http_client=http)
+
+    async def post(self, path: str = "transcriptions", file: bytes | None = SOUND, **fields: Any) -> httpx.Response:
+        async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as http:
+            files = None if file is None else {"file": ("sound.wav", file)}
+            data = (
+                {"model": MODEL, "language": "en"} | fields if path == "transcriptions" else {"model": MODEL} | fields
+            )
+            return await http.post(
+                f"{self.url}/v1/audio/{path}", data=data, files=files or {"x": (None, "")}, timeout=30
+            )
+
+
+@asynccontextmanager
+async def serving(folder: Path, count: int = 1) -> AsyncIterator[Service]:
+    async with NatsServer() as nats, contextlib.AsyncExitStack() as stack:
+        recognizers = [await stack.enter_async_context(recognizer(nats, folder)) for _ in range(count)]
+        bus = await nats.bus("gateway")
+        gateway = Gateway(GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0, max_upload=1 << 20), bus)
+        async with running(gateway):
+            await bus.directory.wait_for(lambda d: len(d.ready("asr")) == count, 60)
+            yield Service(gateway, recognizers)
+
+
+@asynccontextmanager
+async def recognizer(nats: NatsServer, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+    env = {
+        **os.environ,
+        "MOTET_NATS_URL": nats.url,
+        "MOTET_NATS_PASSWORD": nats.password,
+        "MOTET_METRICS_PORT": "-1",
+        "MOTET_LOG_LEVEL": "warning",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    argv = ["-m", "motet_asr", "--model", str(folder), "--name", MODEL, "--no-fallback", "--parallel", "2"]
+    process = await asyncio.create_subprocess_exec(sys.executable, *argv, env=env)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_whisper(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # what the client says of translations
+async def test_the_official_client(folder: Path) -> None:
+    """Every format and every way to ask, against one stack."""
+    async with serving(folder) as service, service.client() as client:
+        file = ("sound.wav", SOUND)
+        plain = await client.audio.transcriptions.create(model=MODEL, file=file, language="en")
+        assert plain.text
+        await _verbose(client, plain.text)
+        await _captions(service, plain.text)
+        await _events(client, plain.text)
+        english = await client.audio.translations.create(model=MODEL, file=file, response_format="verbose_json")
+        assert (english.language, english.text == plain.text) == ("english", False)
+        models = {model.id: model.to_dict() for model in (await client.models.list()).data}
+        assert models[MODEL]["kind"] == "transcription"
+        await _refusals(service, client)
+        await _from_the_terminal(service, plain.text)
+
+
+async def _verbose(client: openai.AsyncOpenAI, text: str) -> None:
+    whole = await client.audio.transcriptions.create(
+        model=MODEL,
+        file=("sound.wav", SOUND),
+        language="en",
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+    )
+    assert whole.text == text
+    assert (whole.language, whole.duration) == ("english", 7.0)
+    assert whole.segments is not None
+    assert whole.words is not None
+    assert [segment.id for segment in whole.segments] == list(range(len(whole.segments)))
+    assert "".join(segment.text for segment in whole.segments).strip() == text
+    assert all(0 <= word.start <= word.end <= 7.0 for word in whole.words)
+    assert "".join(word.word for word in whole.words) == "".join("".join(s.text for s in whole.segments).split())
+    assert all(segment.avg_logprob < 0 and segment.tokens for segment in whole.segments)
+
+
+async def _captions(service: Service, text: str) -> None:
+    srt = await service.post(response_format="srt")
+    assert srt.headers["content-type"].startswith("text/plain")
+    first, times, *_ = srt.text.split("\n")
+    assert first == "1"
+    assert times[:3] == "00:"
+    assert times[8:17] == times[8:9] + times[9:12] + " --> "
+    vtt = await service.post(response_format="vtt")
+    assert vtt.text.startswith("WEBVTT\n\n00:00:0")
+    assert vtt.text.count("-->") == srt.text.count("-->")
+    assert (await service.post(response_format="text")).text.strip() == text
+
+
+async def _events(client: openai.AsyncOpenAI, text: str) -> None:
+    stream = await client.audio.transcriptions.create(
+        model=MODEL, file=("sound.wav", SOUND), language="en", stream=True
+    )
+    events = [event async for event in stream]
+    deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
+    segments = [event for event in events if event.type == "transcript.text.segment"]
+    assert len(deltas) == len(segments) > 1
+    assert events[-1].type == "transcript.text.done"
+    assert events[-1].text == "".join(deltas)
+    assert events[-1].text.strip() == text
+    assert [segment.start for segment in segments] == sorted(segment.start for segment in segments)
+
+
+async def _refusals(service: Service, client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"cannot be read|no sound track|whole sample"):
+        await client.audio.transcriptions.create(model=MODEL, file=("sound.mp3", b"no sound " * 500))
+    with pytest.raises(openai.NotFoundError, match="eyes"):
+        await client.audio.transcriptions.create(model="eyes", file=("sound.wav", SOUND))
+    with pytest.raises(openai.APIStatusError) as large:
+        await client.audio.transcriptions.create(model=MODEL, file=("sound.wav", bytes(2 << 20)))
+    assert large.value.status_code == 413
+    wrong: list[tuple[dict[str, Any], str | None]] = [
+        ({"response_format": "xml"}, "response_format"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"stream": "maybe"}, "stream"),
+        ({"stream": "true", "response_format": "srt"}, "response_format"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities"),
+        ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy"),
+        ({"known_speaker_names[]": "me"}, "known_speaker_names"),
+        ({"language": "klingon"}, None),
+        ({"model": ""}, "model"),
+    ]
+    for fields, param in wrong:
+        reply = await service.post(**fields)
+        assert reply.status_code == 400, fields
+        assert reply.json()["error"]["param"] == param, reply.text
+    assert (await service.post(file=None)).json()["error"]["param"] in ("file", "x")
+    assert (await service.post("translations", language="en")).json()["error"]["param"] == "language"
+    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as http:
+        reply = await http.post(f"{service.url}/v1/audio/transcriptions", json={"model": MODEL})
+        assert "multipart/form-data" in reply.json()["error"]["message"]
+        broken = {"content-type": "multipart/form-data; boundary=x"}
+        reply = await http.post(f"{service.url}/v1/audio/transcriptions", content=b"--y\r\nnothing", headers=broken)
+        assert reply.status_code == 400
+
+
+async def _from_the_terminal(service: Service, text: str) -> None:
+    """`motet listen` says the same."""
+
+    def listen(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "motet_cli", "listen", "--url", service.url, *options, str(path)]
+        env = {**os.environ, "MOTET_API_KEY": KEY, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+
+    path = write_wav(Path(os.environ.get("TMPDIR", "/tmp")) / f"motet-{os.getpid()}.wav", noise(7.0, 4))
+    try:
+        heard = await asyncio.to_thread(listen, path, "--language", "en")
+        assert (heard.returncode, heard.stdout.strip()) == (0, text), heard.stderr
+        missing = await asyncio.to_thread(listen, path.with_suffix(".none"))
+        assert missing.returncode == 2
+        assert "is no file" in missing.stderr
+    finally:
+        path.unlink()
+
+
+async def test_a_killed_recognizer_costs_no_word_and_a_client_that_leaves_costs_no_slot(folder: Path) -> None:
+    sound = wav(noise(13.0, 6))
+    async with serving(folder, 2) as service, service.client() as client:
+        whole = (await client.audio.transcriptions.create(model=MODEL, file=("s.wav", sound), language="en")).text
+        stream = await client.audio.transcriptions.create(
+            model=MODEL, file=("s.wav", sound), language="en", stream=True
+        )
+        said, killed = "", False
+        async for event in stream:
+            said += event.delta if event.type == "transcript.text.delta" else ""
+            if not killed:
+                killed = True
+                _kill_the_busy_one(service)
+        assert said.strip() == whole
+        async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as http:
+            form = {"model": MODEL, "language": "en", "stream": "true"}
+            url = f"{service.url}/v1/audio/transcriptions"
+            async with http.stream("POST", url, data=form, files={"file": ("s.wav", sound)}) as reply:
+                async for line in reply.aiter_lines():
+                    if line.startswith("data:"):
+                        assert json.loads(line[5:])["type"] == "transcript.text.delta"
+                        break
+        bus = service.gateway.bus
+        await bus.directory.wait_for(lambda d: all(not beat.load.get("running", 0) for beat in d.ready("asr")), 10)
+
+
+def _kill_the_busy_one(service: Service) -> None:
+    """The one that has our stream open, found by its process id in the heartbeats."""
+    directory = service.gateway.bus.directory
+    busy = max(directory.ready("asr"), key=lambda beat: directory.outstanding(beat.instance))
+    os.kill(busy.pid, signal.SIGKILL)
