@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands)
     _add_chat(commands)
+    _add_say(commands)
     _add_listen(commands)
     _add_models(commands)
     bench = _command(commands, "bench", "bench.command", "Measure a server that speaks OpenAI's API under load.")
@@ -72,6 +73,9 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--asr", metavar="PATH", help="model that listens: folder, name or none (default: pocket-asr, if it is there)"
     )
     up.add_argument("--vad", metavar="N", type=int, default=1, help="voice activity processes (default: 1)")
+    up.add_argument(
+        "--tts", metavar="PATH", help="speech model: folder, name or none (default: pocket-tts, where it is there)"
+    )
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument("--api-key-file", metavar="PATH", help="file with the key that clients must show")
     up.add_argument("--insecure", action="store_true", help="let other machines in without a key")
@@ -95,6 +99,16 @@ def _add_chat(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     chat.add_argument("--system", metavar="TEXT", help="instructions that come before the conversation")
     chat.add_argument("prompt", metavar="PROMPT", nargs="*", help="what to say")
+
+
+def _add_say(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    say = _command(commands, "say", "say", "Speak TEXT or standard input, through the speakers or into a file.")
+    _add_server(say)
+    say.add_argument("-o", "--output", metavar="FILE", help="write it: .mp3 .opus .aac .flac .wav .pcm; - is stdout")
+    say.add_argument("--model", help="the speech model (default: the server's first)")
+    say.add_argument("--voice", help="one of the model's voices (default: its first)")
+    say.add_argument("--speed", type=float, default=1.0, help="0.25 to 4 (default: 1)")
+    say.add_argument("text", metavar="TEXT", nargs="*", help="what to say")
 
 
 def _add_listen(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -35,15 +35,15 @@ class Server:
     ) -> None:
         self._http.close()
 
-    def models(self) -> list[str]:
-        """Names of the models that are served now."""
+    def models(self, kind: str = "chat") -> list[str]:
+        """Names of the models of a kind that are served now."""
         try:
             reply = self._http.get("/v1/models")
             _check(reply)
-            return [str(model["id"]) for model in reply.json()["data"]]
+            return [str(model["id"]) for model in reply.json()["data"] if model.get("kind", "chat") == kind]
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise MotetError(f"{self.url} does not answer like a Motet server; is --url right?") from None
 
     def reply(self, model: str, messages: list[Message], temperature: float) -> Iterator[str]:
@@ -55,6 +55,20 @@ class Server:
                     reply.read()
                 _check(reply)
                 yield from _pieces(reply.iter_lines())
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    def speech(self, model: str, text: str, voice: str | None, speed: float, audio_format: str) -> Iterator[bytes]:
+        """The sound of a text as it comes. Closing the iterator cancels the request on the server."""
+        body = {"model": model, "input": text, "speed": speed, "response_format": audio_format}
+        if voice:
+            body["voice"] = voice
+        try:
+            with self._http.stream("POST", "/v1/audio/speech", json=body) as reply:
+                if reply.status_code != 200:
+                    reply.read()
+                _check(reply)
+                yield from reply.iter_bytes()
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
 

@@ -33,13 +33,21 @@ class Stack:
     vad: int = 1
     asr: ModelFolder | None = None  # what listens; None: nothing does
     turns: Path | None = None  # the model that tells the end of a turn
+    tts: ModelFolder | None = None  # what speaks; None: nothing does
     api_key_file: Path | None = None
     insecure: bool = False
     log_format: LogFormat = "text"
 
     def services(self) -> list[ChildSpec]:
         """One spec per process, in the order of the log."""
-        return [self._gateway(), *self._tokenizers(), *self._decoders(), *self._vads(), *self._listeners()]
+        return [
+            self._gateway(),
+            *self._tokenizers(),
+            *self._decoders(),
+            *self._vads(),
+            *self._listeners(),
+            *self._speakers(),
+        ]
 
     def _gateway(self) -> ChildSpec:
         argv = ["--host", self.host, "--port", str(self.port), "--drain-timeout", str(_DRAIN)]
@@ -72,6 +80,12 @@ class Stack:
         argv = [] if self.turns is None else ["--turns", str(self.turns)]
         for name in _numbered("vad", self.vad):
             yield self._spec(name, "vad", "motet_vad", argv)
+
+    def _speakers(self) -> Iterator[ChildSpec]:
+        if self.tts is not None:
+            argv = ["--model", str(self.tts.path), "--name", self.tts.name]
+            threads = len(os.sched_getaffinity(0))
+            yield self._spec("tts", "tts", "motet_tts", argv, threads=threads, model=self.tts.name)
 
     def _spec(
         self,

@@ -55,6 +55,7 @@ def plan(args: Namespace) -> Plan:
         vad=args.vad,
         asr=models.resolve_optional(args.asr, "--asr", models.BUILT_IN_LISTENER),
         turns=models.pocket("pocket-turns"),
+        tts=models.resolve_speech(args.tts),
         api_key_file=Path(args.api_key_file) if args.api_key_file else None,
         insecure=args.insecure,
         log_format=args.log_format,
@@ -135,7 +136,9 @@ class Up:
         self._log.reserve([spec.name for spec in services])
         await self._start_nats()
         self._supervisor.start(services)
-        self._log.note("serving " + ", ".join(model.name for model in self._plan.stack.models))
+        stack = self._plan.stack
+        speech = [f"{stack.tts.name} (speech)"] if stack.tts is not None else []
+        self._log.note("serving " + ", ".join([*(model.name for model in stack.models), *speech]))
         host, port = address.local_view(self._plan.stack.host), self._plan.stack.port
         while True:
             self._unready.clear()

@@ -25,6 +25,7 @@ from .problems import MethodNotAllowed, NotFound, Problem
 from .realtime.endpoint import realtime
 from .render import error_event
 from .service import Service
+from .speech_api import speech
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ _STREAMS: dict[str, Endpoint] = {
     "/v1/completions": completions,
     "/v1/audio/transcriptions": transcriptions,
     "/v1/audio/translations": translations,
+    "/v1/audio/speech": speech,
 }
 _STATIC = Path(__file__).parent / "static"
 _PAGE_HEADERS = {
@@ -91,7 +93,11 @@ class App:
             raise
         except Exception as error:
             problem = Problem.of(error)
-            if http.started:
+            if http.started and not http.sends_events:
+                # A sound cannot say what is wrong. The body is left without its end: the connection breaks.
+                http.status = problem.status
+                log.warning("%s breaks off: %s", http.scope["path"], problem.message)
+            elif http.started:
                 await http.finish(error_event(problem))
             else:
                 await http.fail(problem)

@@ -57,12 +57,18 @@ class Exchange:
         self.started = False
         self.finished = False
         self.status = 0
+        self.content: list[tuple[bytes, bytes]] = _SSE  # headers of a response that streams
         self._receive = receive
         self._send = send
         self._held = b""
         chunks: Chunks | None = scope.get("extensions", {}).get(CHUNKS)
         self._write_chunk = chunks.write if chunks is not None else self._write_message
         self._start = chunks.start if chunks is not None else self._start_message
+
+    @property
+    def sends_events(self) -> bool:
+        """Whether what streams is server-sent events."""
+        return self.content is _SSE
 
     # ---------------------------------------------------------------------------------------------------- request
     async def body(self, limit: int) -> bytes:
@@ -150,7 +156,7 @@ class Exchange:
         else:
             self.started = True
             self.status = 200
-            headers = [*_SSE, (b"x-request-id", self.request_id.encode())]
+            headers = [*self.content, (b"x-request-id", self.request_id.encode())]
             await self._start({"type": "http.response.start", "status": 200, "headers": headers}, data)
 
     async def _start_message(self, head: MutableMapping[str, Any], data: bytes) -> None:

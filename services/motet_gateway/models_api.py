@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from motet_pipelines.instances import served
 from motet_pipelines.models import servable
 from motet_shared.errors import UnknownModel
 from motet_shared.messages import ModelCard
@@ -18,20 +19,34 @@ def models_router(service: Service) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> dict[str, Any]:
-        cards = servable(service.bus.directory).values()
-        return {"object": "list", "data": [_shape(card) for card in cards]}
+        return {"object": "list", "data": _models(service)}
 
     @router.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
-        cards = servable(service.bus.directory)
-        if name not in cards:
-            known = ", ".join(cards) or "none"
+        models = {model["id"]: model for model in _models(service)}
+        if name not in models:
+            known = ", ".join(models) or "none"
             raise UnknownModel(f"model {name!r} cannot be served here; there are: {known}", param="model")
-        return _shape(cards[name])
+        return models[name]
+
+    @router.get("/v1/audio/voices")
+    async def list_voices() -> dict[str, Any]:
+        """Not OpenAI's, which has its voices in its documentation."""
+        cards = served(service.bus.directory, "tts").values()
+        voices = [{"id": voice, "object": "audio.voice", "model": card.name} for card in cards for voice in card.voices]
+        return {"object": "list", "data": voices}
 
     return router
 
 
+def _models(service: Service) -> list[dict[str, Any]]:
+    """Those that chat, then those that speak, then those that listen. `kind` tells them apart."""
+    directory = service.bus.directory
+    chat = [_shape(card) | {"kind": "chat", "context_length": card.context} for card in servable(directory).values()]
+    speech = [_shape(card) | {"kind": "speech", "voices": card.voices} for card in served(directory, "tts").values()]
+    listening = [_shape(card) | {"kind": "transcription"} for card in served(directory, "asr").values()]
+    return chat + speech + listening
+
+
 def _shape(card: ModelCard) -> dict[str, Any]:
-    head = {"id": card.name, "object": "model", "created": card.created, "owned_by": "motet"}
-    return {**head, "context_length": card.context}
+    return {"id": card.name, "object": "model", "created": card.created, "owned_by": "motet"}

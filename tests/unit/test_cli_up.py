@@ -142,6 +142,25 @@ def test_a_model_that_listens_is_served_where_there_is_one(
     assert "neither a folder nor a local model" in refusal(*common, "--asr", "nobody")
 
 
+def test_a_speech_model_is_served_where_there_is_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path])
+    assert plan(*common).stack.tts is None
+    speech = tmp_path / "pocket-tts"
+    speech.mkdir()
+    assert 'lacks config.json with a "model_type"' in refusal(*common, "--tts", str(speech))
+    (speech / "config.json").write_text('{"model_type": "vits"}')
+    (speech / "model.safetensors").write_bytes(b"")
+    for given in ((), ("--tts", "pocket-tts"), ("--tts", str(speech))):
+        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "tts"]
+        assert spec.model == "pocket-tts"
+        assert spec.argv[1:5] == ("-m", "motet_tts", "--model", str(speech))
+    assert plan(*common, "--tts", "none").stack.tts is None
+    assert "neither a folder nor a local model" in refusal(*common, "--tts", "nobody")
+
+
 def test_each_run_has_a_password_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MOTET_NATS_PASSWORD", raising=False)
     first, second = (plan("--llm", str(folder), "--port", "0").stack.nats_password for _ in range(2))
