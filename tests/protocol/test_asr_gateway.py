@@ -207,7 +207,7 @@ async def _from_the_terminal(service: Service, text: str) -> None:
 
 
 async def test_a_killed_recognizer_costs_no_word_and_a_client_that_leaves_costs_no_slot(folder: Path) -> None:
-    sound = wav(noise(13.0, 6))
+    sound = wav(noise(9.0, 6))
     async with serving(folder, 2) as service, service.client() as client:
         whole = (await client.audio.transcriptions.create(model=MODEL, file=("s.wav", sound), language="en")).text
         stream = await client.audio.transcriptions.create(

@@ -208,7 +208,7 @@ def test_a_window_is_heard_again_where_the_reference_would(
     engine = engine_of(whisper, fallback=True, compression_threshold=compression, logprob_threshold=logprob)
     thresholds = {"compression_ratio_threshold": compression, "logprob_threshold": logprob}
     fell = []
-    for sound in SOUNDS:
+    for sound in SOUNDS[:4]:
         heard = hear(engine, sound, Options(language="en", timestamps=False))
         with _tries(reference.model) as tries:
             reference.generate(
