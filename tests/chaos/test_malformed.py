@@ -18,8 +18,8 @@ from e2e.stack import MotetStack
 
 pytestmark = pytest.mark.timeout(600)
 
-CALLERS = {"tokenizer": "gateway", "decode": "tokenizer"}
-OPERATIONS = {"tokenizer": ("chat", "complete"), "decode": ("generate",)}
+CALLERS = {"tokenizer": "gateway", "decode": "tokenizer", "vad": "gateway"}
+OPERATIONS = {"tokenizer": ("chat", "complete"), "decode": ("generate",), "vad": ("detect", "judge")}
 
 
 def open_map(**changes: Any) -> dict[str, Any]:
@@ -52,6 +52,11 @@ def garbage() -> list[bytes]:
             [["i", 2**60, 2**60, ["t", [2**62]]], ["e", 2**63, 0], ["!", 1, 0, "?", "?"]],
         ],
         *(["k", PROTOCOL, "gateway-0000dead", [part]] for part in (["c", 1, -5], ["c", "x", 1], ["x"], ["z", 1], 5)),
+        *(
+            ["U", PROTOCOL, "gateway-0000dead", [part]]
+            for part in (["u", 1, 0, b"x"], ["u", -1, -1, b""], ["u", 1, 0], 5)
+        ),
+        *(["U", version, "gateway-0000dead", [["u", 1, 0, b""]]] for version in (0, 99, "1", None)),
         *(["k", version, "gateway-0000dead", [["x", 1]]] for version in (0, 99, "1", None)),
         *(open_map(v=version) for version in (0, 2, 99, "1", None, -1, 2**63)),
         *(open_map(caller=caller) for caller in ("", "x", "gateway-*", "gateway-0000dead.>", 5, None, "a" * 5000)),
@@ -88,7 +93,9 @@ def subjects_of(stack: MotetStack, user: str) -> list[str]:
         callers = [child["instance"] for child in stack.children(caller)]
         if user == caller:
             found += [f"motet.v1.{role}.{op}" for op in OPERATIONS[role]]
-            found += [f"motet.v1.{role}.i.{instance}.{end}" for instance in instances for end in ("open", "ctl")]
+            found += [
+                f"motet.v1.{role}.i.{instance}.{end}" for instance in instances for end in ("open", "ctl", "feed")
+            ]
         if user == role:
             found += [f"motet.v1.inbox.{caller}.{instance}.frames" for instance in callers]
             found += [f"motet.v1.{caller}.i.{instance}.ctl" for instance in callers]
@@ -107,7 +114,7 @@ def pids_of(stack: MotetStack) -> dict[str, int]:
     return {child["name"]: child["pid"] for child in stack.children()}
 
 
-@pytest.mark.parametrize("user", ["gateway", "tokenizer", "decode"])
+@pytest.mark.parametrize("user", ["gateway", "tokenizer", "decode", "vad"])
 async def test_garbage_kills_nobody(user: str, stack: MotetStack) -> None:
     pids = pids_of(stack)
     async with Peer.connect(stack.nats_url, stack.password, user) as peer:
@@ -119,7 +126,7 @@ async def test_garbage_kills_nobody(user: str, stack: MotetStack) -> None:
         await still_well(stack, pids)
 
 
-@pytest.mark.parametrize(("user", "role"), [("gateway", "tokenizer"), ("tokenizer", "decode")])
+@pytest.mark.parametrize(("user", "role"), [("gateway", "tokenizer"), ("tokenizer", "decode"), ("gateway", "vad")])
 async def test_an_open_that_cannot_be_read_is_answered_with_a_typed_error(
     user: str, role: str, stack: MotetStack
 ) -> None:
