@@ -63,7 +63,7 @@ class Server:
             answer = httpx.get(f"http://127.0.0.1:{self.port}/v1/models", trust_env=False)
         except httpx.HTTPError:
             return set()
-        return {model["id"] for model in answer.json().get("data", [])}
+        return {model["id"] for model in answer.json().get("data", []) if model["kind"] == "chat"}
 
 
 def _group_lives(group: int) -> bool:
