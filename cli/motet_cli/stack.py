@@ -64,7 +64,7 @@ class Stack:
 
     def _decoders(self) -> Iterator[ChildSpec]:
         names = iter(_numbered("decode", self.decode * len(self.models)))
-        threads = max(1, len(os.sched_getaffinity(0)) // (self.decode * len(self.models)))
+        threads = max(1, compute_cores() // (self.decode * len(self.models)))
         for model in self.models:
             argv = ["--model", str(model.path), "--name", model.name]
             for _ in range(self.decode):
@@ -73,7 +73,7 @@ class Stack:
     def _listeners(self) -> Iterator[ChildSpec]:
         if self.asr is not None:
             argv = ["--model", str(self.asr.path), "--name", self.asr.name]
-            threads = len(os.sched_getaffinity(0))
+            threads = compute_cores()
             yield self._spec("asr", "asr", "motet_asr", argv, threads=threads, model=self.asr.name)
 
     def _vads(self) -> Iterator[ChildSpec]:
@@ -84,7 +84,7 @@ class Stack:
     def _speakers(self) -> Iterator[ChildSpec]:
         if self.tts is not None:
             argv = ["--model", str(self.tts.path), "--name", self.tts.name]
-            threads = len(os.sched_getaffinity(0))
+            threads = compute_cores()
             yield self._spec("tts", "tts", "motet_tts", argv, threads=threads, model=self.tts.name)
 
     def _spec(
@@ -114,17 +114,25 @@ class Stack:
         return {} if self.nats_password is None else {"MOTET_NATS_PASSWORD": self.nats_password}
 
 
+def compute_cores(cores: int = 0) -> int:
+    """How many of this machine's cores compute (0: those this process may use). Beyond four, Python has its own."""
+    cores = cores or len(os.sched_getaffinity(0))
+    return cores if cores <= 4 else cores - max(2, cores // 8)
+
+
 def thread_limits(threads: int) -> dict[str, str]:
     """Environment that keeps a process to `threads` in its numeric libraries; what the user set himself wins.
 
-    Idle OpenMP threads spin by default, which on a shared machine takes the cores from the other services.
+    Idle OpenMP threads spin by default for a millisecond or more, which on a shared machine takes the cores from the
+    other services; put to sleep at once, they cost a decode step a third to wake again for each of its kernels. Some
+    ten microseconds bridge the gap from one kernel to the next.
     """
     limits = {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
         "OPENBLAS_NUM_THREADS": str(threads),
         "RAYON_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "3000",
         "KMP_BLOCKTIME": "0",
     }
     return {name: value for name, value in limits.items() if name not in os.environ}

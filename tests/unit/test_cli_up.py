@@ -8,7 +8,7 @@ import pytest
 
 from motet_cli import models, up
 from motet_cli.main import main, parser
-from motet_cli.stack import Stack
+from motet_cli.stack import Stack, compute_cores
 from motet_shared.errors import ConfigError
 
 
@@ -110,18 +110,23 @@ def test_voice_activity_may_be_left_out(folder: Path) -> None:
     assert "--vad" in refusal(*common, "--vad", "-1")
 
 
-def test_the_judge_of_turns_is_used_where_it_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def judge() -> list[str]:
-        vad = next(s for s in plan("--llm", str(folder), "--port", "0").stack.services() if s.role == "vad")
-        return [part for part in vad.argv if "turns" in part]
-
-    monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path / "models"])
-    assert judge() == []
-    turns = tmp_path / "models" / "pocket-turns"
-    turns.mkdir(parents=True)
-    (turns / "config.json").write_text('{"model_type": "motet-turns"}')
-    (turns / "model.safetensors").write_bytes(b"")
-    assert judge() == ["--turns", str(turns)]
+def test_a_speech_model_is_served_where_there_is_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path])
+    assert plan(*common).stack.tts is None
+    speech = tmp_path / "pocket-tts"
+    speech.mkdir()
+    assert 'lacks config.json with a "model_type"' in refusal(*common, "--tts", str(speech))
+    (speech / "config.json").write_text('{"model_type": "vits"}')
+    (speech / "model.safetensors").write_bytes(b"")
+    for given in ((), ("--tts", "pocket-tts"), ("--tts", str(speech))):
+        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "tts"]
+        assert spec.model == "pocket-tts"
+        assert spec.argv[1:5] == ("-m", "motet_tts", "--model", str(speech))
+    assert plan(*common, "--tts", "none").stack.tts is None
+    assert "neither a folder nor a local model" in refusal(*common, "--tts", "nobody")
 
 
 def test_a_model_that_listens_is_served_where_there_is_one(
@@ -142,23 +147,18 @@ def test_a_model_that_listens_is_served_where_there_is_one(
     assert "neither a folder nor a local model" in refusal(*common, "--asr", "nobody")
 
 
-def test_a_speech_model_is_served_where_there_is_one(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    common = ("--llm", str(folder), "--port", "0")
-    monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path])
-    assert plan(*common).stack.tts is None
-    speech = tmp_path / "pocket-tts"
-    speech.mkdir()
-    assert 'lacks config.json with a "model_type"' in refusal(*common, "--tts", str(speech))
-    (speech / "config.json").write_text('{"model_type": "vits"}')
-    (speech / "model.safetensors").write_bytes(b"")
-    for given in ((), ("--tts", "pocket-tts"), ("--tts", str(speech))):
-        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "tts"]
-        assert spec.model == "pocket-tts"
-        assert spec.argv[1:5] == ("-m", "motet_tts", "--model", str(speech))
-    assert plan(*common, "--tts", "none").stack.tts is None
-    assert "neither a folder nor a local model" in refusal(*common, "--tts", "nobody")
+def test_the_judge_of_turns_is_used_where_it_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge() -> list[str]:
+        vad = next(s for s in plan("--llm", str(folder), "--port", "0").stack.services() if s.role == "vad")
+        return [part for part in vad.argv if "turns" in part]
+
+    monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path / "models"])
+    assert judge() == []
+    turns = tmp_path / "models" / "pocket-turns"
+    turns.mkdir(parents=True)
+    (turns / "config.json").write_text('{"model_type": "motet-turns"}')
+    (turns / "model.safetensors").write_bytes(b"")
+    assert judge() == ["--turns", str(turns)]
 
 
 def test_each_run_has_a_password_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +180,13 @@ def test_threads_are_shared_out_and_the_users_word_wins(folder: Path, monkeypatc
     model = models.ModelFolder("m", folder)
     stack = Stack(models=(model,), nats_url="", nats_password=None, decode=2)
     threads = {s.role: s.env["OMP_NUM_THREADS"] for s in stack.services()}
-    assert threads == {"gateway": "1", "tokenizer": "1", "decode": "4", "vad": "1"}
+    assert threads == {"gateway": "1", "tokenizer": "1", "decode": "3", "vad": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert all("OMP_NUM_THREADS" not in s.env for s in stack.services())
+
+
+def test_beyond_four_cores_python_has_its_own() -> None:
+    assert [compute_cores(n) for n in (1, 2, 4, 5, 8, 16, 64)] == [1, 2, 4, 3, 6, 14, 56]
 
 
 @pytest.mark.parametrize(
