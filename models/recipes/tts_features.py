@@ -12,7 +12,9 @@ from torch import Tensor
 from motet_tts.pocket.synth import to_mel
 
 Wave = NDArray[np.float32]
-WINDOW = 960  # samples at 24 kHz that pitch and bands are computed from
+WINDOW = 960  # samples that the bands are computed from
+TWO_PERIODS = 1320  # samples that the pitch is computed from
+BRIEF = 3  # frames: what is voiced for less is not
 LOWEST, HIGHEST = 60.0, 420.0  # Hz
 CANDIDATES = 5
 
@@ -38,16 +40,25 @@ def bands(samples: Tensor, rate: int, hop: int, count: int) -> Tensor:
 def pitch(samples: Wave, rate: int, hop: int) -> Wave:
     """Hz per frame, 0 where nothing is voiced: the path through autocorrelation peaks that jumps least."""
     count, size = len(samples) // hop, 2048
-    padded = np.pad(samples, WINDOW // 2)
-    frames = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::hop][:count] * np.hanning(WINDOW)
-    window = np.fft.irfft(np.abs(np.fft.rfft(np.hanning(WINDOW), size)) ** 2)
+    padded, taper = np.pad(samples, TWO_PERIODS // 2), np.hanning(TWO_PERIODS)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, TWO_PERIODS)[::hop][:count] * taper
+    window = np.fft.irfft(np.abs(np.fft.rfft(taper, size)) ** 2)
     shape = np.fft.irfft(np.abs(np.fft.rfft(frames, size)) ** 2)
     lags = np.arange(int(rate / HIGHEST), int(rate / LOWEST) + 1)
     energy = shape[:, 0]
     curve = shape[:, lags] / (energy[:, None] + 1e-9) * (window[0] / window[lags])
     score = curve - 0.08 * np.log2(lags / lags[0])  # an octave too low is as periodic
     voiced = (curve.max(1) > 0.55) & (energy > 1e-3 * energy.max())
-    return _path(score, lags, voiced, rate)
+    return _path(score, lags, _lasting(voiced), rate)
+
+
+def _lasting(voiced: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Without runs of voiced frames that are too brief to be a voice."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], voiced, [False]))))
+    kept = np.zeros_like(voiced)
+    for start, end in zip(edges[::2], edges[1::2], strict=True):
+        kept[start:end] = end - start >= BRIEF
+    return kept
 
 
 def _path(score: NDArray[np.float64], lags: NDArray[np.int64], voiced: NDArray[np.bool_], rate: int) -> Wave:

@@ -26,9 +26,9 @@ def _voices() -> dict[str, Voice]:
         "ada": Voice(name="en-us+f2", pitch=56),
         "ben": Voice(name="en-us+m3", pitch=44),
         "clara": Voice(name="en+f4", pitch=50),
-        "david": Voice(name="en+m1", pitch=40),
+        "david": Voice(name="en+m1", pitch=52),
         "ella": Voice(name="en-us+Annie", pitch=50),
-        "finn": Voice(name="en-gb-scotland+m7", pitch=46),
+        "finn": Voice(name="en-gb-scotland+m7", pitch=52),
     }
 
 
