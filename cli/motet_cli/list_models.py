@@ -14,8 +14,8 @@ def run(args: Namespace) -> int:
     try:
         with Server(args.url, read_key(args.api_key_file)) as server:
             print(f"served at {server.url}:")
-            speech = [f"{name}  (speech)" for name in server.models("speech")]
-            _print_column(server.models() + speech or ["(none yet)"])
+            others = [f"{name}  ({kind})" for kind in ("speech", "transcription") for name in server.models(kind)]
+            _print_column(server.models() + others or ["(none yet)"])
     except MotetError as error:
         _print_column([f"({error.message})"])
     print("local folders:")

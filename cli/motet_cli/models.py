@@ -96,22 +96,6 @@ def resolve_all(given: Sequence[str]) -> list[ModelFolder]:
     return models
 
 
-def resolve_speech(given: str | None) -> ModelFolder | None:
-    """The model for what `--tts` was given. Without it the built-in one, where it is there; "none": none."""
-    if given == "none":
-        return None
-    named = [directory / (given or BUILT_IN_SPEECH) for directory in model_dirs()]
-    found = [path for path in ([Path(given).expanduser()] if given else []) + named if path.is_dir()]
-    if not found:
-        if given is None:
-            return None
-        raise ConfigError(f"--tts: {given!r} is neither a folder nor a local model; give the folder of a speech model")
-    path = found[0].resolve()
-    if _model_type(path) is None or not any((path / name).is_file() for name in _WEIGHTS):
-        raise ConfigError(f'--tts: {str(path)!r} lacks config.json with a "model_type", or {_WEIGHTS[0]}')
-    return ModelFolder(path.name, path)
-
-
 def resolve_optional(given: str | None, flag: str, built_in: str) -> ModelFolder | None:
     """The model for what `flag` was given. Without it the built-in one, where it is there; "none": none."""
     if given == "none":

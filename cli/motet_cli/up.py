@@ -55,7 +55,7 @@ def plan(args: Namespace) -> Plan:
         vad=args.vad,
         asr=models.resolve_optional(args.asr, "--asr", models.BUILT_IN_LISTENER),
         turns=models.pocket("pocket-turns"),
-        tts=models.resolve_speech(args.tts),
+        tts=models.resolve_optional(args.tts, "--tts", models.BUILT_IN_SPEECH),
         api_key_file=Path(args.api_key_file) if args.api_key_file else None,
         insecure=args.insecure,
         log_format=args.log_format,
