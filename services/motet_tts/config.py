@@ -16,7 +16,7 @@ class EngineConfig:
     """Settings of one `Engine`.
 
     model: folder of a checkpoint (config.json and safetensors). name: what clients call it; empty: the folder's name.
-    dtype: of weights and activations. threads: cores that compute; 0 leaves torch's own choice.
+    dtype: of weights and activations. threads: cores that compute; 0: one for a small model, else torch's own choice.
     greedy: always the likeliest code, no noise, whatever the checkpoint's generation settings say.
     first_chunk, chunk: seconds of speech that a codec decodes at a time, at the beginning of a sentence and later on.
         A vocoder that must look ahead takes more.
@@ -51,7 +51,7 @@ class TtsConfig(ProcessConfig):
     model: str = setting("folder of the checkpoint to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
     dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
-    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    threads: int = setting("cores that compute; 0: one for a small model, else torch's choice", default=0, min=0)
     greedy: bool = setting("always the likeliest code, without noise", default=False)
     first_chunk: float = setting("seconds of speech in the first chunk of a sentence", default=0.06, min=0.001)
     chunk: float = setting("seconds of speech that the codec decodes at a time", default=0.32, min=0.01)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from pathlib import Path
 
 import torch
 
@@ -24,12 +25,15 @@ from .utterance import Key, Piece, Utterance
 log = logging.getLogger(__name__)
 
 
+_SMALL = 256 << 20  # bytes of weights
+
+
 class Engine:
     """Speaks with one model. A sentence joins before a step and leaves after one; the others do not notice."""
 
     def __init__(self, config: EngineConfig):
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        if threads := config.threads or (1 if _is_small(config) else 0):
+            torch.set_num_threads(threads)
         self.config = config
         self.model: SpeechModel = load(config)
         self._waiting: OrderedDict[Key, Utterance] = OrderedDict()
@@ -112,3 +116,8 @@ class Engine:
         if len(self.model) != len(self._running):
             raise RuntimeError(f"the engine runs {len(self._running)} sentences, its model {len(self.model)}")
         self.model.check_integrity()
+
+
+def _is_small(config: EngineConfig) -> bool:
+    """Whether a second thread would cost more than it computes: its layers are done before both have met."""
+    return sum(file.stat().st_size for file in Path(config.model).glob("*.safetensors")) < _SMALL
