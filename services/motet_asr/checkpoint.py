@@ -42,6 +42,8 @@ def load_engine(config: EngineConfig) -> Engine:
     kind = _load(folder, "config.json", AutoConfig).model_type
     if kind not in _CLASSES:
         raise ConfigError(f"model={config.model!r}: model_type {kind!r} does not hear; there are {', '.join(_CLASSES)}")
+    if config.weights != "auto" and kind != "whisper":
+        raise ConfigError(f"weights={config.weights!r}: only Whisper's matrices can be packed; leave it at auto")
     disable_progress_bar()
     model = _load(folder, "the weights", _CLASSES[kind], dtype=getattr(torch, config.dtype), use_safetensors=True)
     model.eval().requires_grad_(False)

@@ -9,6 +9,7 @@ from motet_shared.config import Duration, ProcessConfig, setting
 from motet_shared.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
+WEIGHTS = ("auto", "torch", "float32", "bfloat16", "int8")
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # those of Whisper's reference decoder, tried in turn
 
 
@@ -19,6 +20,8 @@ class EngineConfig:
     model: folder of a checkpoint (config.json and safetensors).
     name: what clients call the model; empty: the folder's name.
     dtype: of weights and activations.
+    weights: format in which the matrices that every decoder step reads are packed (Whisper only): "auto" is `dtype`,
+        "int8" rounds them per output channel and their inputs per row; "torch" packs nothing, for comparisons.
     threads: cores that compute; 0 leaves torch's own choice.
     max_rows: most windows decoded at a time, a slot each.
     max_waiting: most windows in the queue; further ones are refused as overloaded.
@@ -33,6 +36,7 @@ class EngineConfig:
     model: str
     name: str = ""
     dtype: str = "float32"
+    weights: str = "auto"
     threads: int = 0
     max_rows: int = 16
     max_waiting: int = 256
@@ -48,6 +52,8 @@ class EngineConfig:
             raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        if self.weights not in WEIGHTS:
+            raise ConfigError(f"weights={self.weights!r}: choose one of {', '.join(WEIGHTS)}")
         for field, low in (("max_rows", 1), ("max_waiting", 1), ("encode_batch", 1), ("threads", 0)):
             if (value := getattr(self, field)) < low:
                 raise ConfigError(f"{field}={value!r}: give a whole number of at least {low}")
@@ -66,6 +72,7 @@ class AsrConfig(ProcessConfig):
     model: str = setting("folder of the checkpoint to serve: Whisper, Moonshine or Parakeet-CTC")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
     dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
+    weights: str = setting("of Whisper's decoder: auto, torch, float32, bfloat16 or int8", default="auto")
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     max_rows: int = setting("most windows decoded at a time", default=16, min=1)
     max_waiting: int = setting("most windows in the queue; further ones are refused", default=256, min=1)

@@ -61,7 +61,8 @@ class Whisper(SlotFamily):
         self.translates = bool(self._language_ids) and "translate" in self._tasks
         self._longest: int = model.config.max_target_positions
         heads = [tuple(pair) for pair in getattr(generation, "alignment_heads", None) or ()]
-        self.decoder = WhisperDecoder(model, heads)
+        form = config.dtype if config.weights == "auto" else config.weights
+        self.decoder = WhisperDecoder(model, heads, form)
         self._pieces = WhisperPieces(
             tokenizer, self.rules, 2 * self._hop / SAMPLE_RATE, getattr(model.config, "median_filter_width", 7)
         )

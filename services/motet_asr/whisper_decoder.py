@@ -6,22 +6,31 @@ the cross-attention's keys and values are computed once per window, and a step t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from motet_kernels.linear import Linear
+
 from .slots import Slots
 
+Matrix = Callable[[Tensor], Tensor]
 Heads = Sequence[tuple[int, int]]  # (layer, head)
+
+
+def matrix(weight: Tensor, bias: Tensor | None, form: str) -> Matrix:
+    """`x · Wᵀ + b`: torch's own, or packed by `motet_kernels` in the format `form`."""
+    return partial(F.linear, weight=weight, bias=bias) if form == "torch" else Linear.pack(weight, bias, form)
 
 
 class _Layer:
     """One decoder layer's weights, as this decoder uses them."""
 
-    def __init__(self, layer: Any, heads: list[int]):
+    def __init__(self, layer: Any, heads: list[int], form: str):
         own, cross = layer.self_attn, layer.encoder_attn
         scale = own.scaling
         self.norms: tuple[nn.Module, ...] = (
@@ -30,30 +39,35 @@ class _Layer:
             layer.final_layer_norm,
         )
         no_bias = torch.zeros_like(own.v_proj.bias)
-        self.qkv = torch.cat([own.q_proj.weight * scale, own.k_proj.weight, own.v_proj.weight])
-        self.qkv_bias = torch.cat([own.q_proj.bias * scale, no_bias, own.v_proj.bias])
-        self.own_out: nn.Module = own.out_proj
-        self.query, self.query_bias = cross.q_proj.weight * scale, cross.q_proj.bias * scale
+        qkv = torch.cat([own.q_proj.weight * scale, own.k_proj.weight, own.v_proj.weight])
+        self.qkv = matrix(qkv, torch.cat([own.q_proj.bias * scale, no_bias, own.v_proj.bias]), form)
+        self.own_out = matrix(own.out_proj.weight, own.out_proj.bias, form)
+        self.query = matrix(cross.q_proj.weight * scale, cross.q_proj.bias * scale, form)
         self.cross_kv = torch.cat([cross.k_proj.weight, cross.v_proj.weight])
         self.cross_kv_bias = torch.cat([no_bias, cross.v_proj.bias])
-        self.cross_out: nn.Module = cross.out_proj
-        self.up, self.down, self.activation = layer.fc1, layer.fc2, layer.activation_fn
+        self.cross_out = matrix(cross.out_proj.weight, cross.out_proj.bias, form)
+        self.up = matrix(layer.fc1.weight, layer.fc1.bias, form)
+        self.down = matrix(layer.fc2.weight, layer.fc2.bias, form)
+        self.activation = layer.activation_fn
         self.heads = heads  # whose attention tells where a word is
 
 
 class WhisperDecoder:
-    """Takes a transformers `WhisperForConditionalGeneration`. `alignment`: the heads that `watch` records."""
+    """Takes a transformers `WhisperForConditionalGeneration`. `alignment`: the heads that `watch` records.
 
-    def __init__(self, model: Any, alignment: Heads = ()):
+    form: of the matrices that every step reads: one of `motet_kernels.linear`, or "torch" for torch's own product.
+    """
+
+    def __init__(self, model: Any, alignment: Heads = (), form: str = "torch"):
         decoder = model.model.decoder
         self.num_heads = model.config.decoder_attention_heads
         self.head_size = model.config.d_model // self.num_heads
         self.length: int = model.config.max_target_positions
         self.dtype = decoder.embed_tokens.weight.dtype
         self._tokens, self._positions = decoder.embed_tokens.weight, decoder.embed_positions.weight
-        self._head, self._norm = model.proj_out, decoder.layer_norm
+        self._head, self._norm = matrix(model.proj_out.weight, None, form), decoder.layer_norm
         self._layers = [
-            _Layer(layer, [head for where, head in alignment if where == index])
+            _Layer(layer, [head for where, head in alignment if where == index], form)
             for index, layer in enumerate(decoder.layers)
         ]
 
@@ -116,13 +130,13 @@ class WhisperDecoder:
 
     def _qkv(self, layer: _Layer, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = x_BTE.shape
-        qkv = F.linear(layer.norms[0](x_BTE), layer.qkv, layer.qkv_bias)
+        qkv = layer.qkv(layer.norms[0](x_BTE))
         q, k, v = qkv.view(batch, length, 3, self.num_heads, self.head_size).permute(2, 0, 3, 1, 4)
         return q, k, v
 
     def _query(self, layer: _Layer, x_BTE: Tensor) -> Tensor:
         batch, length, _ = x_BTE.shape
-        query = F.linear(layer.norms[1](x_BTE), layer.query, layer.query_bias)
+        query = layer.query(layer.norms[1](x_BTE))
         return query.view(batch, length, self.num_heads, self.head_size).transpose(1, 2)
 
     def _rest(self, layer: _Layer, x_BTE: Tensor, query: Tensor, cross: Tensor, mask: Tensor | None) -> Tensor:
@@ -131,7 +145,7 @@ class WhisperDecoder:
         x_BTE = x_BTE + self._joined(layer.cross_out, attended)
         return x_BTE + layer.down(layer.activation(layer.up(layer.norms[2](x_BTE))))
 
-    def _joined(self, out: nn.Module, heads_BHTD: Tensor) -> Tensor:
+    def _joined(self, out: Matrix, heads_BHTD: Tensor) -> Tensor:
         return out(heads_BHTD.transpose(1, 2).flatten(2))
 
 

@@ -22,6 +22,7 @@ import pytest
 from asr_checkpoints import noise, tiny_whisper, wav, write_wav
 from motet_gateway.config import GatewayConfig
 from motet_gateway.gateway import Gateway
+from motet_shared.messages import Listen, Partial, Segment
 from motet_shared.testing import NatsServer, running
 
 MODEL, KEY = "ears", "sesame"
@@ -105,6 +106,7 @@ async def test_the_official_client(folder: Path) -> None:
         assert models[MODEL]["kind"] == "transcription"
         await _refusals(service, client)
         await _from_the_terminal(service, plain.text)
+        await _live(service)
 
 
 async def _verbose(client: openai.AsyncOpenAI, text: str) -> None:
@@ -204,6 +206,20 @@ async def _from_the_terminal(service: Service, text: str) -> None:
         assert "is no file" in missing.stderr
     finally:
         path.unlink()
+
+
+async def _live(service: Service) -> None:
+    """The same voice while it is spoken, under the permissions of the gateway."""
+    request = Listen(model=MODEL, sample_rate=16_000, language="en", words=True)
+    async with service.gateway.bus.open("asr", request) as stream:
+        for start in range(44, len(SOUND), 6400):
+            await stream.send(SOUND[start : start + 6400])
+        await stream.end_input()
+        bodies = [body async for body in stream]
+    partials, final = [body for body in bodies if isinstance(body, Partial)], bodies[-1]
+    assert isinstance(final, Segment)
+    assert final.text.startswith(partials[-1].stable if partials else "")
+    assert "".join(word for word, _, _ in final.words) == final.text != ""
 
 
 async def test_a_killed_recognizer_costs_no_word_and_a_client_that_leaves_costs_no_slot(folder: Path) -> None:

@@ -25,6 +25,7 @@ from motet_asr.checkpoint import load_engine
 from motet_asr.config import EngineConfig
 from motet_asr.engine import Engine
 from motet_asr.request import Heard, Options
+from motet_asr.slot_engine import SlotEngine
 from motet_asr.whisper import Whisper
 from motet_shared.errors import BadRequest, ConfigError, InternalError, Overloaded
 
@@ -291,6 +292,30 @@ def test_weights_that_compute_no_numbers_end_the_window_and_nothing_else(whisper
     assert ended[2].heard.tokens == good
     engine.check_integrity()
     assert engine.stats()["slots_free"] == 16
+
+
+@pytest.mark.parametrize(("form", "near"), [("float32", 1e-5), ("bfloat16", 0.03), ("int8", 0.1)])
+def test_packed_matrices_compute_the_same_up_to_their_rounding(
+    whisper: Path, reference: Reference, form: str, near: float
+) -> None:
+    engine, options = engine_of(whisper, weights=form), Options(language="en", timestamps=False)
+    if form == "float32":
+        assert kept(engine.family, hear(engine, SOUNDS[0], options)) == reference.tokens(0, options)
+    logits = [_first_logits(engine_of(whisper, weights=weights)) for weights in (form, "torch")]
+    assert (logits[0] - logits[1]).norm() < near * logits[1].norm()
+
+
+def _first_logits(engine: Engine) -> torch.Tensor:
+    """Behind a prompt and four tokens that were read one by one."""
+    add(engine, 0, SOUNDS[0], Options(language="en", timestamps=False))
+    assert isinstance(engine, SlotEngine)
+    engine.step()
+    decoder = engine.family.decoder
+    with torch.inference_mode():
+        for token in (5, 60, 7, 80):
+            states, _ = decoder.step(engine.slots, [token])
+        logits: torch.Tensor = decoder.logits(states)
+    return logits
 
 
 def test_what_cannot_be_done_is_refused(whisper: Path, tmp_path: Path) -> None:

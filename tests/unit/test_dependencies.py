@@ -22,7 +22,7 @@ RULES = {
     "services/motet_tokenizer": ("tokenizer", {"motet_shared"}),
     "services/motet_llm": ("llm", {"motet_shared", "motet_kernels"}),
     "services/motet_tts": ("tts", {"motet_shared"}),
-    "services/motet_asr": ("asr", {"motet_shared"}),
+    "services/motet_asr": ("asr", {"motet_shared", "motet_kernels"}),
     "services/motet_vad": ("vad", {"motet_shared"}),
     "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),
 }
