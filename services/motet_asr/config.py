@@ -26,7 +26,7 @@ class EngineConfig:
     max_rows: most windows decoded at a time, a slot each.
     max_waiting: most windows in the queue; further ones are refused as overloaded.
     encode_batch: most windows encoded at a time, between two decoder steps.
-    window: seconds of audio given to the model at a time; 0: what it was made for.
+    window: seconds of audio given to the model at a time; 0: what it was made for, which is Whisper's limit too.
     fallback: a window whose text looks wrong is decoded again at a higher temperature (Whisper's rule).
     compression_threshold: bytes of the token ids by bytes of their zlib form, above which text repeats itself.
     logprob_threshold: mean log-probability of the tokens, below which the model was guessing.

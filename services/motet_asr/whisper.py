@@ -38,7 +38,8 @@ class Whisper(SlotFamily):
         self._model, self._extractor, self._tokenizer = model, extractor, tokenizer
         self._frames: int = model.config.max_source_positions * _STRIDE
         self._hop: int = extractor.hop_length
-        self.window = self._frames * self._hop / SAMPLE_RATE
+        longest = self._frames * self._hop / SAMPLE_RATE
+        self.window = min(config.window or longest, longest)
         if extractor.nb_max_frames != self._frames:
             raise ConfigError(
                 f"{config.model}: the features have {extractor.nb_max_frames} frames (chunk_length), "

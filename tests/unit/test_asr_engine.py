@@ -324,6 +324,8 @@ def test_what_cannot_be_done_is_refused(whisper: Path, tmp_path: Path) -> None:
         add(engine, 0, SOUNDS[0], Options(language="tlh"))
     with pytest.raises(BadRequest, match="at most 2 s"):
         engine.prepare(noise(2.5))
+    assert engine_of(whisper, window=1.5).family.window == 1.5
+    assert engine_of(whisper, window=9.0).family.window == WINDOW
     add(engine, 0, SOUNDS[0], Options(language="en"))
     with pytest.raises(BadRequest, match="already"):
         add(engine, 0, SOUNDS[0], Options())
