@@ -19,6 +19,7 @@ from asr_shards import Shards, order
 from asr_tokenizer import STEP, WhisperTokenizer
 
 IGNORED = -100
+GRAIN = 40  # frames: few different lengths, since the libraries prepare each shape anew
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +84,13 @@ class Stream:
         if rng.random() < self.recipe.whole_share:
             frames, examples = most, examples[::4]  # a step that costs what the others cost
         else:
-            frames = min(most, max(one.frames for one in examples) + 2 * rng.randrange(30))
+            longest = max(one.frames for one in examples) + rng.randrange(30)
+            frames = min(most, -(-longest // GRAIN) * GRAIN)
         features = np.stack([restore(one, frames) for one in examples])
         for row, one in zip(features, examples, strict=True):
             mask(row, rng, one.frames)
         rows = [self.write(one, timed=rng.random() < self.recipe.timestamp_share) for one in examples]
-        length = max(len(tokens) for tokens, _, _ in rows)
+        length = -(-max(len(tokens) for tokens, _, _ in rows) // 8) * 8
         tokens = np.full((len(rows), length), self.id[names.END])
         labels = np.full((len(rows), length), IGNORED)
         look = np.zeros((len(rows), length, frames // 2), bool)

@@ -106,10 +106,9 @@ class Listener(nn.Module):
     def forward(self, batch: Batch) -> Losses:
         heard = self.encode(batch.features)
         said = self.whisper.model.decoder(input_ids=batch.tokens, encoder_hidden_states=heard, use_cache=False)
-        asked = batch.labels != IGNORED
-        logits = self.whisper.proj_out(said.last_hidden_state[asked])
+        logits = self.whisper.proj_out(said.last_hidden_state)
         return Losses(
-            text=functional.cross_entropy(logits.float(), batch.labels[asked]),
+            text=functional.cross_entropy(logits.flatten(0, 1).float(), batch.labels.flatten(), ignore_index=IGNORED),
             phonemes=functional.cross_entropy(self.phoneme_head(heard).flatten(0, 1).float(), batch.phonemes.flatten()),
             alignment=self._alignment(batch.look),
         )
