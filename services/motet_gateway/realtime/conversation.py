@@ -9,7 +9,7 @@ import msgspec
 
 from motet_shared.errors import BadRequest, PayloadTooLarge
 
-from .events import FunctionCallItem, FunctionCallOutputItem, Item, MessageItem
+from .events import ContentPart, FunctionCallItem, FunctionCallOutputItem, Item, MessageItem
 
 Stored = dict[str, Any]  # an item as clients see it
 
@@ -67,6 +67,13 @@ class Conversation:
         place = self._order.index(item["id"])
         return self._order[place - 1] if place else None
 
+    def understand(self, item: Stored, index: int, transcript: str) -> None:
+        """The words of a spoken part are known; every list that holds the item sees them."""
+        before = _size(item)
+        item["content"][index]["transcript"] = transcript
+        if self._items.get(item["id"]) is item:
+            self._bytes += _size(item) - before
+
     def has_call(self, call_id: str) -> bool:
         return any(item["type"] == "function_call" and item["call_id"] == call_id for item in self._items.values())
 
@@ -75,12 +82,18 @@ def stored(item: Item, new_id: str, new_call_id: str) -> Stored:
     """A client's item as the conversation keeps it, with ids filled in."""
     base = {"id": item.id or new_id, "object": "realtime.item", "type": "", "status": "completed"}
     if isinstance(item, MessageItem):
-        content = [{"type": part.type, "text": part.text} for part in item.content]
+        content = [_stored_part(part) for part in item.content]
         return {**base, "type": "message", "role": item.role, "content": content}
     if isinstance(item, FunctionCallItem):
         call_id = item.call_id or new_call_id
         return {**base, "type": "function_call", "call_id": call_id, "name": item.name, "arguments": item.arguments}
     return {**base, "type": "function_call_output", "call_id": item.call_id, "output": item.output}
+
+
+def _stored_part(part: ContentPart) -> dict[str, Any]:
+    """Sound is not kept: its words are."""
+    spoken = part.type in ("input_audio", "output_audio")
+    return {"type": part.type, **({"transcript": part.transcript} if spoken else {"text": part.text})}
 
 
 def check_output(item: Item, conversation: Conversation) -> None:
@@ -94,7 +107,7 @@ def chat_messages(instructions: str, items: list[Stored]) -> list[dict[str, Any]
     messages: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
     for item in items:
         if item["type"] == "message":
-            text = "\n".join(part.get("text") or "" for part in item["content"])
+            text = "\n".join(part.get("text") or part.get("transcript") or "" for part in item["content"])
             messages.append({"role": item["role"], "content": text})
         elif item["type"] == "function_call":
             function = {"name": item["name"], "arguments": item["arguments"]}

@@ -10,8 +10,8 @@ from motet_shared.errors import BadRequest, Draining, MotetError, Overloaded, Un
 from ..asgi import ClientGone, Receive, Scope, Send, request_id
 from ..problems import Forbidden, Problem, Unauthorized
 from ..service import Service
+from .audio_settings import SPEECH_MISSING
 from .channel import Channel
-from .events import SPEECH_MISSING
 from .session import Session
 
 _CLOSE_CODES: tuple[tuple[type[MotetError], int], ...] = (

@@ -15,8 +15,7 @@ from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from ..decoding import Decoder
 from ..schema import Metadata, Name, Strict
-
-SPEECH_MISSING = "speech needs the asr and tts services, which this server does not run"
+from .audio_settings import AudioPatch, Speech
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=64)]
 MaxTokens = Annotated[int, Meta(ge=1)] | Literal["inf"] | None
@@ -67,27 +66,36 @@ class ItemReference(Strict, tag="item_reference"):
 Item = MessageItem | FunctionCallItem | FunctionCallOutputItem
 
 _TEXT_TYPE = {"system": "input_text", "user": "input_text", "assistant": "output_text"}
-_MEDIA = {
-    "input_audio": SPEECH_MISSING,
-    "output_audio": SPEECH_MISSING,
-    "input_image": "images need the vision service, which this server does not run",
-}
+_AUDIO_TYPE = {"user": "input_audio", "assistant": "output_audio"}
+_IMAGES_MISSING = "images need the vision service, which this server does not run"
 
 
-def check_item(item: Item, where: str) -> None:
+def check_item(item: Item, where: str, speech: Speech) -> None:
     """UnsupportedParameter for media that no service reads; BadRequest for parts that do not fit the role."""
     if not isinstance(item, MessageItem):
         return
     for index, part in enumerate(item.content):
         param = f"{where}.content[{index}]"
-        if part.type in _MEDIA:
-            raise UnsupportedParameter(f"`{param}`: {part.type}: {_MEDIA[part.type]}", param=param)
+        if part.type == "input_image":
+            raise UnsupportedParameter(f"`{param}`: {part.type}: {_IMAGES_MISSING}", param=param)
+        if part.type in _AUDIO_TYPE.values():
+            _check_audio(part, item.role, param, speech)
+            continue
         expected = _TEXT_TYPE[item.role]
         if part.type != expected:
             message = f"`{param}.type` is {part.type!r}; a {item.role} message takes {expected!r}"
             raise BadRequest(message, param=f"{param}.type")
         if part.text is None:
             raise BadRequest(f"`{param}.text` is required", param=f"{param}.text")
+
+
+def _check_audio(part: ContentPart, role: str, param: str, speech: Speech) -> None:
+    speech.need(param, ears=True)
+    if part.type != _AUDIO_TYPE.get(role):
+        raise BadRequest(f"`{param}.type` is {part.type!r}, which a {role} message cannot have", param=f"{param}.type")
+    if part.transcript is None and (part.audio is None or part.type == "output_audio"):
+        given = "transcript" if part.type == "output_audio" else "audio"
+        raise BadRequest(f"`{param}.{given}` is required", param=f"{param}.{given}")
 
 
 # ------------------------------------------------------------------------------------------------- configuration
@@ -108,7 +116,7 @@ class Common(Strict):
     max_output_tokens: MaxTokens | UnsetType = UNSET
     temperature: Temperature | UnsetType = UNSET  # extension
     parallel_tool_calls: Any = UNSET
-    audio: Any = UNSET
+    audio: AudioPatch | UnsetType | None = UNSET
     prompt: Any = UNSET
     reasoning: Any = UNSET
 

@@ -6,45 +6,16 @@ part is closed before its item, and the `done` events repeat what the deltas add
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from motet_shared.messages import ToolCallDelta
+from motet_shared.messages import Audio, ToolCallDelta
 
+from .audio_settings import PCM, Format
 from .channel import Channel, Deltas
 from .conversation import Conversation, Stored, new_id
-
-
-@dataclass(slots=True)
-class Place:
-    """Where an output belongs: its response, and the conversation it enters (None: out of band)."""
-
-    channel: Channel
-    conversation: Conversation | None
-    response_id: str
-    output_index: int
-
-    def opened(self, item: Stored) -> list[bytes]:
-        """Announce a new item, and store a copy that `closed` completes."""
-        add = self.channel.event
-        events = [
-            add("response.output_item.added", response_id=self.response_id, output_index=self.output_index, item=item)
-        ]
-        if self.conversation is not None:
-            before = self.conversation.insert(item)
-            events.append(add("conversation.item.added", previous_item_id=before, item=item))
-        return events
-
-    def closed(self, item: Stored) -> list[bytes]:
-        add = self.channel.event
-        events = []
-        if self.conversation is not None:
-            before = self.conversation.replace(item)
-            events.append(add("conversation.item.done", previous_item_id=before, item=item))
-        events.append(
-            add("response.output_item.done", response_id=self.response_id, output_index=self.output_index, item=item)
-        )
-        return events
+from .place import Place
+from .speech_output import SpeechOutput
+from .spoken import Spoken
 
 
 class MessageOutput:
@@ -126,13 +97,22 @@ class CallOutput:
 
 
 class Outputs:
-    """All outputs of one response, one open at a time."""
+    """All outputs of one response, one open at a time. `spoken` gets what was said aloud, by item."""
 
-    def __init__(self, channel: Channel, conversation: Conversation | None, response_id: str):
+    def __init__(
+        self,
+        channel: Channel,
+        conversation: Conversation | None,
+        response_id: str,
+        format: Format = PCM,
+        spoken: dict[str, Spoken] | None = None,
+    ):
         self._channel = channel
         self._conversation = conversation
         self._response_id = response_id
-        self._open: MessageOutput | CallOutput | None = None
+        self._format = format
+        self._spoken = {} if spoken is None else spoken
+        self._open: MessageOutput | SpeechOutput | CallOutput | None = None
         self._call_index = -1
         self.items: list[Stored] = []
 
@@ -143,6 +123,21 @@ class Outputs:
             message = MessageOutput(self._place(events), new_id("item"))
             self._start(message, events)
         events.append(message.delta(text))
+
+    def write(self, text: str, events: list[bytes]) -> None:
+        """Text that is going to be spoken: the message opens, and its words are told with their sound."""
+        message = self._open
+        if not isinstance(message, SpeechOutput):
+            item_id, place = new_id("item"), self._place(events)
+            spoken = self._spoken[item_id] = Spoken()
+            message = SpeechOutput(place, item_id, self._format, spoken)
+            self._start(message, events)
+        message.write(text)
+
+    def sound(self, batch: list[Audio], events: list[bytes]) -> None:
+        """Append the events of the sound of what was written."""
+        if isinstance(self._open, SpeechOutput):
+            events += self._open.sound(batch)
 
     def tool(self, piece: ToolCallDelta, events: list[bytes]) -> None:
         """Append the events of a piece of a tool call to `events`."""
@@ -169,7 +164,7 @@ class Outputs:
         self._close("completed", events)
         return Place(self._channel, self._conversation, self._response_id, len(self.items))
 
-    def _start(self, output: MessageOutput | CallOutput, events: list[bytes]) -> None:
+    def _start(self, output: MessageOutput | SpeechOutput | CallOutput, events: list[bytes]) -> None:
         self._open = output
         events += output.open()
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from motet_pipelines import speak
 from motet_pipelines.chat import Outcome, chat
+from motet_pipelines.voice import reply
 from motet_shared.errors import ContextTooLong
-from motet_shared.messages import Chat, Sampling, Usage
+from motet_shared.messages import Audio, Chat, Sampling, Speak, ToolCallDelta, Usage
 
 from ..asgi import ClientGone
+from ..metrics import Track
 from ..problems import Problem
 from ..service import Service
 from ..wire import fresh_seed
@@ -48,9 +53,10 @@ class Response:
         channel: Channel,
         outputs: Outputs,
         settings: Settings,
-        messages: list[dict[str, Any]],
+        messages: Callable[[], Awaitable[list[dict[str, Any]]]],
         head: dict[str, Any],
         epoch: int,
+        voice: str,
     ):
         self._service = service
         self._channel = channel
@@ -59,8 +65,11 @@ class Response:
         self._messages = messages
         self._head = head  # id, conversation_id, metadata
         self._epoch = epoch
-        self._outcome = Outcome()
+        self._voice = voice  # the model that speaks
+        self._outcome, self._speech = Outcome(), speak.Outcome()
+        self._sounding_since: float | None = None  # time.monotonic() of the first sound
         self._cancelling = False
+        self._reason = ""
         self._running = False
         self.task: asyncio.Task[None] | None = None
 
@@ -68,10 +77,18 @@ class Response:
     def id(self) -> str:
         return str(self._head["id"])
 
-    def cancel(self) -> None:
-        """End it as `client_cancelled`; a second call, or one after the end, does nothing."""
+    @property
+    def sounding_ms(self) -> float:
+        """How long a client that plays what it got still hears it."""
+        if self._sounding_since is None:
+            return 0.0
+        whole = self._speech.samples / speak.RATE
+        return max(0.0, whole - (time.monotonic() - self._sounding_since)) * 1000
+
+    def cancel(self, reason: str = "client_cancelled") -> None:
+        """End it for this reason; a second call, or one after the end, does nothing."""
         if not self._cancelling:
-            self._cancelling = True
+            self._cancelling, self._reason = True, reason
             if self._running and self.task is not None:  # else it has not begun, and will see the flag
                 self.task.cancel()
 
@@ -79,7 +96,7 @@ class Response:
         """From `response.created` to `rate_limits.updated`."""
         await self._channel.send(self._channel.event("response.created", response=self._shape(Ending("in_progress"))))
         self._running = True  # from here on a cancel interrupts; before, it is only noted
-        ending = _ended("cancelled", "client_cancelled")
+        ending = _ended("cancelled", self._reason)
         try:
             if not self._cancelling:
                 ending = await self._generate()
@@ -87,6 +104,7 @@ class Response:
             if not self._cancelling:
                 raise
             _uncancel()
+            ending = _ended("cancelled", self._reason)
         except ClientGone:
             raise
         except Exception as error:
@@ -102,7 +120,7 @@ class Response:
 
     async def _generate(self) -> Ending:
         """Ask again without the oldest turns while the conversation is too long, if the session allows that."""
-        messages, dropped = self._messages, 0
+        messages, dropped = await self._messages(), 0
         while True:
             try:
                 return await self._stream(self._request(messages))
@@ -115,30 +133,56 @@ class Response:
 
     async def _stream(self, request: Chat) -> Ending:
         track = self._service.metrics.begin(request.model)
-        batches = chat(
-            self._service.bus,
-            request,
-            self._outcome,
-            deadline=self._service.config.request_timeout,
-            patience=self._service.config.patience,
-            epoch=self._epoch,
-        )
         try:
-            async with aclosing(batches):
-                async for batch in batches:
-                    track.got(len(batch))
-                    events: list[bytes] = []
-                    for item in batch:
-                        if item.text:
-                            self._outputs.text(item.text, events)
-                        for piece in item.tools or ():
-                            self._outputs.tool(piece, events)
-                    if events:
-                        await self._channel.send(*events)
+            await (self._speak(request, track) if self._settings.speaks else self._write(request, track))
         finally:
             track.done(self._outcome)
         status = self._outcome.end.status if self._outcome.end is not None else "stop"
         return _ended("incomplete", "max_output_tokens") if status == "length" else Ending("completed")
+
+    async def _write(self, request: Chat, track: Track) -> None:
+        batches = chat(self._service.bus, request, self._outcome, **self._options())
+        async with aclosing(batches):
+            async for batch in batches:
+                track.got(len(batch))
+                events: list[bytes] = []
+                for item in batch:
+                    if item.text:
+                        self._outputs.text(item.text, events)
+                    for piece in item.tools or ():
+                        self._outputs.tool(piece, events)
+                if events:
+                    await self._channel.send(*events)
+
+    async def _speak(self, request: Chat, track: Track) -> None:
+        """Say the text aloud while it is written; calls follow when all is said."""
+        audio = self._settings.audio
+        say = Speak(model=self._voice, text="", voice=audio.voice or "", speed=audio.speed, seed=fresh_seed())
+        calls: list[ToolCallDelta] = []
+        batches = reply(self._service.bus, request, say, self._outcome, self._speech, **self._options())
+        async with aclosing(batches):
+            async for batch in batches:
+                events: list[bytes] = []
+                if isinstance(batch[0], Audio):
+                    self._outputs.sound(batch, events)
+                    self._sounding_since = self._sounding_since or time.monotonic()
+                else:
+                    track.got(len(batch))
+                    for item in batch:
+                        if item.text:
+                            self._outputs.write(item.text, events)
+                        calls += item.tools or ()
+                if events:
+                    await self._channel.send(*events)
+        events = []
+        for piece in calls:
+            self._outputs.tool(piece, events)
+        if events:
+            await self._channel.send(*events)
+
+    def _options(self) -> dict[str, Any]:
+        config = self._service.config
+        return {"deadline": config.request_timeout, "patience": config.patience, "epoch": self._epoch}
 
     def _request(self, messages: list[dict[str, Any]]) -> Chat:
         settings = self._settings
@@ -163,9 +207,10 @@ class Response:
             "status": ending.status,
             "status_details": ending.details,
             "output": self._outputs.items,
-            "output_modalities": ["text"],
+            "output_modalities": self._settings.modalities,
+            "audio": {"output": self._settings.audio.as_output()},
             "max_output_tokens": self._settings.max_output_tokens,
-            "usage": _usage(end.usage) if end is not None and end.usage is not None else None,
+            "usage": _usage(end.usage, self._speech.usage) if end is not None and end.usage is not None else None,
         }
 
 
@@ -175,12 +220,13 @@ def _uncancel() -> None:
         task.uncancel()
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage, speech: Usage) -> dict[str, Any]:
+    sounds = speech.completion_tokens
     cached = {"text_tokens": usage.cached_tokens, "audio_tokens": 0, "image_tokens": 0}
     return {
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens + sounds,
         "input_tokens": usage.prompt_tokens,
-        "output_tokens": usage.completion_tokens,
+        "output_tokens": usage.completion_tokens + sounds,
         "input_token_details": {
             "text_tokens": usage.prompt_tokens,
             "audio_tokens": 0,
@@ -188,5 +234,5 @@ def _usage(usage: Usage) -> dict[str, Any]:
             "cached_tokens": usage.cached_tokens,
             "cached_tokens_details": cached,
         },
-        "output_token_details": {"text_tokens": usage.completion_tokens, "audio_tokens": 0},
+        "output_token_details": {"text_tokens": usage.completion_tokens, "audio_tokens": sounds},
     }

@@ -7,6 +7,7 @@ the conversation; out-of-band ones run beside it. Responses run in tasks, so a c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,11 +19,16 @@ from ..asgi import ClientGone, Receive
 from ..problems import Problem
 from ..service import Service
 from . import events
+from .audio_settings import Speech, check_voice
 from .channel import Channel
 from .conversation import Conversation, Stored, chat_messages, check_output, new_id, stored
+from .ears import Ears
+from .formats import decode, input_rate
 from .outputs import Outputs
 from .response import Response
 from .settings import Settings
+from .spoken import Spoken
+from .transcripts import Transcripts
 
 MAX_RESPONSES = 8  # at a time, out-of-band ones included
 
@@ -37,8 +43,12 @@ class Session:
     def __init__(self, service: Service, channel: Channel, model: str):
         self._service = service
         self._channel = channel
-        self._settings = Settings(model=model)
+        self._settings = Settings.default(model, self._speech)
         self._conversation = Conversation(service.config.max_message)
+        self._transcripts = Transcripts(service, channel, self._conversation)
+        self._ears = Ears(service, channel, self._conversation, self._transcripts, self, self._settings.audio)
+        self._spoken: dict[str, Spoken] = {}  # by item
+        self._turn: asyncio.Task[None] | None = None  # answers the last turn once its words are known
         self._responses: dict[str, Response] = {}
         self._writer: Response | None = None  # the response that writes the conversation
         self._epoch = 0
@@ -53,10 +63,10 @@ class Session:
             events.ItemTruncate: self._truncate_item,
             events.ResponseCreate: self._create_response,
             events.ResponseCancel: self._cancel_response,
-            events.AudioAppend: self._refuse_audio,
-            events.AudioCommit: self._refuse_audio,
+            events.AudioAppend: self._append_audio,
+            events.AudioCommit: self._commit_audio,
             events.AudioClear: self._clear_audio,
-            events.OutputClear: self._refuse_audio,
+            events.OutputClear: self._clear_output,
         }
 
     async def run(self, receive: Receive) -> None:
@@ -77,10 +87,14 @@ class Session:
         tasks = [response.task for response in self._responses.values() if response.task is not None]
         if tasks:
             await asyncio.wait(tasks)
-        await self._channel.close(1012, "the server restarts")
+        with contextlib.suppress(ClientGone):
+            await self._channel.close(1012, "the server restarts")
 
     async def _abandon(self) -> None:
+        await self._ears.close()
+        await self._transcripts.close()
         tasks = [response.task for response in self._responses.values() if response.task is not None]
+        tasks += [self._turn] if self._turn is not None else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -105,14 +119,21 @@ class Session:
         await self._channel.send(self._channel.event(kind, **fields))
 
     async def _update(self, event: events.SessionUpdate) -> None:
-        self._settings = self._settings.updated(event.session)
+        settings = self._settings.updated(event.session, self._speech)
+        self._check_voice(settings, "session")
+        self._settings = settings
+        await self._ears.configure(settings.audio)
         await self._tell("session.updated", session=self._settings.as_session(self.id))
 
     async def _create_item(self, event: events.ItemCreate) -> None:
-        events.check_item(event.item, "item")
+        events.check_item(event.item, "item", self._speech)
         check_output(event.item, self._conversation)
         item = stored(event.item, new_id("item"), new_id("call"))
+        sounds = self._sounds(event.item)
         before = self._conversation.insert(item, event.previous_item_id)
+        for index, pcm in sounds.items():
+            audio = self._settings.audio
+            self._transcripts.begin(item, index, pcm, input_rate(audio.input_format), audio.transcription)
         await self._channel.send(
             self._channel.event("conversation.item.added", previous_item_id=before, item=item),
             self._channel.event("conversation.item.done", previous_item_id=before, item=item),
@@ -123,6 +144,7 @@ class Session:
 
     async def _delete_item(self, event: events.ItemDelete) -> None:
         self._conversation.delete(event.item_id)
+        self._spoken.pop(event.item_id, None)
         await self._tell("conversation.item.deleted", item_id=event.item_id)
 
     async def _truncate_item(self, event: events.ItemTruncate) -> None:
@@ -131,15 +153,87 @@ class Session:
             raise BadRequest("only messages of the assistant can be truncated", param="item_id")
         if event.content_index != 0:
             raise BadRequest(f"`content_index` is {event.content_index}; it must be 0", param="content_index")
-        message = f"item {event.item_id!r} has 0 ms of audio; it cannot end at {event.audio_end_ms} ms"
-        raise BadRequest(message, param="audio_end_ms")
+        spoken = self._spoken.get(event.item_id) or Spoken()
+        if event.audio_end_ms > spoken.ms:
+            message = (
+                f"item {event.item_id!r} has {spoken.ms:.0f} ms of audio; it cannot end at {event.audio_end_ms} ms"
+            )
+            raise BadRequest(message, param="audio_end_ms")
+        spoken.cut(event.audio_end_ms)
+        if item["status"] != "in_progress":  # else it is cut when it is closed
+            content = [{"type": "output_audio", "transcript": spoken.text}]
+            self._conversation.replace({**item, "content": content})
+        where = {"item_id": event.item_id, "content_index": 0, "audio_end_ms": event.audio_end_ms}
+        await self._tell("conversation.item.truncated", **where)
 
-    async def _refuse_audio(self, event: events.ClientEvent) -> None:
-        kind = str(event.__struct_config__.tag)
-        raise UnsupportedParameter(f"{kind}: {events.SPEECH_MISSING}", param="type")
+    # -------------------------------------------------------------------------------------------------------- sound
+    @property
+    def _speech(self) -> Speech:
+        return Speech.here(self._service.bus.directory)
+
+    async def _append_audio(self, event: events.AudioAppend) -> None:
+        self._speech.need("type", ears=True)
+        await self._ears.append(event.audio)
+
+    async def _commit_audio(self, event: events.AudioCommit) -> None:
+        self._speech.need("type", ears=True)
+        await self._ears.commit()
 
     async def _clear_audio(self, event: events.AudioClear) -> None:
-        await self._tell("input_audio_buffer.cleared")  # it is always empty
+        await self._ears.clear()
+
+    async def _clear_output(self, event: events.OutputClear) -> None:
+        raise UnsupportedParameter(
+            "output_audio_buffer.clear is for WebRTC; use conversation.item.truncate", param="type"
+        )
+
+    def _sounds(self, item: events.Item) -> dict[int, bytes]:
+        """PCM of the spoken parts of a client's item whose words it does not tell."""
+        if not isinstance(item, events.MessageItem):
+            return {}
+        silent = [(i, part.audio) for i, part in enumerate(item.content) if part.transcript is None]
+        return {i: decode(audio, self._settings.audio.input_format) for i, audio in silent if audio is not None}
+
+    def _check_voice(self, settings: Settings, where: str) -> None:
+        """BadRequest for a voice that is unknown, or another one than was heard already."""
+        voice, param = settings.audio.voice, f"{where}.audio.output.voice"
+        if voice != self._settings.audio.voice and self._spoken:
+            raise BadRequest(f"`{param}` cannot change once the model has spoken", param=param)
+        check_voice(self._service.bus.directory, self._speech.voice, voice, param)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reply is being made, or about to be."""
+        return self._writer is not None or (self._turn is not None and not self._turn.done())
+
+    async def interrupted(self) -> None:
+        """The user speaks: the reply ends, in every service that works on it."""
+        if self._writer is not None:
+            self._epoch += 1
+            self._writer.cancel("turn_detected")
+
+    async def turn_ended(self, item: Stored, *, silent: bool = False) -> None:
+        """Answer a turn as soon as its words are known; not one without words, nor one that goes on meanwhile."""
+        if self._turn is not None:
+            self._turn.cancel()
+        self._turn = asyncio.create_task(self._answer(item, silent), name="turn")
+
+    async def _answer(self, item: Stored, silent: bool) -> None:
+        try:
+            if self._writer is not None and self._writer.task is not None:
+                await asyncio.wait([self._writer.task])  # it was interrupted, and closes its events
+            await self._transcripts.wait([item])
+            words = "".join(part.get("transcript") or "" for part in item["content"])
+            if (words or silent) and not self._ears.speaking and self._writer is None and not self._draining:
+                await self._create_response(events.ResponseCreate())
+        except ClientGone:
+            pass  # the session notices by itself
+        except Exception as error:
+            await self._complain(error)
+
+    async def _complain(self, error: Exception) -> None:
+        with contextlib.suppress(ClientGone):
+            await self._channel.send(self._channel.error(Problem.of(error)))
 
     # ---------------------------------------------------------------------------------------------------- responses
     async def _create_response(self, event: events.ResponseCreate) -> None:
@@ -150,25 +244,31 @@ class Session:
             raise ActiveResponse(message)
         if len(self._responses) >= MAX_RESPONSES:
             raise BadRequest(f"{len(self._responses)} responses run already; at most {MAX_RESPONSES} can")
-        settings = self._settings.for_response(patch)
-        messages = chat_messages(settings.instructions, self._context(patch))
-        if not messages:
+        settings = self._settings.for_response(patch, self._speech)
+        self._check_voice(settings, "response")
+        context = self._context(patch)
+        if not chat_messages(settings.instructions, context):
             raise BadRequest("there is nothing to respond to; create an item or give instructions", param="response")
         self._service.admit(settings.model)
-        self._start(settings, messages, patch, in_band)
+        self._start(settings, context, patch, in_band)
 
-    def _start(
-        self, settings: Settings, messages: list[dict[str, Any]], patch: events.ResponsePatch, in_band: bool
-    ) -> None:
+    def _start(self, settings: Settings, context: list[Stored], patch: events.ResponsePatch, in_band: bool) -> None:
         self._epoch += 1
         head: dict[str, Any] = {
             "id": new_id("resp"),
             "conversation_id": self._conversation_id if in_band else None,
             "metadata": None if patch.metadata is UNSET else patch.metadata,
         }
-        outputs = Outputs(self._channel, self._conversation if in_band else None, head["id"])
+        conversation = self._conversation if in_band else None
+        outputs = Outputs(self._channel, conversation, head["id"], settings.audio.output_format, self._spoken)
+
+        async def messages() -> list[dict[str, Any]]:
+            await self._transcripts.wait(context)
+            return chat_messages(settings.instructions, context)
+
         slot = self._service.limits.take()
-        response = Response(self._service, self._channel, outputs, settings, messages, head, self._epoch)
+        voice = self._speech.voice
+        response = Response(self._service, self._channel, outputs, settings, messages, head, self._epoch, voice)
         self._responses[response.id] = response
         if in_band:
             self._writer = response
@@ -184,6 +284,7 @@ class Session:
             self._responses.pop(response.id, None)
             if self._writer is response:
                 self._writer = None
+                self._ears.rest(response.sounding_ms)
 
     async def _cancel_response(self, event: events.ResponseCancel) -> None:
         response = self._responses.get(event.response_id) if event.response_id else self._writer
@@ -201,6 +302,9 @@ class Session:
             if isinstance(item, events.ItemReference):
                 context.append(self._conversation.get(item.id))
             else:
-                events.check_item(item, f"response.input[{index}]")
-                context.append(stored(item, new_id("item"), new_id("call")))
+                events.check_item(item, f"response.input[{index}]", self._speech)
+                context.append(given := stored(item, new_id("item"), new_id("call")))
+                for part, pcm in self._sounds(item).items():
+                    rate = input_rate(self._settings.audio.input_format)
+                    self._transcripts.begin(given, part, pcm, rate, None)
         return context

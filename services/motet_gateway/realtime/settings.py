@@ -11,7 +11,8 @@ from msgspec import UNSET
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from ..schema import check_tool_choice
-from .events import SPEECH_MISSING, Common, RealtimeTool, ResponsePatch, SessionPatch
+from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, ServerVad, Speech
+from .events import Common, RealtimeTool, ResponsePatch, SessionPatch
 
 # Values at which a setting asks for nothing; any other is refused by name.
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -35,15 +36,25 @@ class Settings:
     max_output_tokens: int | Literal["inf"] = "inf"
     temperature: float = 0.8
     truncation: Literal["auto", "disabled"] = "auto"
+    speaks: bool = False
+    audio: AudioSettings = NO_SETTINGS
 
-    def updated(self, patch: SessionPatch) -> Settings:
+    @classmethod
+    def default(cls, model: str, speech: Speech) -> Settings:
+        """Of a new session: it listens and speaks where this server can."""
+        turns = ServerVad() if speech.ears and speech.turns else None
+        return cls(model, speaks=bool(speech.voice), audio=AudioSettings(turn_detection=turns))
+
+    def updated(self, patch: SessionPatch, speech: Speech) -> Settings:
         """With the fields of `patch` that are present. Nothing changes if one of them is refused."""
         if patch.type == "transcription":
-            raise UnsupportedParameter(f"`session.type` transcription: {SPEECH_MISSING}", param="session.type")
+            speech.need("session.type", ears=True)
+            message = "`session.type` transcription: sessions without replies are not supported; send 'realtime'"
+            raise UnsupportedParameter(message, param="session.type")
         if patch.model is not UNSET and patch.model != self.model:
             message = f"`session.model` cannot change from {self.model!r}; open another connection"
             raise BadRequest(message, param="session.model")
-        changed = self._with(patch, "session")
+        changed = self._with(patch, "session", speech)
         if patch.truncation is UNSET:
             return changed
         if patch.truncation not in (None, "auto", "disabled"):
@@ -51,12 +62,20 @@ class Settings:
             raise UnsupportedParameter(message, param="session.truncation")
         return replace(changed, truncation=patch.truncation or "auto")
 
-    def for_response(self, patch: ResponsePatch) -> Settings:
+    def for_response(self, patch: ResponsePatch, speech: Speech) -> Settings:
         """With the overrides of one response."""
-        return self._with(patch, "response")
+        if isinstance(patch.audio, AudioPatch) and patch.audio.input not in (UNSET, None):
+            raise UnsupportedParameter("`response.audio.input` is not the response's; set it in the session")
+        return self._with(patch, "response", speech)
 
-    def _with(self, patch: Common, where: str) -> Settings:
+    def _with(self, patch: Common, where: str, speech: Speech) -> Settings:
         _refuse_unsupported(patch, where)
+        speaks = self.speaks
+        if patch.output_modalities is not UNSET:
+            speaks = _speaks(patch.output_modalities, f"{where}.output_modalities", speech)
+        audio = self.audio
+        if isinstance(patch.audio, AudioPatch):
+            audio = audio.updated(patch.audio, f"{where}.audio", speech)
         changes: dict[str, Any] = {name: value for name in _INHERITED if (value := getattr(patch, name)) is not UNSET}
         if "tools" in changes:
             changes["tools"] = tuple(changes["tools"])
@@ -65,7 +84,11 @@ class Settings:
             changes["tool_choice"] = changes["tool_choice"] or "auto"
         if "max_output_tokens" in changes:
             changes["max_output_tokens"] = changes["max_output_tokens"] or "inf"
-        return replace(self, **changes)
+        return replace(self, speaks=speaks, audio=audio, **changes)
+
+    @property
+    def modalities(self) -> list[str]:
+        return ["audio"] if self.speaks else ["text"]
 
     def wire_tools(self) -> list[dict[str, Any]]:
         """The tools in the shape of chat requests."""
@@ -76,14 +99,12 @@ class Settings:
 
     def as_session(self, session_id: str) -> dict[str, Any]:
         """The session object of `session.created` and `session.updated`."""
-        pcm = {"type": "audio/pcm", "rate": 24000}
-        silent_input = {"format": pcm, "transcription": None, "noise_reduction": None, "turn_detection": None}
         return {
             "type": "realtime",
             "object": "realtime.session",
             "id": session_id,
             "model": self.model,
-            "output_modalities": ["text"],
+            "output_modalities": self.modalities,
             "instructions": self.instructions,
             "tools": [{"type": "function", **msgspec.to_builtins(tool)} for tool in self.tools],
             "tool_choice": self.tool_choice,
@@ -94,25 +115,23 @@ class Settings:
             "tracing": None,
             "prompt": None,
             "include": None,
-            "audio": {"input": silent_input, "output": {"format": pcm, "voice": None, "speed": 1.0}},
+            "audio": self.audio.as_session(),
         }
 
 
+def _speaks(modalities: list[Literal["text", "audio"]], param: str, speech: Speech) -> bool:
+    if modalities not in (["text"], ["audio"]):
+        raise BadRequest(
+            f"`{param}` is {modalities}; it takes ['audio'], which has a transcript, or ['text']", param=param
+        )
+    if modalities == ["audio"]:
+        speech.need(param, voice=True)
+    return modalities == ["audio"]
+
+
 def _refuse_unsupported(patch: Common, where: str) -> None:
-    if patch.output_modalities is not UNSET and patch.output_modalities != ["text"]:
-        param = f"{where}.output_modalities"
-        raise UnsupportedParameter(f"`{param}` must be ['text']: {SPEECH_MISSING}", param=param)
-    if patch.audio is not UNSET and (path := _first_set(patch.audio, f"{where}.audio")):
-        raise UnsupportedParameter(f"`{path}`: {SPEECH_MISSING}", param=path)
     for name, accepted in _NO_EFFECT.items():
         value = getattr(patch, name, UNSET)
         if value is not UNSET and value not in accepted:
             message = f"`{where}.{name}` is not supported; omit it"
             raise UnsupportedParameter(message, param=f"{where}.{name}")
-
-
-def _first_set(value: Any, path: str) -> str | None:
-    """The path of the first setting that is not null: null everywhere asks for no speech."""
-    if isinstance(value, dict):
-        return next((found for key, inner in value.items() if (found := _first_set(inner, f"{path}.{key}"))), None)
-    return None if value is None else path

@@ -1,0 +1,73 @@
+"""A spoken message of the assistant: sound in the client's format, and its transcript in step with it."""
+
+from __future__ import annotations
+
+from motet_shared.messages import Audio
+
+from .audio_settings import Format
+from .channel import Deltas
+from .conversation import Stored
+from .formats import Encoder
+from .place import Place
+from .spoken import Spoken
+
+
+class SpeechOutput:
+    """Opens, grows by sound, and closes. What is written but not yet spoken is not told."""
+
+    def __init__(self, place: Place, item_id: str, format: Format, spoken: Spoken):
+        self._place, self._item_id, self._spoken = place, item_id, spoken
+        self._encoder = Encoder(format)
+        self._told = ""
+        self._where = {
+            "response_id": place.response_id,
+            "item_id": item_id,
+            "output_index": place.output_index,
+            "content_index": 0,
+        }
+        self._sounds = Deltas(place.channel, "response.output_audio.delta", **self._where)
+        self._words = Deltas(place.channel, "response.output_audio_transcript.delta", **self._where)
+
+    def open(self) -> list[bytes]:
+        events = self._place.opened(self._item("in_progress"))
+        part = {"type": "audio", "transcript": ""}
+        return [*events, self._place.channel.event("response.content_part.added", **self._where, part=part)]
+
+    def write(self, text: str) -> None:
+        self._spoken.write(text)
+
+    def sound(self, batch: list[Audio]) -> list[bytes]:
+        """The next sound, and the words that it completes."""
+        self._spoken.note(batch)
+        encoded = self._encoder.push(b"".join([item.data for item in batch]))
+        events = [self._sounds.render(encoded)] if encoded else []
+        return events + self._caption(self._spoken.told)
+
+    def _caption(self, until: int) -> list[bytes]:
+        fresh = self._spoken.text[len(self._told) : until]
+        self._told += fresh
+        return [self._words.render(fresh)] if fresh else []
+
+    def close(self, status: str) -> tuple[Stored, list[bytes]]:
+        """The finished item, and the events that close it. `status`: completed or incomplete."""
+        rest = self._encoder.finish()
+        events = [self._sounds.render(rest)] if rest else []
+        if status == "completed":
+            events += self._caption(len(self._spoken.text))
+        event, item, transcript = self._place.channel.event, self._item(status), self._transcript
+        events += [
+            event("response.output_audio.done", **self._where),
+            event("response.output_audio_transcript.done", **self._where, transcript=transcript),
+            event("response.content_part.done", **self._where, part={"type": "audio", "transcript": transcript}),
+        ]
+        return item, events + self._place.closed(item)
+
+    @property
+    def _transcript(self) -> str:
+        """What was told, or less: the client may have cut it while it was spoken."""
+        return self._told if len(self._told) <= len(self._spoken.text) else self._spoken.text
+
+    def _item(self, status: str) -> Stored:
+        content = [{"type": "output_audio", "transcript": self._transcript}] if status != "in_progress" else []
+        base = {"id": self._item_id, "object": "realtime.item", "type": "message", "status": status}
+        return {**base, "role": "assistant", "content": content}
