@@ -98,8 +98,6 @@ async def merged(*sources: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     waiting: dict[asyncio.Future[T], AsyncGenerator[T, None]] = {}
     for source in sources:
         waiting[asyncio.ensure_future(anext(source))] = source
-        asyncio.ensure_future(anext(source)): source for source in sources
-    }
     done: set[asyncio.Future[T]] = set()
     try:
         while waiting:
