@@ -124,5 +124,9 @@ async def test_permissions_hold(stack: MotetStack) -> None:
         await peer.client.publish("motet.v1.tokenizer.chat", b"x")
         await peer.client.subscribe("motet.v1.inbox.gateway.>", cb=peer._on_frames)
         await peer.client.flush()
+        for _ in range(200):  # errors are handed over by a task, which may run after the flush
+            if len(peer.errors) == 2:
+                break
+            await asyncio.sleep(0.02)
         assert len(peer.errors) == 2
         assert all("permissions violation" in str(error).lower() for error in peer.errors)
