@@ -11,7 +11,7 @@ from torch import nn
 
 from motet_llm import attention, mla
 from motet_shared.errors import ConfigError
-from packed_steps import PlainLayout, Sequence, check_against_generate, run_schedule
+from packed_steps import TOLERANCE, PlainLayout, Sequence, check_against_generate, run_schedule
 from tiny_mixers import LATENT, tiny_model, with_mixers
 
 
@@ -31,8 +31,9 @@ def test_logprobs_equal_generate_under_random_chunks(family: str) -> None:
         check_against_generate(reference, ours, seed)
 
 
-@pytest.mark.parametrize("form", ["float32", "bfloat16"])
-def test_packed_matrices_give_the_same(form: str) -> None:
+# In bfloat16 what the matrices take in is rounded too, and the reference's is not.
+@pytest.mark.parametrize(("form", "tolerance"), [("float32", TOLERANCE), ("bfloat16", 0.01)])
+def test_packed_matrices_give_the_same(form: str, tolerance: float) -> None:
     reference = tiny_model("deepseek_v3")
     for module in reference.modules():
         if hasattr(module, "kv_b_proj"):
@@ -44,7 +45,7 @@ def test_packed_matrices_give_the_same(form: str) -> None:
         heads.pack(form)
     assert len(packed) == 3
     assert not [name for name, buffer in ours.named_buffers() if "kv_b_proj" in name and buffer.ndim == 3]
-    check_against_generate(reference, ours, 0)
+    check_against_generate(reference, ours, 0, tolerance=tolerance)
 
 
 def test_cache_holds_latent_and_rotated_key_of_each_token() -> None:
