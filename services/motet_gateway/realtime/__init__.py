@@ -1,1 +1,1 @@
-"""`/v1/realtime`: conversations over a WebSocket. Text today; speech joins when its services exist."""
+"""`/v1/realtime`: conversations over a WebSocket, written or spoken."""
