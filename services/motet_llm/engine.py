@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Unpack
+from typing import ParamSpec, TypeVar, Unpack
 
 from motet_shared.errors import BadRequest, ContextTooLong, DeadlineExceeded, InternalError, MotetError
 from motet_shared.messages import ModelCard, Sampling, TokenLogprob, Usage
@@ -25,6 +25,9 @@ from .prefix_cache import PrefixCache
 from .request import Key, Options, Request
 from .sampler import Sampled, sample
 from .scheduler import Limits, Scheduler, Work
+
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 @dataclass(slots=True)
@@ -91,9 +94,10 @@ class Engine:
     def __init__(self, config: EngineConfig, runner: ModelRunner | None = None):
         """`runner`: of another engine for the same model and memory, which runs nothing while this one does."""
         self.config = config
-        self.runner = runner or ModelRunner(config)
+        self._model_thread = ThreadPoolExecutor(1, "motet-model") if config.overlap else None
+        self.runner = runner or self._in_model_thread(ModelRunner, config)
         if config.deterministic:
-            invariance.check(self.runner)
+            self._in_model_thread(invariance.check, self.runner)
         self.pool = BlockPool(self.runner.kv.num_blocks, config.block_size)
         self.pace = Pace()
         self._tables = BlockTables(
@@ -108,13 +112,19 @@ class Engine:
         self.prefix_cache = self._make_prefix_cache(config)
         self.scheduler = Scheduler(self._tables, _limits(config), self.prefix_cache, self.pace)
         self.context = min(self.runner.context, self._tables.longest)
-        self._model_thread = ThreadPoolExecutor(1, "motet-model") if config.overlap else None
         self._idle_since: float | None = None  # when the model ended a step, if there was more to do
         self._requests: dict[Key, Request] = {}
         self._pending: list[StepOutput] = []
         self._arrivals = 0
         self._counts = StepCounts()
         self._weight_bytes = self.runner.weight_bytes
+
+    def _in_model_thread(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Compute where steps are computed. OpenMP keeps threads for each thread that computes, and lets none of them
+        spin from one kernel to the next once they are more than there are cores: a third of a small step's time."""
+        if self._model_thread is None:
+            return function(*args, **options)
+        return self._model_thread.submit(function, *args, **options).result()
 
     def _make_offload(self, config: EngineConfig) -> Offload | None:
         if not (config.host_cache or config.disk_cache):
@@ -214,7 +224,7 @@ class Engine:
         if not works:
             return ended + self._handed_over()
         if emit is None or self._model_thread is None:
-            self._take(works, self._compute(works))
+            self._take(works, self._in_model_thread(self._compute, works))
             return ended + self._handed_over()
         computing = self._model_thread.submit(self._compute, works)
         if ready := ended + self._handed_over():
