@@ -114,7 +114,8 @@ class Sound:
         """While nobody speaks, only the last moments may become part of a turn."""
         if len(self._sending) == self._sending.maxlen:
             worked = self._ms(self._sending[0])
-            self.forget(max(self.done, worked - LONGEST_PADDING) if self.hold is None else self.hold)
+            over = max(self.done, worked - LONGEST_PADDING) if self.hold is None else self.hold
+            self.forget(min(over, worked))
 
     async def _change(self) -> None:
         self._changed.clear()
@@ -188,4 +189,4 @@ class _Turn:
     def settle(self, told: SpeechEdge) -> None:
         """Who was told of the end of a turn has taken its sound."""
         if told.kind == "stop":
-            self._sound.hold, self._sound.done = None, told.ms
+            self._sound.hold, self._sound.done = None, max(self._sound.done, told.ms)

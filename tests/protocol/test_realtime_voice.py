@@ -8,22 +8,30 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import websockets
 from openai._models import construct_type
 from openai.types.realtime import RealtimeServerEvent
 
+import tts_checkpoints
+from asr_checkpoints import tiny_whisper
 from fake_services import MODEL, FakeDecode, FakeTokenizer, words
+from motet_asr.config import AsrConfig
+from motet_asr.service import Asr
 from motet_gateway.config import GatewayConfig
 from motet_gateway.gateway import Gateway
 from motet_shared.audio import a_law_decode, a_law_encode, mu_law_decode, mu_law_encode
 from motet_shared.errors import BadRequest, InternalError
 from motet_shared.testing import NatsServer, running
+from motet_tts.service import Tts
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
 from spoken import say, silence
+from tts_stage import config as tts_config
 from voice_services import EARS, WORD_MS, ScriptedAsr, ScriptedTts, tone_ms
 
 HELLO = "Two red circles and a blue square."
@@ -467,3 +475,108 @@ async def test_a_voice_that_fails_fails_the_response(whole: Stage) -> None:
         assert one(await client.until("rate_limits.updated"), "response.done")["response"]["status"] == "completed"
         await client.send("session.update", session={"audio": {"output": {"voice": "nobody"}}})
         assert (await client.refused())["param"] == "session.audio.output.voice"
+
+
+# ------------------------------------------------------------------------------------------------ it only listens
+async def test_a_transcription_session(whole: Stage) -> None:
+    assert whole.asr is not None
+    whole.asr.script = ["two red circles", "a blue square"]
+    url = f"ws://127.0.0.1:{whole.gateway.port}/v1/realtime?intent=transcription"
+    async with websockets.connect(url, proxy=None) as socket:
+        client = Client(socket)
+        created = (await client.until("session.created"))[0]["session"]
+        assert (created["type"], list(created["audio"])) == ("transcription", ["input"])
+        setting = {"type": "transcription", "audio": {"input": {"transcription": {"model": "whisper-1"}}}}
+        await client.send("session.update", session=setting)
+        await client.until("session.updated")
+        for words_said in ("two red circles", "a blue square"):
+            await client.audio(silence(500) + say(HELLO) + silence(900))
+            events = await client.until(f"{TRANSCRIPTION}.completed")
+            assert kinds(events, heard=False) == SPOKEN_TURN
+            assert events[-1]["transcript"] == words_said
+        await client.send("response.create")
+        assert "transcription session" in (await client.refused())["message"]
+    assert not whole.tokenizer.requests
+
+
+# --------------------------------------------------------------------------------------------- the official client
+async def test_the_official_client_talks_and_interrupts(whole: Stage) -> None:
+    assert whole.asr is not None
+    assert whole.tts is not None
+    whole.asr.script = ["tell me a story", "stop"]
+    whole.tokenizer.reply = lambda request: words("Once upon a time. " * 40)
+    whole.tts.pace = 0.02
+    http = openai.DefaultAsyncHttpxClient(trust_env=False)
+    base = f"http://127.0.0.1:{whole.gateway.port}/v1"
+    async with (
+        openai.AsyncOpenAI(base_url=base, api_key="x", http_client=http) as client,
+        client.realtime.connect(model=MODEL) as connection,
+        asyncio.timeout(20),
+    ):
+        turns: Any = {"type": "server_vad", "silence_duration_ms": 300}
+        output: Any = {"voice": "marin"}
+        await connection.session.update(
+            session={"type": "realtime", "audio": {"input": {"turn_detection": turns}, "output": output}}
+        )
+        await speak_to(connection, silence(500) + say(HELLO) + silence(600))
+        heard, item_id = 0, ""
+        statuses: list[Any] = []
+        async for event in connection:
+            assert event.type != "error", event
+            if event.type == "response.output_audio.delta":
+                heard, item_id = heard + tone_ms(base64.b64decode(event.delta)), event.item_id
+                if heard == 3 * WORD_MS and not statuses:
+                    whole.tokenizer.reply = lambda request: words("Sorry.")
+                    await speak_to(connection, say(HELLO) + silence(600))
+            elif event.type == "input_audio_buffer.speech_started" and item_id:
+                await connection.conversation.item.truncate(
+                    item_id=item_id, content_index=0, audio_end_ms=2 * WORD_MS + 50
+                )
+            elif event.type == "response.done":
+                statuses.append((event.response.status, event.response.status_details))
+                if len(statuses) == 2:
+                    break
+    assert [status for status, _ in statuses] == ["cancelled", "completed"]
+    assert statuses[0][1].reason == "turn_detected"
+    contents = [message["content"] for message in whole.tokenizer.requests[-1].messages]
+    assert contents == ["tell me a story", "Once upon", "stop"]
+
+
+async def speak_to(connection: Any, pcm: bytes) -> None:
+    for start in range(0, len(pcm), 9600):
+        await connection.input_audio_buffer.append(audio=base64.b64encode(pcm[start : start + 9600]).decode())
+
+
+# --------------------------------------------------------------------------------------------------- real models
+async def test_models_of_real_architectures_listen_and_speak(tmp_path: Path) -> None:
+    """Whisper and pocket_tts with random weights: what is said means nothing, but all of it has its place in time."""
+    ears_at = tiny_whisper(tmp_path / "asr")
+    voice_at = tts_checkpoints.pocket_tts(tmp_path / "tts", sample=True, threshold=0.2)
+    async with stage() as made, AsyncExitStack() as stack:
+        asr = Asr(AsrConfig(model=str(ears_at), name="ears", fallback=False, threads=1), await made.nats.bus("asr"))
+        actors = [asr, Tts(tts_config(voice_at), await made.nats.bus("tts"))]
+        for actor in actors:
+            await stack.enter_async_context(running(actor))
+        directory = made.gateway.bus.directory
+        await directory.wait_for(lambda d: d.ready("asr") and d.ready("tts"), 20)
+        text = "The blue circle is left of the star. It is small."
+        made.tokenizer.reply = lambda request: words(text)
+        heard_as = {"turn_detection": None, "transcription": {"model": "ears", "language": "en"}}
+        async with made.talk(audio={"input": heard_as}) as client:
+            await client.audio(say(HELLO))
+            await client.send("input_audio_buffer.commit")
+            transcript = (await client.until(f"{TRANSCRIPTION}.completed"))[-1]["transcript"]
+            await client.send("response.create")
+            events = await client.until("rate_limits.updated")
+            assert kinds(events) == SPOKEN_REPLY
+            item = one(events, "response.done")["response"]["output"][0]
+            assert item["content"][0]["transcript"] == text
+            ms = tone_ms(sound(events))
+            assert ms > 0
+            await client.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=ms // 2)
+            await client.until("conversation.item.truncated")
+            await client.send("conversation.item.retrieve", item_id=item["id"])
+            kept = (await client.until("conversation.item.retrieved"))[-1]["item"]["content"][0]["transcript"]
+            assert text.startswith(kept)
+            assert 0 < len(kept) < len(text)
+        assert made.tokenizer.requests[-1].messages == [{"role": "user", "content": transcript}]

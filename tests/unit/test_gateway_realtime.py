@@ -390,8 +390,8 @@ async def test_truncation_is_for_audio(here: World, socket: Socket) -> None:
     socket.say("hello")
     said = (await socket.until("conversation.item.done"))[0]["item"]["id"]
     reply = (await respond(socket))[-2]["response"]["output"][0]["id"]
-    for item_id, word in ((said, "assistant"), (reply, "0 ms")):
-        socket.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=100)
+    for item_id, ms, word in ((said, 100, "assistant"), (reply, 100, "0 ms"), (reply, 0, "0 ms")):
+        socket.send("conversation.item.truncate", item_id=item_id, content_index=0, audio_end_ms=ms)
         assert word in (await socket.expect("error"))["error"]["message"]
 
 

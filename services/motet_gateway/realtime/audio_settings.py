@@ -185,9 +185,12 @@ def listener(directory: Directory, transcription: Transcription | None) -> str:
     return name
 
 
-def check_voice(directory: Directory, model: str, voice: str | None, param: str) -> None:
-    """BadRequest for a voice that the model has not, nor any client's habit explains."""
-    card = served(directory, "tts").get(model)
+def check_voice(directory: Directory, new: AudioSettings, old: AudioSettings, spoken: bool, where: str) -> None:
+    """BadRequest for a voice that the model has not, or another one than was heard already."""
+    voice, param = new.voice, f"{where}.audio.output.voice"
+    if voice != old.voice and spoken:
+        raise BadRequest(f"`{param}` cannot change once the model has spoken", param=param)
+    card = next(iter(served(directory, "tts").values()), None)
     if voice is None or card is None or voice in card.voices or voice in OPENAI_VOICES:
         return
     raise BadRequest(f"`{param}` is {voice!r}; choose one of {', '.join(card.voices)}", param=param)

@@ -73,13 +73,13 @@ class Ears:
     # ------------------------------------------------------------------------------------------------- client events
     async def append(self, audio: str) -> None:
         pcm = decode(audio, self._settings.input_format)
+        detection = self._settings.turn_detection
+        if detection is not None and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._attend(detection, self._sound), name="ears")
         limit = self._service.config.max_message
         if len(self._sound) + len(pcm) > limit:
             message = f"the input buffer holds {len(self._sound)} bytes of PCM, at most {limit}; commit or clear it"
             raise PayloadTooLarge(message, param="audio")
-        detection = self._settings.turn_detection
-        if detection is not None and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._attend(detection, self._sound), name="ears")
         await self._sound.hear(pcm)
         if detection is not None:
             await self._check_idle(detection)
@@ -188,8 +188,10 @@ class Ears:
 
     def _forget(self, until: float) -> None:
         self._floor = max(self._floor, until)
-        if self._task is None:  # else the sound is still being heard, and goes by itself
+        if self._task is None:
             self._sound.forget(until)
+        else:  # it is still being heard, and goes by itself
+            self._sound.hold, self._sound.done = None, max(self._sound.done, until)
 
 
 async def _tell_unless_gone(channel: Channel, problem: Problem) -> None:

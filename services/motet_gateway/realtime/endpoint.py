@@ -10,9 +10,10 @@ from motet_shared.errors import BadRequest, Draining, MotetError, Overloaded, Un
 from ..asgi import ClientGone, Receive, Scope, Send, request_id
 from ..problems import Forbidden, Problem, Unauthorized
 from ..service import Service
-from .audio_settings import SPEECH_MISSING
+from .audio_settings import Speech
 from .channel import Channel
 from .session import Session
+from .settings import Kind
 
 _CLOSE_CODES: tuple[tuple[type[MotetError], int], ...] = (
     (Unauthorized, 3000),
@@ -42,7 +43,7 @@ async def realtime(service: Service, scope: Scope, receive: Receive, send: Send)
 
 async def _converse(service: Service, scope: Scope, receive: Receive, channel: Channel) -> None:
     try:
-        session = Session(service, channel, _admit(service, scope))
+        session = Session(service, channel, *_admit(service, scope))
     except MotetError as error:
         problem = Problem.of(error)
         await channel.send(channel.error(problem))
@@ -56,17 +57,31 @@ async def _converse(service: Service, scope: Scope, receive: Receive, channel: C
         service.sessions.discard(session)
 
 
-def _admit(service: Service, scope: Scope) -> str:
-    """The model to talk to. Raises what the client must be told."""
+def _admit(service: Service, scope: Scope) -> tuple[str, Kind]:
+    """The model to talk to, and what for. Raises what the client must be told."""
     service.keys.check(scope)
     query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     if unknown := sorted(query.keys() - {"model", "intent"}):
         raise UnsupportedParameter(f"unknown query parameter {unknown[0]!r}; remove it", param=unknown[0])
     if "intent" in query:
-        raise UnsupportedParameter(f"`intent` {query['intent'][0]!r}: {SPEECH_MISSING}", param="intent")
+        return _admit_transcription(service, query["intent"][0])
     if not query.get("model", [""])[0]:
         raise BadRequest("`model` is required: /v1/realtime?model=…", param="model")
+    _check_room(service)
+    service.admit(query["model"][0])
+    return query["model"][0], "realtime"
+
+
+def _admit_transcription(service: Service, intent: str) -> tuple[str, Kind]:
+    """A session that only listens needs no model to talk to; which one hears it is said in its settings."""
+    if intent != "transcription":
+        raise UnsupportedParameter(f"`intent` is {intent!r}; it takes 'transcription', or leave it out", param="intent")
+    Speech.here(service.bus.directory).need("intent", ears=True)
+    _check_room(service)
+    service.check_open()
+    return "", "transcription"
+
+
+def _check_room(service: Service) -> None:
     if len(service.sessions) >= service.config.max_sockets:
         raise Overloaded(f"{len(service.sessions)} sockets are open, the most allowed here; try again in a moment")
-    service.admit(query["model"][0])
-    return query["model"][0]

@@ -15,7 +15,8 @@ from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from ..decoding import Decoder
 from ..schema import Metadata, Name, Strict
-from .audio_settings import AudioPatch, Speech
+from .audio_settings import AudioPatch, Format, Speech
+from .formats import decode as decode_audio
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=64)]
 MaxTokens = Annotated[int, Meta(ge=1)] | Literal["inf"] | None
@@ -87,6 +88,14 @@ def check_item(item: Item, where: str, speech: Speech) -> None:
             raise BadRequest(message, param=f"{param}.type")
         if part.text is None:
             raise BadRequest(f"`{param}.text` is required", param=f"{param}.text")
+
+
+def sounds(item: Item, format: Format) -> dict[int, bytes]:
+    """PCM of the spoken parts of a client's item whose words it does not tell, by index."""
+    if not isinstance(item, MessageItem):
+        return {}
+    silent = [(index, part.audio) for index, part in enumerate(item.content) if part.transcript is None]
+    return {index: decode_audio(audio, format) for index, audio in silent if audio is not None}
 
 
 def _check_audio(part: ContentPart, role: str, param: str, speech: Speech) -> None:

@@ -11,8 +11,10 @@ from msgspec import UNSET
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from ..schema import check_tool_choice
-from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, ServerVad, Speech
+from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, ServerVad, Speech, Transcription
 from .events import Common, RealtimeTool, ResponsePatch, SessionPatch
+
+Kind = Literal["realtime", "transcription"]
 
 # Values at which a setting asks for nothing; any other is refused by name.
 _NO_EFFECT: dict[str, tuple[Any, ...]] = {
@@ -36,25 +38,32 @@ class Settings:
     max_output_tokens: int | Literal["inf"] = "inf"
     temperature: float = 0.8
     truncation: Literal["auto", "disabled"] = "auto"
+    kind: Kind = "realtime"
     speaks: bool = False
     audio: AudioSettings = NO_SETTINGS
 
     @classmethod
-    def default(cls, model: str, speech: Speech) -> Settings:
+    def default(cls, model: str, speech: Speech, kind: Kind) -> Settings:
         """Of a new session: it listens and speaks where this server can."""
         turns = ServerVad() if speech.ears and speech.turns else None
+        if kind == "transcription":
+            return cls(model, kind=kind, audio=AudioSettings(turn_detection=turns, transcription=Transcription()))
         return cls(model, speaks=bool(speech.voice), audio=AudioSettings(turn_detection=turns))
 
     def updated(self, patch: SessionPatch, speech: Speech) -> Settings:
         """With the fields of `patch` that are present. Nothing changes if one of them is refused."""
         if patch.type == "transcription":
             speech.need("session.type", ears=True)
-            message = "`session.type` transcription: sessions without replies are not supported; send 'realtime'"
-            raise UnsupportedParameter(message, param="session.type")
         if patch.model is not UNSET and patch.model != self.model:
             message = f"`session.model` cannot change from {self.model!r}; open another connection"
             raise BadRequest(message, param="session.model")
         changed = self._with(patch, "session", speech)
+        if patch.type is not UNSET:
+            changed = replace(changed, kind=patch.type)
+        if changed.kind == "realtime" and not changed.model:
+            raise BadRequest("a session without a model only transcribes; connect with ?model=…", param="session.type")
+        if changed.kind == "transcription" and changed.audio.transcription is None:
+            changed = replace(changed, audio=replace(changed.audio, transcription=Transcription()))
         if patch.truncation is UNSET:
             return changed
         if patch.truncation not in (None, "auto", "disabled"):
@@ -99,6 +108,9 @@ class Settings:
 
     def as_session(self, session_id: str) -> dict[str, Any]:
         """The session object of `session.created` and `session.updated`."""
+        if self.kind == "transcription":
+            audio = {"input": self.audio.as_session()["input"]}
+            return {"type": self.kind, "object": "realtime.transcription_session", "id": session_id, "audio": audio}
         return {
             "type": "realtime",
             "object": "realtime.session",

@@ -1,0 +1,137 @@
+"""Sound by its place in time: nothing is lost, torn or mixed up, and what is over is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from motet_pipelines.listen import LONGEST_PADDING, Sound, listen
+from motet_shared.actor import Actor, operation
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import Unavailable
+from motet_shared.messages import FEED_SIZE, Detect, ModelCard, SpeechEdge
+from motet_shared.testing import die, memory_bus, memory_buses, settle
+
+RATE = 8000
+MS = RATE * 2 // 1000  # bytes
+
+
+class Loud(Actor):
+    """Speech is what is not zero, by the millisecond; keeps what it heard."""
+
+    role = "vad"
+
+    def __init__(self, bus: Bus):
+        super().__init__(None, bus)
+        self.heard = b""
+
+    def models(self) -> list[ModelCard]:
+        return [ModelCard(name="silero-vad", context=0)]
+
+    @operation(Detect)
+    async def detect(self, call: Call, request: Detect) -> None:
+        speaking, rest, at = False, b"", 0
+        async for data in call.received():
+            self.heard += data
+            rest += data
+            while len(rest) >= MS:
+                loud, rest, at = any(rest[:MS]), rest[MS:], at + 1
+                if loud != speaking:
+                    speaking = loud
+                    await call.send(SpeechEdge("start" if loud else "stop", at - 1, at - 1, at))
+        call.finish("stop")
+
+
+def quiet(ms: int) -> bytes:
+    return bytes(ms * MS)
+
+
+def loud(ms: int, value: int = 1) -> bytes:
+    return bytes([value]) * (ms * MS)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=8), st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
+def test_what_was_heard_is_found_by_its_time(pieces: list[bytes], start: int, length: int, forgotten: int) -> None:
+    async def heard() -> Sound:
+        sound = Sound(RATE, origin=5)
+        for piece in pieces:
+            await sound.hear(piece)
+        return sound
+
+    sound, whole = asyncio.run(heard()), b"".join(pieces)
+    assert sound.now == pytest.approx(5 + len(whole) / MS)
+    sound.forget(5 + forgotten)
+    kept_from = min(forgotten * MS, len(whole))
+    assert len(sound) == len(whole) - kept_from
+    end = (start + length) * MS
+    assert sound.between(5 + start, 5 + start + length) == whole[max(start * MS, kept_from) : max(end, kept_from)]
+
+
+async def found(bus: Bus, sound: Sound, count: int) -> AsyncIterator[tuple[SpeechEdge, bytes]]:
+    """Edges, and the sound of each turn as it is when its end is told."""
+    start = 0
+    async with aclosing(listen(bus, Detect(sample_rate=RATE), sound, patience=1.0)) as edges:
+        async for edge in edges:
+            start = edge.ms if edge.kind == "start" else start
+            await settle()  # the sound goes on meanwhile
+            yield edge, sound.between(start, edge.ms)
+            count -= 1
+            if not count:
+                return
+
+
+async def test_turns_keep_their_sound_and_pauses_are_forgotten() -> None:
+    async with memory_buses("gateway", "vad") as (bus, other):
+        actor = Loud(other)
+        await actor.start()
+        await settle()
+        sound = Sound(RATE)
+
+        async def speak() -> None:
+            for _ in range(3000):
+                await sound.hear(quiet(100))
+            for value in (1, 2):
+                await sound.hear(loud(700, value) + quiet(300))
+
+        task, turns = asyncio.create_task(speak()), []
+        async for edge, pcm in found(bus, sound, 4):
+            turns.append((edge.kind, edge.ms, pcm if edge.kind == "stop" else b""))
+        await task
+        assert turns == [
+            ("start", 300_000, b""),
+            ("stop", 300_700, loud(700, 1)),
+            ("start", 301_000, b""),
+            ("stop", 301_700, loud(700, 2)),
+        ]
+        feed_ms = FEED_SIZE / 2 / RATE * 1000
+        assert sound.begin >= 300_000 - 67 * feed_ms - LONGEST_PADDING > 0, "a long pause is not kept"
+
+
+async def test_another_instance_hears_the_turn_again() -> None:
+    async with memory_buses("gateway", "vad") as (bus, first):
+        actors = [Loud(first), Loud(await memory_bus(first.control.hub, "vad"))]  # type: ignore[attr-defined]
+        for actor in actors:
+            await actor.start()
+        await settle()
+        sound, told = Sound(RATE), []
+        await sound.hear(quiet(2000) + loud(500, 7))
+        async for edge, pcm in found(bus, sound, 2):
+            told.append((edge.kind, edge.ms, pcm))
+            if edge.kind == "start":
+                die(next(actor for actor in actors if actor.heard).bus)
+                await sound.hear(loud(500, 8) + quiet(100))
+        assert [(kind, ms) for kind, ms, _ in told] == [("start", 2000), ("stop", 3000)]
+        assert told[1][2] == loud(500, 7) + loud(500, 8)
+
+
+async def test_patience_ends() -> None:
+    async with memory_buses("gateway") as (bus,):
+        with pytest.raises(Unavailable):
+            async with aclosing(listen(bus, Detect(sample_rate=RATE), Sound(RATE), patience=0.1)) as edges:
+                await anext(edges)
