@@ -1,4 +1,4 @@
-"""Causal attention of packed queries over a paged KV cache.
+"""Attention of packed queries over a paged KV cache, causal unless it is an encoder's.
 
 The rows of a step lie one after the other in N packed tokens: decode rows with one query each, prefill chunks with
 many, in any mix. Query i of a row with q queries and T keys sits at position T - q + i and sees the keys up to there.
@@ -21,7 +21,7 @@ from .native import Kernel
 
 _ATTEND = Kernel("motet_paged_attention", "p")
 # `Arguments` of csrc/attention.cpp.
-_PACK = struct.Struct("28q2d").pack
+_PACK = struct.Struct("29q2d").pack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,11 +66,12 @@ def paged_attention(
     batch: PagedBatch,
     *,
     scale: float,
+    causal: bool = True,
     window: int | None = None,
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
 ) -> Tensor:
-    """Attention of every query to the keys of its row, `[N, H, V]` in the queries' type.
+    """Attention of every query to the keys of its row, `[N, H, V]` in the queries' type: up to its own, if `causal`.
 
     Queries and cache are float32 or bfloat16, each; sums are float32. A `window` of w shows the token itself and the
     w - 1 before it. `softcap` c makes a score c·tanh(score / c). `sinks_H` are logits, one per head, that take their
@@ -80,11 +81,19 @@ def paged_attention(
     nor on how a prompt was cut into chunks. Raises `KernelError` on arguments that do not fit each other, and on a
     table with an entry that is needed and is no block.
     """
-    _check(query_NHD, key_PKSD, value_PKSV, batch, window, softcap, sinks_H)
+    _check(query_NHD, key_PKSD, value_PKSV, batch, causal, window, softcap, sinks_H)
     attend = _ATTEND.native() if is_cpu(query_NHD) else None
     if attend is None:
         return attention_torch(
-            query_NHD, key_PKSD, value_PKSV, batch, scale=scale, window=window, softcap=softcap, sinks_H=sinks_H
+            query_NHD,
+            key_PKSD,
+            value_PKSV,
+            batch,
+            scale=scale,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            sinks_H=sinks_H,
         )
     (num_tokens, heads, dim), (blocks, kv_heads, slots, value_dim) = query_NHD.shape, value_PKSV.shape
     out_NHV = query_NHD.new_empty(num_tokens, heads, value_dim)
@@ -103,7 +112,7 @@ def paged_attention(
             tables.data_ptr(),
             *(tables.stride(0), tables.shape[1]),
             *(starts.data_ptr(), lengths.data_ptr()),
-            *(len(lengths), heads, kv_heads, blocks, slots, dim, value_dim, window or 0),
+            *(len(lengths), heads, kv_heads, blocks, slots, dim, value_dim, window or 0, causal),
             0 if sinks is None else sinks.data_ptr(),
             out_NHV.data_ptr(),
             *(scale, softcap or 0.0),
@@ -121,6 +130,7 @@ def attention_torch(
     batch: PagedBatch,
     *,
     scale: float,
+    causal: bool = True,
     window: int | None = None,
     softcap: float | None = None,
     sinks_H: Tensor | None = None,
@@ -139,7 +149,7 @@ def attention_torch(
     for rows in alike.values():
         tokens = torch.cat([torch.arange(row.start, row.start + row.queries, device=query_NHD.device) for row in rows])
         query_BQHD = query_NHD[tokens].float().unflatten(0, (len(rows), -1)) * scale
-        out_BQHV = _attend_rows(query_BQHD, key_PKSD, value_PKSV, rows, window, softcap, sinks_H)
+        out_BQHV = _attend_rows(query_BQHD, key_PKSD, value_PKSV, rows, causal, window, softcap, sinks_H)
         out_NHV[tokens] = out_BQHV.flatten(0, 1).to(out_NHV.dtype)
     return out_NHV
 
@@ -169,6 +179,7 @@ def _attend_rows(
     key_PKSD: Tensor,
     value_PKSV: Tensor,
     rows: list[_Row],
+    causal: bool,
     window: int | None,
     softcap: float | None,
     sinks_H: Tensor | None,
@@ -179,7 +190,8 @@ def _attend_rows(
     (_, queries, heads, _), (_, kv_heads, keys, _) = query_BQHD.shape, key_BKTD.shape
     device = query_BQHD.device
     last_B = torch.tensor([row.length - row.first_key - queries for row in rows], device=device)
-    ago_BQT = (last_B[:, None] + torch.arange(queries, device=device))[:, :, None] - torch.arange(keys, device=device)
+    steps_Q = torch.arange(queries, device=device) if causal else torch.full((queries,), queries - 1, device=device)
+    ago_BQT = (last_B[:, None] + steps_Q)[:, :, None] - torch.arange(keys, device=device)
     hidden_BQT = ago_BQT < 0 if window is None else (ago_BQT < 0) | (ago_BQT >= window)
     unseen_B1T1 = hidden_BQT.all(1)[:, None, :, None]
     key_BKTD, value_BKTV = key_BKTD.masked_fill(unseen_B1T1, 0), value_BKTV.masked_fill(unseen_B1T1, 0)
@@ -199,6 +211,7 @@ def _check(
     key_PKSD: Tensor,
     value_PKSV: Tensor,
     batch: PagedBatch,
+    causal: bool,
     window: int | None,
     softcap: float | None,
     sinks_H: Tensor | None,
@@ -219,6 +232,8 @@ def _check(
         raise KernelError(f"value_PKSV: {value_PKSV.dtype} must be the keys' {key_PKSD.dtype}")
     if window is not None and window < 1:
         raise KernelError(f"window: {window} must be at least 1, or None")
+    if window is not None and not causal:
+        raise KernelError(f"window: {window} must be None where every query sees all keys (causal=False)")
     if softcap is not None and not softcap > 0:
         raise KernelError(f"softcap: {softcap} must be above 0, or None")
     if sinks_H is not None and sinks_H.shape != (heads,):

@@ -67,7 +67,9 @@ class Case:
         scores = self.queries(row).double().transpose(0, 1) @ keys.transpose(1, 2) * self.options["scale"]
         if softcap := self.options["softcap"]:
             scores = torch.tanh(scores / softcap) * softcap
-        ago = torch.arange(earlier, earlier + queries)[:, None] - torch.arange(earlier + queries)
+        at = torch.arange(earlier, earlier + queries)
+        at = at if self.options["causal"] else torch.full_like(at, earlier + queries - 1)
+        ago = at[:, None] - torch.arange(earlier + queries)
         scores = scores.masked_fill((ago < 0) | (ago >= (self.options["window"] or GARBAGE)), -math.inf)
         if (sinks := self.options["sinks_H"]) is not None:
             scores = torch.cat([scores, sinks.double().view(-1, 1, 1).expand(-1, queries, 1)], -1)
@@ -108,7 +110,7 @@ def make(
         tables.append([GARBAGE] * (first // slots) + table[first // slots :])
         keys_B.append(keys)
         values_B.append(keys[..., :value_dim] if shared else values)
-    options = {"scale": dim**-0.5, "window": None, "softcap": None, "sinks_H": None} | options
+    options = {"scale": dim**-0.5, "causal": True, "window": None, "softcap": None, "sinks_H": None} | options
     return Case(query_NHD, key_PKSD, value_PKSV, rows, options, keys_B, values_B, tables)
 
 
@@ -119,13 +121,15 @@ def make(
     dims=st.sampled_from([(16, 16), (64, 64), (24, 24), (7, 5), (48, 80), (20, 130)]),
     slots=st.sampled_from([1, 4, 16, 48]),
     cache=st.sampled_from([torch.float32, torch.bfloat16]),
-    window=st.sampled_from([None, None, 1, 5, 70, 600]),
+    sight=st.sampled_from([{}, {}, {"window": 1}, {"window": 5}, {"window": 70}, {"window": 600}, {"causal": False}]),
     softcap=st.sampled_from([None, None, 3.0]),
     sinks=st.booleans(),
     seed=st.integers(0, 1000),
 )
-def test_it_is_attention(backend: str, heads: tuple[int, int], sinks: bool, **chosen: Any) -> None:
-    case = make(heads=heads, sinks_H=torch.randn(heads[0]) if sinks else None, **chosen)
+def test_it_is_attention(
+    backend: str, heads: tuple[int, int], sinks: bool, sight: dict[str, Any], **chosen: Any
+) -> None:
+    case = make(heads=heads, sinks_H=torch.randn(heads[0]) if sinks else None, **sight, **chosen)
     out = case.run()
     assert out.shape == (case.query_NHD.shape[0], heads[0], chosen["dims"][1])
     assert out.dtype == torch.float32
@@ -160,7 +164,7 @@ def test_large_scores_do_not_overflow(backend: str, softcap: float | None) -> No
 @settings(deadline=None, max_examples=15)
 @given(
     rows=st.lists(st.tuples(EARLIER, QUERIES), min_size=2, max_size=5),
-    options=st.sampled_from([{}, {"window": 90}, {"softcap": 5.0, "sinks_H": torch.ones(4)}]),
+    options=st.sampled_from([{}, {"window": 90}, {"softcap": 5.0, "sinks_H": torch.ones(4)}, {"causal": False}]),
     cache=st.sampled_from([torch.float32, torch.bfloat16]),
     dims=st.sampled_from([(32, 32), (24, 40)]),
     threads=st.integers(1, 3),
@@ -280,6 +284,7 @@ def test_what_fits_is_computed(backend: str) -> None:
         ({"starts": torch.tensor([1, 2, 3]).int()}, r"starts\[0\]: 1 must be 0"),
         ({"starts": torch.tensor([0, 4, 3]).int()}, r"starts\[2\]: 3 must be at least the start before it, 4"),
         ({"window": 0}, "window: 0 must be at least 1"),
+        ({"window": 4, "causal": False}, "window: 4 must be None where every query sees all keys"),
         ({"softcap": 0.0}, "softcap: 0.0 must be above 0"),
         ({"sinks_H": torch.zeros(3)}, r"sinks_H: shape \[3\] must be \[4\]"),
     ],

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from motet_kernels.errors import KernelError
 from motet_kernels.gates import gated
 from motet_kernels.norm import rms_norm, rms_norm_torch
-from motet_kernels.rotary import rotate_heads, rotate_heads_torch
+from motet_kernels.rotary import HeadNorm, rotate_heads, rotate_heads_torch
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -48,10 +48,10 @@ def test_a_row_s_bits_do_not_depend_on_its_company(isa: str, width: int) -> None
 def test_rotate_heads(backend: str, heads: int, queries: int, dim: int, rotary: int, normed: bool) -> None:
     x_NC = randn(5, heads * dim + 7)[:, : heads * dim]
     cos, sin = randn(5, rotary), randn(5, rotary + 0).roll(1, 0).contiguous()
-    weights = (randn(dim), randn(dim) + 1) if normed else (None, None)
-    out = rotate_heads(x_NC, queries, dim, cos, sin, weights[0], weights[1], 1e-6)
-    wide = [None if w is None else w.double() for w in weights]
-    expected = rotate_heads_torch(x_NC.double(), queries, dim, cos.double(), sin.double(), wide[0], wide[1], 1e-6)
+    norm = HeadNorm(randn(dim), randn(dim) + 1, 1e-6, 0.5) if normed else None
+    out = rotate_heads(x_NC, queries, dim, cos, sin, norm)
+    wide = norm and norm._replace(q_weight_D=norm.q_weight_D.double(), k_weight_D=norm.k_weight_D.double())
+    expected = rotate_heads_torch(x_NC.double(), queries, dim, cos.double(), sin.double(), wide)
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -84,4 +84,4 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(KernelError, match="must be equal, even, at most 2"):
         rotate_heads(torch.zeros(2, 8), 1, 2, table, table)
     with pytest.raises(KernelError, match=r"k_weight_D: torch.float32 \[2\] must be float32 \[4\]"):
-        rotate_heads(torch.zeros(2, 8), 1, 4, table, table, torch.zeros(4), torch.zeros(2))
+        rotate_heads(torch.zeros(2, 8), 1, 4, table, table, HeadNorm(torch.zeros(4), torch.zeros(2), 0.0))

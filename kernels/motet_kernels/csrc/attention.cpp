@@ -1,8 +1,8 @@
-// Causal attention of packed queries over a paged KV cache.
+// Attention of packed queries, causal or to all keys of their row, over a paged KV cache.
 //
 // One algorithm serves decode tokens and prefill chunks: the lines of a tile (tokens × heads that share a key/value
 // head) walk the keys block by block with an online softmax. What is computed for a line is a function of its
-// position, the window and the keys alone, down to the bit:
+// position (where it is causal), the window and the keys alone, down to the bit:
 //   * a block is the KEYS positions from a multiple of KEYS on; a segment is SEGMENT positions with a softmax of its
 //     own, and segments are merged in order. A long row is split over threads at segments, or not at all;
 //   * a score is summed over D in vector lanes, then over the lanes in the order of vsum_each; values are added to a

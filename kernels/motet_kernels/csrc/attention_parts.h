@@ -24,14 +24,17 @@ struct Arguments {
     const int32_t* tables_BM;
     int64_t table_stride, table_width;
     const int32_t *starts, *lengths_B;
-    int64_t rows, heads, kv_heads, blocks, slots, key_dim, value_dim, window;
+    int64_t rows, heads, kv_heads, blocks, slots, key_dim, value_dim, window, causal;
     const float* sinks_H;
     void* out_NHV;
     double scale, softcap;
 
     int64_t group() const { return heads / kv_heads; }
     int64_t queries(int64_t row) const { return starts[row + 1] - starts[row]; }
-    int64_t position(int64_t row, int64_t query) const { return lengths_B[row] - queries(row) + query; }
+    // The last key that a query sees.
+    int64_t position(int64_t row, int64_t query) const {
+        return causal ? lengths_B[row] - queries(row) + query : lengths_B[row] - 1;
+    }
     int64_t first_key(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
     // Values that are the first columns of the keys, as in multi-head latent attention.
     bool shared() const {
@@ -78,7 +81,7 @@ struct Tile {
     int lines() const { return (query_end - query) * num_heads; }
     int64_t vp() const { return up(a.value_dim, W); }
     int64_t position(int line) const { return a.position(row, query + line / num_heads); }
-    int64_t end_key() const { return a.position(row, query_end); }
+    int64_t end_key() const { return a.position(row, query_end - 1) + 1; }
     int64_t first_key() const { return a.first_key(a.position(row, query)); }
     int64_t first_block(int segment) const { return std::max<int64_t>(segment * SEGMENT, first_key() / KEYS * KEYS); }
     int segments() const { return segment_end - segment; }

@@ -5,132 +5,10 @@
 // bytes: [4][32][4] bytes that hold w + 8 of k = 4t + i in the low half and of k = 16 + 4t + i in the high one, then 32
 // scales in bfloat16.
 // Groups are added up from the first to the last: a row has the same bits in every batch. K is padded with zeros.
-#include <cmath>
-
-#include "linear.h"
+#include "integer.h"
+#include "integer_wide.h"
 
 namespace {
-
-#if defined(__AVX512F__)
-
-using word = __m512i;
-INLINE word wset(int32_t x) { return _mm512_set1_epi32(x); }
-INLINE word wload(const uint8_t* p) { return _mm512_loadu_si512(p); }
-INLINE word low_nibbles(word x) { return _mm512_and_si512(x, wset(0x0f0f0f0f)); }
-INLINE word high_nibbles(word x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
-INLINE vec to_float(word x) { return _mm512_cvtepi32_ps(x); }
-#if defined(__AVX512VNNI__)
-// Written as assembler: for the intrinsic, GCC 12 keeps two copies of every sum, and the second goes to the stack.
-INLINE word dot(word sum, word w, word x) {
-    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
-    return sum;
-}
-#else
-INLINE word dot(word sum, word w, word x) {
-    const word low = wset(0x00ff00ff);
-    word even = _mm512_madd_epi16(_mm512_and_si512(w, low), _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
-    word odd = _mm512_madd_epi16(_mm512_and_si512(_mm512_srli_epi16(w, 8), low), _mm512_srai_epi16(x, 8));
-    return _mm512_add_epi32(sum, _mm512_add_epi32(even, odd));
-}
-#endif
-
-#elif defined(__AVX2__)
-
-using word = __m256i;
-INLINE word wset(int32_t x) { return _mm256_set1_epi32(x); }
-INLINE word wload(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-INLINE word low_nibbles(word x) { return _mm256_and_si256(x, wset(0x0f0f0f0f)); }
-INLINE word high_nibbles(word x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
-INLINE vec to_float(word x) { return _mm256_cvtepi32_ps(x); }
-INLINE word dot(word sum, word w, word x) {
-    const word low = wset(0x00ff00ff);
-    word even = _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-    word odd = _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 8), low), _mm256_srai_epi16(x, 8));
-    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
-}
-
-#else
-
-using word = ivec;
-INLINE word wset(int32_t x) { return ivec{x, x, x, x}; }
-INLINE word wload(const uint8_t* p) {
-    word x;
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-INLINE word low_nibbles(word x) { return x & 0x0f0f0f0f; }
-INLINE word high_nibbles(word x) { return (x >> 4) & 0x0f0f0f0f; }
-INLINE vec to_float(word x) { return __builtin_convertvector(x, vec); }
-INLINE word dot(word sum, word w, word x) {
-    for (int shift = 0; shift < 32; shift += 8) sum += ((w >> shift) & 0xff) * ((x << (24 - shift)) >> 24);
-    return sum;
-}
-
-#endif
-
-// `count` values in int8 steps of the returned scale: the largest becomes 127. NaN where one is not finite.
-template <typename T>
-float quantize(const T* from, int64_t count, int8_t* to, int32_t* sum) {
-    int32_t largest = 0;
-    for (int64_t i = 0; i < count; i++) {
-        float x = widen(from[i]);
-        int32_t bits;
-        memcpy(&bits, &x, 4);
-        largest = std::max(largest, bits & 0x7fffffff);
-    }
-    float most;
-    memcpy(&most, &largest, 4);
-    const bool finite = largest < 0x7f800000;
-    const float scale = most / 127.0f;
-    // A row of subnormals has no reciprocal: it counts as zeros.
-    const float inverse = finite && scale >= 1.2e-38f ? 1.0f / scale : 0.0f;
-    int32_t total = 0;
-    for (int64_t i = 0; i < count; i++) {
-        // Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
-        float shifted = (finite ? widen(from[i]) : 0.0f) * inverse + 12582912.0f;
-        int32_t bits;
-        memcpy(&bits, &shifted, 4);
-        int32_t q = bits - 0x4b400000;
-        to[i] = int8_t(q);
-        total += q;
-    }
-    *sum = total;
-    return finite ? scale : NAN;
-}
-
-struct IntegerProduct : Product {
-    static constexpr int64_t GROUP = 32;
-    const uint8_t* weights;
-    const float* scales;  // of columns (int8)
-    int64_t words;        // K / 4, rounded up
-    int64_t groups;       // scales per input row
-    // The quantized input, by tiles: [words][rows] of four bytes, [groups][rows] scales and sums.
-    int32_t* packed;
-    float* row_scales;
-    int32_t* row_sums;
-
-    template <typename T>
-    void pack(int64_t row, int rows) const {
-        int8_t* line = quantized_row.get<int8_t>(words * 4);
-        memset(line + K, 0, words * 4 - K);
-        const int64_t length = groups == 1 ? K : GROUP;
-        for (int m = 0; m < rows; m++) {
-            const T* from = static_cast<const T*>(input) + (row + m) * input_stride;
-            for (int64_t g = 0; g < groups; g++) {
-                const int64_t place = row * groups + g * rows + m, count = std::min(length, K - g * length);
-                row_scales[place] = quantize(from + g * length, count, line + g * length, row_sums + place);
-            }
-            for (int64_t k = 0; k < words; k++) memcpy(packed + row * words + k * rows + m, line + k * 4, 4);
-        }
-    }
-
-    void pack(int64_t row, int rows) const { input_bf16 ? pack<bf16>(row, rows) : pack<float>(row, rows); }
-
-    static thread_local Scratch packed_words, packed_scales, packed_sums, quantized_row;
-};
-
-thread_local Scratch IntegerProduct::packed_words, IntegerProduct::packed_scales, IntegerProduct::packed_sums,
-    IntegerProduct::quantized_row;
 
 // One tile of rows times NP panels side by side: out [NP][MR][PANEL]. A panel alone fetches parts of the `next` one
 // side by side, as in linear_float.cpp.
@@ -200,7 +78,7 @@ struct Int4 {
                     __builtin_prefetch(at + 1024 + line * 64);
                 }
                 word sum[MR * NV];
-                UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(-8 * row_sums[i / NV]);
+                UNROLL for (int i = 0; i < MR * NV; i++) sum[i] = wset(0);
                 UNROLL for (int t = 0; t < 4; t++) {
                     UNROLL for (int half = 0; half < 2; half++) {
                         word w[NV];
@@ -211,14 +89,14 @@ struct Int4 {
                         UNROLL for (int m = 0; m < MR; m++) {
                             word x = wset(input[(half * 4 + t) * MR + m]);
                             PIN(x);
-                            UNROLL for (int v = 0; v < NV; v++) sum[m * NV + v] = dot(sum[m * NV + v], w[v], x);
+                            UNROLL for (int v = 0; v < NV; v++) sum[m * NV + v] = gather(sum[m * NV + v], w[v], x);
                         }
                     }
                 }
                 UNROLL for (int i = 0; i < MR * NV; i++) {
                     vec scale = vload(scales + p * (panel_bytes / 2) + i % NV * W) * vset(row_scales[i / NV]);
                     vec& s = total[i / NV * NA + p * NV + i % NV];
-                    s = fma(to_float(sum[i]), scale, s);
+                    s = fma(to_float(wadd(gathered(sum[i]), wset(-8 * row_sums[i / NV]))), scale, s);
                 }
             }
             weights += STEP;
@@ -285,6 +163,9 @@ EXPORT int64_t motet_linear_integer(const void* input, int64_t input_bf16, int64
                            IntegerProduct::packed_words.get<int32_t>(M * words),
                            IntegerProduct::packed_scales.get<float>(M * groups),
                            IntegerProduct::packed_sums.get<int32_t>(M * groups)};
-    scales ? run<Int8>(product) : run<Int4>(product);
+    if (scales && M > WIDE_ROWS)
+        run_wide(product);
+    else
+        scales ? run<Int8>(product) : run<Int4>(product);
     return 0;
 }

@@ -1,0 +1,179 @@
+// What the products of int8 and int4 weights share: dot products of four bytes, the input rounded to int8.
+#pragma once
+
+#include <cmath>
+
+#include "linear.h"
+
+namespace {
+
+#if defined(__AVX512F__)
+
+using word = __m512i;
+INLINE word wset(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE word wadd(word a, word b) { return _mm512_add_epi32(a, b); }
+INLINE word wload(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE word low_nibbles(word x) { return _mm512_and_si512(x, wset(0x0f0f0f0f)); }
+INLINE word high_nibbles(word x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }
+INLINE vec to_float(word x) { return _mm512_cvtepi32_ps(x); }
+#if defined(__AVX512VNNI__)
+// Written as assembler: for the intrinsic, GCC 12 keeps two copies of every sum, and the second goes to the stack.
+INLINE word dot(word sum, word w, word x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+    return sum;
+}
+#else
+INLINE word dot(word sum, word w, word x) {
+    const word low = wset(0x00ff00ff);
+    word even = _mm512_madd_epi16(_mm512_and_si512(w, low), _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
+    word odd = _mm512_madd_epi16(_mm512_and_si512(_mm512_srli_epi16(w, 8), low), _mm512_srai_epi16(x, 8));
+    return wadd(sum, wadd(even, odd));
+}
+#endif
+
+#elif defined(__AVX2__)
+
+using word = __m256i;
+INLINE word wset(int32_t x) { return _mm256_set1_epi32(x); }
+INLINE word wadd(word a, word b) { return _mm256_add_epi32(a, b); }
+INLINE word wload(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+INLINE word low_nibbles(word x) { return _mm256_and_si256(x, wset(0x0f0f0f0f)); }
+INLINE word high_nibbles(word x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+INLINE vec to_float(word x) { return _mm256_cvtepi32_ps(x); }
+INLINE word dot(word sum, word w, word x) {
+    const word low = wset(0x00ff00ff);
+    word even = _mm256_madd_epi16(_mm256_and_si256(w, low), _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
+    word odd = _mm256_madd_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 8), low), _mm256_srai_epi16(x, 8));
+    return wadd(sum, wadd(even, odd));
+}
+
+#else
+
+using word = ivec;
+INLINE word wset(int32_t x) { return ivec{x, x, x, x}; }
+INLINE word wadd(word a, word b) { return a + b; }
+INLINE word wload(const uint8_t* p) {
+    word x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+INLINE word low_nibbles(word x) { return x & 0x0f0f0f0f; }
+INLINE word high_nibbles(word x) { return (x >> 4) & 0x0f0f0f0f; }
+INLINE vec to_float(word x) { return __builtin_convertvector(x, vec); }
+INLINE word dot(word sum, word w, word x) {
+    for (int shift = 0; shift < 32; shift += 8) sum += ((w >> shift) & 0xff) * ((x << (24 - shift)) >> 24);
+    return sum;
+}
+
+#endif
+
+// Products of nibbles (0 to 15) and input bytes. `gather` adds up at most eight of them per byte of a word, which is what a
+// group of int4 has; `gathered` are then the sums of the words. 8 · 2 · 15 · 127 fits into 16 bits.
+#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+INLINE word gather(word sum, word w, word x) { return dot(sum, w, x); }
+INLINE word gathered(word sum) { return sum; }
+#elif defined(__AVX512F__)
+INLINE word gather(word sum, word w, word x) { return _mm512_add_epi16(sum, _mm512_maddubs_epi16(w, x)); }
+INLINE word gathered(word sum) { return _mm512_madd_epi16(sum, wset(0x00010001)); }
+#else
+INLINE word gather(word sum, word w, word x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(w, x)); }
+INLINE word gathered(word sum) { return _mm256_madd_epi16(sum, wset(0x00010001)); }
+#endif
+
+// The sum of products of 16-bit pairs; the even and the odd bytes of words as such pairs.
+#if defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
+INLINE word pairs(word sum, word w, word x) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(w), "v"(x));
+    return sum;
+}
+#else
+INLINE word pairs(word sum, word w, word x) { return wadd(sum, _mm512_madd_epi16(w, x)); }
+#endif
+INLINE word even(word x) { return _mm512_and_si512(x, wset(0x00ff00ff)); }
+INLINE word odd(word x) { return even(_mm512_srli_epi16(x, 8)); }
+INLINE word wload(const int32_t* p) { return _mm512_loadu_si512(p); }
+INLINE void wstore(int32_t* p, word x) { _mm512_storeu_si512(p, x); }
+#elif defined(__AVX2__)
+INLINE word pairs(word sum, word w, word x) { return wadd(sum, _mm256_madd_epi16(w, x)); }
+INLINE word even(word x) { return _mm256_and_si256(x, wset(0x00ff00ff)); }
+INLINE word odd(word x) { return even(_mm256_srli_epi16(x, 8)); }
+INLINE word wload(const int32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+INLINE void wstore(int32_t* p, word x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+#else
+INLINE word pairs(word sum, word w, word x) { return sum + ((w << 16) >> 16) * ((x << 16) >> 16) + (w >> 16) * (x >> 16); }
+INLINE word even(word x) { return x & 0x00ff00ff; }
+INLINE word odd(word x) { return (x >> 8) & 0x00ff00ff; }
+INLINE word wload(const int32_t* p) {
+    word x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+INLINE void wstore(int32_t* p, word x) { memcpy(p, &x, sizeof x); }
+#endif
+
+// `count` values in int8 steps of the returned scale: the largest becomes 127. NaN where one is not finite.
+template <typename T>
+float quantize(const T* from, int64_t count, int8_t* to, int32_t* sum) {
+    int32_t largest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        float x = widen(from[i]);
+        int32_t bits;
+        memcpy(&bits, &x, 4);
+        largest = std::max(largest, bits & 0x7fffffff);
+    }
+    float most;
+    memcpy(&most, &largest, 4);
+    const bool finite = largest < 0x7f800000;
+    const float scale = most / 127.0f;
+    // A row of subnormals has no reciprocal: it counts as zeros.
+    const float inverse = finite && scale >= 1.2e-38f ? 1.0f / scale : 0.0f;
+    int32_t total = 0;
+    for (int64_t i = 0; i < count; i++) {
+        // Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
+        float shifted = (finite ? widen(from[i]) : 0.0f) * inverse + 12582912.0f;
+        int32_t bits;
+        memcpy(&bits, &shifted, 4);
+        int32_t q = bits - 0x4b400000;
+        to[i] = int8_t(q);
+        total += q;
+    }
+    *sum = total;
+    return finite ? scale : NAN;
+}
+
+struct IntegerProduct : Product {
+    static constexpr int64_t GROUP = 32;
+    const uint8_t* weights;
+    const float* scales;  // of columns (int8)
+    int64_t words;        // K / 4, rounded up
+    int64_t groups;       // scales per input row
+    // The quantized input, by tiles: [words][rows] of four bytes, [groups][rows] scales and sums.
+    int32_t* packed;
+    float* row_scales;
+    int32_t* row_sums;
+
+    template <typename T>
+    void pack(int64_t row, int rows) const {
+        int8_t* line = quantized_row.get<int8_t>(words * 4);
+        memset(line + K, 0, words * 4 - K);
+        const int64_t length = groups == 1 ? K : GROUP;
+        for (int m = 0; m < rows; m++) {
+            const T* from = static_cast<const T*>(input) + (row + m) * input_stride;
+            for (int64_t g = 0; g < groups; g++) {
+                const int64_t place = row * groups + g * rows + m, count = std::min(length, K - g * length);
+                row_scales[place] = quantize(from + g * length, count, line + g * length, row_sums + place);
+            }
+            for (int64_t k = 0; k < words; k++) memcpy(packed + row * words + k * rows + m, line + k * 4, 4);
+        }
+    }
+
+    void pack(int64_t row, int rows) const { input_bf16 ? pack<bf16>(row, rows) : pack<float>(row, rows); }
+
+    static thread_local Scratch packed_words, packed_scales, packed_sums, quantized_row;
+};
+
+thread_local Scratch IntegerProduct::packed_words, IntegerProduct::packed_scales, IntegerProduct::packed_sums,
+    IntegerProduct::quantized_row;
+
+}  // namespace
