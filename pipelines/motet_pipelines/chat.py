@@ -13,21 +13,19 @@ a remote cancel; `aclosing` makes that prompt.
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import msgspec
 
 from motet_shared.bus import Bus
-from motet_shared.errors import DeadlineExceeded, Overloaded, StreamBroken, Unavailable
+from motet_shared.epochs import NO_EPOCH, Epoch
 from motet_shared.messages import Chat, Complete, End, Resume, Text
 
 from .models import check_known
-
-MOVES = 6  # of one stream: bounds what a request that kills its tokenizers can do
-PAUSE = 0.05  # seconds between two attempts without progress
+from .moves import Moves
 
 
 @dataclass(slots=True)
@@ -46,7 +44,7 @@ async def chat(
     *,
     deadline: float | None = None,
     patience: float = 5.0,
-    epoch: int = 0,
+    epoch: Epoch = NO_EPOCH,
 ) -> AsyncGenerator[list[Text], None]:
     """Yield the reply in batches of whatever has arrived.
 
@@ -55,30 +53,27 @@ async def chat(
     has been sent.
     """
     outcome = outcome or Outcome()
-    now = bus.clock.now
-    expires = None if deadline is None else now() + deadline
-    give_up = now() + patience
     ids: list[int] = []
-    text_len = known = 0
+    text_len = 0
+    moves = Moves(
+        bus,
+        "tokenizer",
+        request.model,
+        outcome,
+        lambda: len(ids),
+        patience=patience,
+        deadline=deadline,
+        check=partial(check_known, model=request.model),
+    )
     while True:
-        try:
-            outcome.instance = await _pick(bus, request.model, outcome.instance, give_up - now())
-            stream = bus.open(
-                "tokenizer", request, instance=outcome.instance, deadline=_left(expires, now()), epoch=epoch
-            )
+        async with moves as instance:
+            stream = bus.open("tokenizer", request, instance=instance, deadline=moves.left(), epoch=epoch)
             async with stream:
                 async for batch in cast(AsyncIterator[list[Text]], stream.batches()):
                     text_len += _note(batch, ids)
                     yield batch
                 outcome.end = stream.end
                 return
-        except (StreamBroken, Unavailable, Overloaded) as error:
-            if len(ids) > known:
-                give_up, known = now() + patience, len(ids)
-            outcome.moves += isinstance(error, StreamBroken)
-            if now() >= give_up or outcome.moves > MOVES or (isinstance(error, Overloaded) and not ids):
-                raise
-        await bus.clock.sleep(PAUSE)
         request = msgspec.structs.replace(request, resume=Resume(ids, text_len) if ids else None)
 
 
@@ -91,27 +86,3 @@ def _note(batch: list[Text], ids: list[int]) -> int:
         if item.tools:
             length += sum(len(tool.arguments) for tool in item.tools)
     return length
-
-
-def _left(expires: float | None, now: float) -> float | None:
-    if expires is None:
-        return None
-    if expires <= now:
-        raise DeadlineExceeded("the deadline passed before the reply was complete")
-    return expires - now
-
-
-async def _pick(bus: Bus, model: str, avoid: str | None, patience: float) -> str:
-    """The least busy ready tokenizer for `model`, another one than `avoid` if there is a choice."""
-    directory = bus.directory
-    check_known(directory, model)
-    ready = directory.ready("tokenizer", model=model)
-    if not ready:
-        try:
-            await directory.wait_for(lambda d: bool(d.ready("tokenizer", model=model)), max(patience, 0.0))
-        except TimeoutError:
-            raise Unavailable(f"no tokenizer for {model!r} is ready; retry in a moment", param="model") from None
-        ready = directory.ready("tokenizer", model=model)
-    names = [beat.instance for beat in ready]
-    names = [name for name in names if name != avoid] or names
-    return min(names, key=lambda name: (directory.outstanding(name), random.random()))

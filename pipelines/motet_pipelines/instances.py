@@ -1,4 +1,4 @@
-"""Which instance of a role is asked: for models that one service serves alone, such as those that listen and speak."""
+"""Which instance of a role is asked, and which models there are to ask for where one service serves them alone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ async def pick(bus: Bus, role: str, model: str, *, avoid: str | None = None, pat
     Waits up to `patience` seconds for one to appear, then raises Unavailable.
     """
     directory = bus.directory
-    check_served(directory, role, model)
     try:
         ready = await directory.wait_for(lambda d: d.ready(role, model=model), max(patience, 0.0))
     except TimeoutError:

@@ -22,15 +22,13 @@ import msgspec
 
 from motet_shared.audio import SAMPLE_BYTES
 from motet_shared.bus import Bus
-from motet_shared.errors import DeadlineExceeded, Overloaded, StreamBroken, Unavailable
+from motet_shared.epochs import NO_EPOCH, Epoch
 from motet_shared.messages import Audio, Speak, SpeechResume, Usage
 from motet_shared.sentences import Chunk, Cutter
 
-from .instances import pick
+from .moves import Moves
 
 RATE = 24_000  # Hz of the PCM
-MOVES = 6  # of one stream: bounds what a text that kills its instances can do
-PAUSE = 0.05  # seconds between two attempts without progress
 
 
 @dataclass(slots=True)
@@ -40,7 +38,7 @@ class Outcome:
     instance: str | None = None
     moves: int = 0
     samples: int = 0
-    usage: Usage = field(default_factory=Usage)  # tokens of the text, frames; after a move, of the last instance alone
+    usage: Usage = field(default_factory=Usage)  # of all whole sentences: tokens of their text, frames
 
 
 @dataclass(slots=True)
@@ -51,16 +49,17 @@ class _Heard:
     samples: int = 0
     skip: int = 0
 
-    def note(self, batch: Iterable[Audio]) -> int:
-        """Add what has arrived; returns its samples."""
-        count = 0
+    def note(self, batch: Iterable[Audio], outcome: Outcome) -> None:
+        """Add what has arrived, here and to the outcome."""
         for item in batch:
             here = len(item.data) // SAMPLE_BYTES
-            count += here
+            outcome.samples += here
             self.skip += here
             if item.text > self.text:
                 self.text, self.samples, self.skip = item.text, self.samples + self.skip, 0
-        return count
+            if item.usage is not None:
+                outcome.usage.prompt_tokens += item.usage.prompt_tokens
+                outcome.usage.completion_tokens += item.usage.completion_tokens
 
     def resume(self) -> SpeechResume:
         return SpeechResume(self.text, self.samples, self.skip)
@@ -73,7 +72,7 @@ async def speak(
     *,
     deadline: float | None = None,
     patience: float = 5.0,
-    epoch: int = 0,
+    epoch: Epoch = NO_EPOCH,
 ) -> AsyncGenerator[list[Audio], None]:
     """Yield the speech in batches of whatever has arrived.
 
@@ -81,30 +80,25 @@ async def speak(
     before the last retryable error is raised. Other errors are raised at once, Overloaded too unless sound was sent.
     """
     outcome = outcome or Outcome()
-    now = bus.clock.now
-    expires = None if deadline is None else now() + deadline
-    give_up = now() + patience
-    heard, known = _Heard(), 0
+    heard = _Heard()
+    moves = Moves(
+        bus,
+        "tts",
+        request.model,
+        outcome,
+        lambda: outcome.samples,
+        patience=patience,
+        deadline=deadline,
+        what="speech",
+    )
     while True:
-        try:
-            patient = give_up - now()
-            outcome.instance = await pick(bus, "tts", request.model, avoid=outcome.instance, patience=patient)
-            left = _left(expires, now())
-            async with bus.open("tts", request, instance=outcome.instance, deadline=left, epoch=epoch) as stream:
+        async with moves as instance:
+            stream = bus.open("tts", request, instance=instance, deadline=moves.left(), epoch=epoch)
+            async with stream:
                 async for batch in cast(AsyncIterator[list[Audio]], stream.batches()):
-                    outcome.samples += heard.note(batch)
+                    heard.note(batch, outcome)
                     yield batch
-                if stream.end is not None and stream.end.usage is not None:
-                    _add(outcome.usage, stream.end.usage)
                 return
-        except (StreamBroken, Unavailable, Overloaded) as error:
-            if outcome.samples > known:
-                give_up, known = now() + patience, outcome.samples
-            outcome.moves += isinstance(error, StreamBroken)
-            refused = isinstance(error, Overloaded) and not outcome.samples
-            if now() >= give_up or outcome.moves > MOVES or refused:
-                raise
-        await bus.clock.sleep(PAUSE)
         request = msgspec.structs.replace(request, resume=heard.resume())
 
 
@@ -116,7 +110,7 @@ async def narrate(
     *,
     deadline: float | None = None,
     patience: float = 5.0,
-    epoch: int = 0,
+    epoch: Epoch = NO_EPOCH,
 ) -> AsyncGenerator[list[Audio], None]:
     """Speak `pieces` while they come; `request.text` is not used. The sound is that of `speak` for the whole text.
 
@@ -154,16 +148,3 @@ async def _counted(
                 item.words = [(word, start + base, end + base) for word, start, end in item.words]
                 item.text = chunk.end if item.text else 0
             yield batch
-
-
-def _add(total: Usage, usage: Usage) -> None:
-    total.prompt_tokens += usage.prompt_tokens
-    total.completion_tokens += usage.completion_tokens
-
-
-def _left(expires: float | None, now: float) -> float | None:
-    if expires is None:
-        return None
-    if expires <= now:
-        raise DeadlineExceeded("the deadline passed before the speech was complete")
-    return expires - now

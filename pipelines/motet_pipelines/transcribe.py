@@ -7,9 +7,10 @@
             print(segment.text, end="", flush=True)
     print(outcome.duration, outcome.language)
 
-If the recognizer dies, another one goes on at the window that was not complete: no segment is lost or repeated. The
-file lies in `store` only while an instance fetches it. Leaving the generator early is a remote cancel; `aclosing`
-makes that prompt.
+If the recognizer dies, another one goes on at the window that was not complete: no segment is lost or repeated. With
+`speech`, a voice activity service tells first where somebody speaks: the file is cut there, and long silences are not
+heard. Without one the level tells. The file lies in `store` only while an instance fetches it. Leaving the generator
+early is a remote cancel; `aclosing` makes that prompt.
 """
 
 from __future__ import annotations
@@ -21,15 +22,14 @@ import msgspec
 
 from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
-from motet_shared.errors import DeadlineExceeded, Overloaded, StreamBroken, Unavailable
-from motet_shared.messages import BlobRef, End, HearingResume, Recording, Segment, Transcribe
+from motet_shared.messages import BlobRef, End, HearingResume, Recording, Segment, Survey, Transcribe
 from motet_shared.stream import Stream
 
-from .instances import pick
+from . import survey
+from .files import Bytes, lent
+from .moves import RETRYABLE, Moves
 
 ROLE = "asr"
-MOVES = 6  # of one file: bounds what a file that kills its recognizers can do
-PAUSE = 0.05  # seconds between two attempts without progress
 NO_AUDIO = BlobRef("shm", "", "", 0)  # in a request whose file comes beside it
 
 
@@ -48,45 +48,55 @@ class Hearing:
 async def transcribe(
     bus: Bus,
     store: BlobStore,
-    data: bytes | memoryview,
+    data: Bytes,
     request: Transcribe,
     outcome: Hearing | None = None,
     *,
+    speech: Survey | None = None,
     deadline: float | None = None,
     patience: float = 5.0,
 ) -> AsyncGenerator[Segment, None]:
     """Yield the segments of the file `data` as they become final.
 
-    `deadline`: seconds for all of it. `patience`: seconds without progress, in which an instance may appear or restart,
-    before the last retryable error is raised. Other errors are raised at once, Overloaded too unless there was text.
+    `speech`: how it is to be found; None: as the request says. `deadline`: seconds for all of it. `patience`: seconds
+    without progress, in which an instance may appear or restart, before the last retryable error is raised. Other
+    errors are raised at once, Overloaded too unless there was text.
     """
     outcome = outcome or Hearing()
-    now = bus.clock.now
-    expires = None if deadline is None else now() + deadline
-    give_up = now() + patience
     progress = _Progress()
-    known = 0
+    moves = Moves(
+        bus,
+        ROLE,
+        request.model,
+        outcome,
+        lambda: progress.count,
+        patience=patience,
+        deadline=deadline,
+        what="transcription",
+    )
+    if speech is not None:
+        spans = await _spans(bus, store, data, speech, moves.left())
+        request = msgspec.structs.replace(request, speech=spans)
     while True:
-        try:
-            outcome.instance = await pick(bus, ROLE, request.model, avoid=outcome.instance, patience=give_up - now())
-            ref = await store.put_async(data, readers=[outcome.instance], ttl=60.0)
-            try:
-                asked = msgspec.structs.replace(request, audio=ref, resume=progress.resume(outcome.language))
-                left = None if expires is None else _left(expires, now())
-                async with bus.open(ROLE, asked, instance=outcome.instance, deadline=left) as stream:
-                    async for segment in _segments(stream, outcome, progress):
-                        yield segment
-                    outcome.end = stream.end
-                    return
-            finally:
-                store.drop(ref)
-        except (StreamBroken, Unavailable, Overloaded) as error:
-            if progress.count > known:
-                give_up, known = now() + patience, progress.count
-            outcome.moves += isinstance(error, StreamBroken)
-            if now() >= give_up or outcome.moves > MOVES or (isinstance(error, Overloaded) and not known):
-                raise
-        await bus.clock.sleep(PAUSE)
+        async with moves as instance, lent(store, data, instance) as ref:
+            asked = msgspec.structs.replace(request, audio=ref, resume=progress.resume(outcome.language))
+            async with bus.open(ROLE, asked, instance=instance, deadline=moves.left()) as stream:
+                async for segment in _segments(stream, outcome, progress):
+                    yield segment
+                outcome.end = stream.end
+                return
+
+
+async def _spans(
+    bus: Bus, store: BlobStore, data: Bytes, request: Survey, deadline: float | None
+) -> list[tuple[float, float]] | None:
+    """Where somebody speaks; None if there is nobody to ask."""
+    if not bus.directory.ready(survey.ROLE, model=request.model or survey.MODEL):
+        return None
+    try:
+        return (await survey.survey(bus, store, data, request, deadline=deadline, patience=0.0)).spans
+    except RETRYABLE:
+        return None
 
 
 class _Progress:
@@ -117,9 +127,3 @@ async def _segments(stream: Stream, outcome: Hearing, progress: _Progress) -> As
             elif isinstance(item, Recording):
                 outcome.duration = item.duration
                 outcome.language, outcome.language_name = item.language, item.language_name
-
-
-def _left(expires: float, now: float) -> float:
-    if expires <= now:
-        raise DeadlineExceeded("the deadline passed before the transcription was complete")
-    return expires - now

@@ -2,9 +2,9 @@
 
 A turn of a spoken conversation is three pipelines in a row, and this is all of it:
 
-    async for edge in listen(bus, detect, sound):           # until the user has stopped
-        ...
-    text = await understood(bus, store, sound.between(start, edge.ms), rate, transcribe)
+    async for event in turns(bus, sound, manners, caption, replying):   # until the user has said what he wants
+        if isinstance(event, Ended):
+            text = await event.turn.captions.settled()      # understood while it was spoken; else by `understood`
     messages.append({"role": "user", "content": text})
     async for batch in reply(bus, chat, speak):             # sentences are spoken while the rest is written
         ...
@@ -23,6 +23,7 @@ from typing import TypeVar
 from motet_shared.audio import wav_header
 from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
+from motet_shared.epochs import NO_EPOCH, Epoch
 from motet_shared.messages import Audio, Chat, Text, Transcribe
 
 from . import speak
@@ -66,7 +67,7 @@ async def reply(
     *,
     deadline: float | None = None,
     patience: float = 5.0,
-    epoch: int = 0,
+    epoch: Epoch = NO_EPOCH,
 ) -> AsyncGenerator[list[Text] | list[Audio], None]:
     """Yield what is written and what is spoken, each as soon as it is there. `say.text` is not used.
 

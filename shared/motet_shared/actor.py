@@ -33,7 +33,7 @@ from . import telemetry
 from .bus import Bus
 from .call import Call
 from .config import ProcessConfig, load
-from .errors import ConfigError, MotetError
+from .errors import ConfigError, MotetError, UnknownModel
 from .messages import ModelCard, Request
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,13 @@ class Actor:
     def models(self) -> list[ModelCard]:
         """The models it serves; travels in its heartbeats."""
         return []
+
+    def check_served(self, model: str) -> None:
+        """UnknownModel unless it is one of `models`."""
+        names = [card.name for card in self.models()]
+        if model not in names:
+            served = ", ".join(names) or "nothing yet"
+            raise UnknownModel(f"model {model!r} is not served by {self.bus.instance}, which serves {served}")
 
     def stats(self) -> dict[str, Any]:
         """Numbers for people and tests: `$SRV.STATS` carries them as `data`."""

@@ -18,6 +18,7 @@ from .call import Calls
 from .clock import Clock, SystemClock
 from .config import ProcessConfig
 from .discovery import HEARTBEAT_EVERY, Directory, ServiceResponder
+from .epochs import NO_EPOCH, Epoch
 from .messages import PROTOCOL, Heartbeat, ModelCard, encode
 from .outbox import Outbox
 from .peers import Monitor
@@ -99,7 +100,7 @@ class Bus:
         instance: str | None = None,
         window: int = 64,
         deadline: float | None = None,
-        epoch: int = 0,
+        epoch: Epoch = NO_EPOCH,
     ) -> Stream:
         """A streaming call: see `stream`. `instance=None` reaches any instance of the role."""
         return self.caller.open(role, body, instance=instance, window=window, deadline=deadline, epoch=epoch)

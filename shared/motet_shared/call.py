@@ -18,8 +18,10 @@ import msgspec
 
 from . import subjects, telemetry
 from .clock import Clock
+from .epochs import Epoch, Epochs
 from .errors import (
     BadRequest,
+    Cancelled,
     DeadlineExceeded,
     Draining,
     MalformedMessage,
@@ -67,7 +69,7 @@ class Call:
         self._calls = calls
         self.caller = request.caller
         self.stream = request.stream
-        self.epoch = request.epoch
+        self.epoch = Epoch(request.session, request.epoch)
         self.request = request.body
         self.id = f"{request.caller}/{request.stream}"
         self.expires = None if request.deadline_ms is None else now + request.deadline_ms / 1000
@@ -84,6 +86,11 @@ class Call:
         self._status = "stop"
         self._usage: Usage | None = None
         self._timing: dict[str, float] = {}
+
+    @property
+    def operation(self) -> str:
+        """What is asked for: the tag of the request."""
+        return str(type(self.request).__struct_config__.tag)
 
     @property
     def credit_left(self) -> int:
@@ -158,6 +165,7 @@ class Calls:
         self.last_error = ""
         self.busy_seconds = 0.0
         self._finished: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._epochs = Epochs()
         self._idle = asyncio.Event()
         self._idle.set()
         self.outbox = Outbox(frames, lambda parts: encode(Frames(PROTOCOL, instance, parts)), _oversize)
@@ -181,43 +189,61 @@ class Calls:
             self._admit(key, request, message)
 
     def _admit(self, key: tuple[str, int], request: Open, message: Message) -> None:
-        handler = self.handlers.get(str(type(request.body).__struct_config__.tag))
         call = Call(self, request, self.clock.now())
-        if handler is None:
-            refusal: MotetError = BadRequest(f"{self.instance} has no operation {type(request.body).__name__!r}")
-        elif self.state != "ready":
-            refusal = Draining(f"{self.instance} is {self.state} and takes no new work")
-        elif len(self.active) >= self.max_active:
-            refusal = Overloaded(f"{self.instance} already serves {len(self.active)} calls (max_active)")
-        else:
-            self.requests += 1
-            self.active[key] = call
-            self._idle.clear()
-            call.accept()
-            call.task = asyncio.get_running_loop().create_task(self._serve(key, call, handler, message.headers))
+        if self._epochs.note(call.epoch):
+            self._end_older(call.epoch)
+        refusal = self._refusal(call)
+        if refusal is not None:
+            call.error(refusal)
+            self._remember(key)
             return
-        call.error(refusal)
-        self._remember(key)
+        self.requests += 1
+        self.active[key] = call
+        self._idle.clear()
+        call.accept()
+        call.task = asyncio.get_running_loop().create_task(self._serve(call, message.headers))
+        began = self.clock.now()
+        call.task.add_done_callback(lambda _: self._ended(key, began))
 
-    async def _serve(self, key: tuple[str, int], call: Call, handler: Handler, headers: dict[str, str] | None) -> None:
-        started = self.clock.now()
-        operation = str(type(call.request).__struct_config__.tag)
+    def _refusal(self, call: Call) -> MotetError | None:
+        """Why a call is not served, if it is not."""
+        if call.operation not in self.handlers:
+            return BadRequest(f"{self.instance} has no operation {type(call.request).__name__!r}")
+        if self.state != "ready":
+            return Draining(f"{self.instance} is {self.state} and takes no new work")
+        if self._epochs.is_over(call.epoch):
+            return _over(call.epoch, self._epochs.newest(call.epoch.session))
+        if len(self.active) >= self.max_active:
+            return Overloaded(f"{self.instance} already serves {len(self.active)} calls (max_active)")
+        return None
+
+    def _end_older(self, epoch: Epoch) -> None:
+        """A newer reply of a session begins: nobody will hear what is still done for the others."""
+        for call in list(self.active.values()):
+            if call.epoch.session == epoch.session and call.epoch.number < epoch.number:
+                call.error(_over(call.epoch, epoch.number))
+                self.cancel(call)
+
+    async def _serve(self, call: Call, headers: dict[str, str] | None) -> None:
         telemetry.request_id.set(getattr(call.request, "request_id", "") or call.id)  # the task's own context
         try:
-            with telemetry.span(f"{subjects.role_of(self.instance)}.{operation}", parent=telemetry.extract(headers)):
-                await handler(call, call.request)
+            name = f"{subjects.role_of(self.instance)}.{call.operation}"
+            with telemetry.span(name, parent=telemetry.extract(headers)):
+                await self.handlers[call.operation](call, call.request)
             call.end()
         except asyncio.CancelledError:
             if call.expired:
                 call.error(DeadlineExceeded("the deadline passed before the stream was complete"))
         except Exception as error:
             self._failed(call, error)
-        finally:
-            self.busy_seconds += self.clock.now() - started
-            self.active.pop(key, None)
-            self._remember(key)
-            if not self.active:
-                self._idle.set()
+
+    def _ended(self, key: tuple[str, int], began: float) -> None:
+        """However it ended: what was cancelled before its first step has run nothing of `_serve`."""
+        self.busy_seconds += self.clock.now() - began
+        self.active.pop(key, None)
+        self._remember(key)
+        if not self.active:
+            self._idle.set()
 
     def _failed(self, call: Call, error: Exception) -> None:
         wire = as_motet_error(error)
@@ -273,7 +299,8 @@ class Calls:
                 self._drop("stray_feeds")
 
     def cancel(self, call: Call) -> None:
-        if call.task is not None:
+        """Once: a second cancel would fall into what the first one cleans up."""
+        if call.task is not None and not call.task.cancelling():
             call.task.cancel()
 
     def caller_lost(self, caller: str) -> None:
@@ -326,6 +353,10 @@ class Calls:
         if reply:
             frame = Error(0, 0, error.code, error.message, error.retryable, error.param)
             self._replies.put(reply, encode(Frames(PROTOCOL, self.instance, [frame])))
+
+
+def _over(epoch: Epoch, newest: int) -> Cancelled:
+    return Cancelled(f"epoch {epoch.number} of session {epoch.session} is over: epoch {newest} has begun")
 
 
 def read_open(data: bytes) -> Open:

@@ -171,6 +171,7 @@ class Detect(Request, tag="detect"):
     prefix_padding_ms: int = 300
     silence_duration_ms: int = 500
     idle_timeout_ms: int | None = None
+    pause_ms: int | None = None  # silence within a turn that is told, and how far the turn was heard
 
 
 class Judge(Request, tag="judge"):
@@ -178,6 +179,26 @@ class Judge(Request, tag="judge"):
 
     text: str  # the transcript of the turn so far
     model: str = ""  # empty: the one that is served
+
+
+class Survey(Request, tag="survey"):
+    """anyone → vad: a sound file in any format; one `Spoken` comes back. `Detect` says what the other fields mean."""
+
+    audio: BlobRef
+    model: str = ""  # empty: the one that is served
+    threshold: float = 0.5
+    prefix_padding_ms: int = 0
+    silence_duration_ms: int = 100
+    request_id: str = ""
+
+
+class Voices(Request, tag="voices"):
+    """anyone → speakers: a sound file in any format and stretches of it; a `Voice` of each comes back, in order."""
+
+    audio: BlobRef
+    spans: list[tuple[float, float]] = []  # seconds, by their beginnings; none: the file as one stretch
+    model: str = ""  # empty: the one that is served
+    request_id: str = ""
 
 
 class HearingResume(Struct, omit_defaults=True):
@@ -200,6 +221,7 @@ class Transcribe(Request, tag="transcribe"):
     temperature: float = 0.0  # 0: greedy, and higher ones where that goes wrong
     words: bool = False
     seed: int = 0
+    speech: list[tuple[float, float]] | None = None  # seconds in which somebody speaks; None: told by the level
     resume: HearingResume | None = None
     request_id: str = ""
 
@@ -282,12 +304,30 @@ class Verdict(Struct, array_like=True, gc=False, tag="v"):
 
 
 class SpeechEdge(Struct, array_like=True, gc=False, tag="s"):
-    """vad: speech starts or stops, or nobody spoke for the idle timeout. All times are ms of audio since the start."""
+    """vad: speech starts or stops, or nobody spoke for the idle timeout. All times are ms of audio since the start.
 
-    kind: Literal["start", "stop", "idle"]
+    With `pause_ms` it also pauses and resumes within a turn, and `heard` only says how far the turn was heard, and how
+    far (`speech_ms`) somebody has spoken.
+    """
+
+    kind: Literal["start", "stop", "idle", "pause", "resume", "heard"]
     ms: int  # as the realtime API tells it: with the prefix padding, with the silence that was waited for
     speech_ms: int  # where the speech itself starts or ends; for "idle": where the silence began
     heard_ms: int  # how much was heard when it was noticed
+
+
+class Spoken(Struct, array_like=True, gc=False, tag="o"):
+    """vad: where somebody speaks in a recording, in order and apart."""
+
+    spans: list[tuple[float, float]]  # seconds
+    duration: float  # of the recording, seconds
+
+
+class Voice(Struct, array_like=True, gc=False, tag="n"):
+    """speakers: how somebody sounds in a stretch of a recording, to be compared by the cosine."""
+
+    vector: bytes  # float32, little-endian, of unit length
+    alike: float  # the cosine from which two such vectors are rather one person's than two's
 
 
 class Recording(Struct, array_like=True, gc=False, tag="h"):
@@ -328,15 +368,17 @@ class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
     `words` are those of the whole sentence as (written, start, end), in ms from the beginning of the stream: estimates
     with a sentence's first item, the true times with its last. A later list of the same `sentence` replaces one before.
     `text`: how many characters of the request are wholly spoken with this item; 0: no more than before.
+    `usage`: with the last item of a sentence, what that sentence took: tokens of its text, and frames.
     """
 
     data: bytes
     words: list[tuple[str, int, int]] = []
     sentence: int = 0
     text: int = 0
+    usage: Usage | None = None
 
 
-Body = Tokens | Text | Blob | Chunk | SpeechEdge | Verdict | Recording | Segment | Partial | Audio
+Body = Tokens | Text | Blob | Chunk | SpeechEdge | Verdict | Spoken | Voice | Recording | Segment | Partial | Audio
 
 
 # ------------------------------------------------------------------------------------------------------------- frames
@@ -404,9 +446,10 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     caller: str  # instance id, "<role>-<hex>"
     stream: int
     credit: int  # items that may be sent before the first Credit
-    body: Chat | Complete | Generate | Profile | Detect | Judge | Transcribe | Listen | Speak | Echo
+    body: Chat | Complete | Generate | Profile | Detect | Judge | Survey | Voices | Transcribe | Listen | Speak | Echo
     deadline_ms: int | None = None
-    epoch: int = 0  # of a realtime session: an actor drops work of an older epoch
+    session: str = ""  # the realtime session that it is for, if it is part of a reply
+    epoch: int = 0  # of that session: what is older than the newest is out of date, see `epochs`
 
 
 class Credit(Struct, array_like=True, gc=False, tag="c"):
@@ -464,6 +507,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     tools: bool = False
     vocab: int = 0
     voices: list[str] = []
+    live: bool = False  # it hears while somebody speaks: `Listen`
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):

@@ -22,6 +22,7 @@ from typing import Any
 
 from . import subjects, telemetry
 from .clock import Clock
+from .epochs import NO_EPOCH, Epoch
 from .errors import (
     DeadlineExceeded,
     MotetError,
@@ -266,14 +267,22 @@ class Caller:
         instance: str | None = None,
         window: int = 64,
         deadline: float | None = None,
-        epoch: int = 0,
+        epoch: Epoch = NO_EPOCH,
     ) -> Stream:
         """A stream, not yet sent. `window`: items in flight. `deadline`: seconds until it must be complete."""
         if window < 1:
             raise ValueError(f"window must be at least 1 item, got {window}")
         self._next += 1
         op = str(body.__struct_config__.tag)
-        request = Open(v=PROTOCOL, caller=self.instance, stream=self._next, credit=window, body=body, epoch=epoch)
+        request = Open(
+            v=PROTOCOL,
+            caller=self.instance,
+            stream=self._next,
+            credit=window,
+            body=body,
+            session=epoch.session,
+            epoch=epoch.number,
+        )
         subject = subjects.open_at(instance) if instance else subjects.operation(role, op)
         expires = None if deadline is None else self._clock.now() + deadline
         stream = Stream(self, self._next, subject, request, window, expires)

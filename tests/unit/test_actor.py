@@ -62,6 +62,19 @@ async def test_an_unknown_operation_is_refused_by_name() -> None:
                 await anext(stream.batches())
 
 
+async def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> None:
+    async with memory_buses("tokenizer") as (bus,):
+        parrot = Parrot(None, bus)
+        (card,) = parrot.models()
+        parrot.check_served(card.name)
+        with pytest.raises(
+            errors.UnknownModel, match=f"'gpt-99' is not served by {bus.instance}, which serves {card.name}"
+        ):
+            parrot.check_served("gpt-99")
+        with pytest.raises(errors.UnknownModel, match="nothing yet"):
+            Actor(None, bus).check_served(card.name)
+
+
 async def test_waiting_for_the_directory_times_out() -> None:
     async with memory_buses("gateway") as (gateway,):
         with pytest.raises(TimeoutError):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fake_services import MODEL, FakeDecode, FakeTokenizer, words
-from motet_pipelines.chat import MOVES, Outcome, chat
+from motet_pipelines.chat import Outcome, chat
+from motet_pipelines.moves import MOVES
 from motet_shared.bus import Bus
 from motet_shared.errors import (
     ContextTooLong,

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_pipelines.listen import LONGEST_PADDING, Sound, listen
+from coded_speech import CodedVad
+from motet_pipelines.listen import listen
+from motet_pipelines.sound import LONGEST_PADDING, Sound
 from motet_shared.actor import Actor, operation
 from motet_shared.bus import Bus
 from motet_shared.call import Call
@@ -65,6 +67,7 @@ def test_what_was_heard_is_found_by_its_time(pieces: list[bytes], start: int, le
         return sound
 
     sound, whole = asyncio.run(heard()), b"".join(pieces)
+    whole = whole[: len(whole) // 2 * 2]  # half a sample is none yet
     assert sound.now == pytest.approx(5 + len(whole) / MS)
     sound.forget(5 + forgotten)
     kept_from = min(forgotten * MS, len(whole))
@@ -78,9 +81,12 @@ async def found(bus: Bus, sound: Sound, count: int) -> AsyncIterator[tuple[Speec
     start = 0
     async with aclosing(listen(bus, Detect(sample_rate=RATE), sound, patience=1.0)) as edges:
         async for edge in edges:
-            start = edge.ms if edge.kind == "start" else start
+            if edge.kind == "start":
+                sound.hold(start := edge.ms)
             await settle()  # the sound goes on meanwhile
             yield edge, sound.between(start, edge.ms)
+            if edge.kind == "stop":
+                sound.settle(edge.ms)
             count -= 1
             if not count:
                 return
@@ -128,6 +134,73 @@ async def test_another_instance_hears_the_turn_again() -> None:
                 await sound.hear(loud(500, 8) + quiet(100))
         assert [(kind, ms) for kind, ms, _ in told] == [("start", 2000), ("stop", 3000)]
         assert told[1][2] == loud(500, 7) + loud(500, 8)
+
+
+async def test_another_instance_hears_turns_again_that_were_told() -> None:
+    """Turns that are over and pauses that were told stay told; what the next instance finds new is."""
+    async with memory_buses("gateway", "vad") as (bus, first):
+        hub = first.control.hub  # type: ignore[attr-defined]
+        actors = [CodedVad(first), CodedVad(await memory_bus(hub, "vad"))]
+        for actor in actors:
+            await actor.start()
+        await settle()
+        sound, told = Sound(RATE), []
+        request = Detect(sample_rate=RATE, prefix_padding_ms=0, silence_duration_ms=640, pause_ms=192)
+        await sound.hear(quiet(320) + loud(320) + quiet(960) + loud(320) + quiet(256))
+        async with aclosing(listen(bus, request, sound, patience=1.0)) as edges:
+            async for edge in edges:
+                if edge.kind != "heard":
+                    told.append((edge.kind, edge.speech_ms))
+                if (edge.kind, edge.speech_ms) == ("pause", 1920):
+                    die(next(actor for actor in actors if actor.bus.calls.active).bus)
+                    await sound.hear(loud(320) + quiet(960))
+                if len(told) == 8:
+                    break
+        assert told == [
+            *[("start", 320), ("pause", 640), ("stop", 640)],
+            *[("start", 1600), ("pause", 1920), ("resume", 2176), ("pause", 2496), ("stop", 2496)],
+        ]
+
+
+class Recited(Actor):
+    """Tells these edges whatever it hears, and waits."""
+
+    role = "vad"
+
+    def __init__(self, bus: Bus, *edges: SpeechEdge):
+        super().__init__(None, bus)
+        self.edges = edges
+
+    def models(self) -> list[ModelCard]:
+        return [ModelCard(name="silero-vad", context=0)]
+
+    @operation(Detect)
+    async def detect(self, call: Call, request: Detect) -> None:
+        for edge in self.edges:
+            await call.send(edge)
+        await asyncio.Event().wait()
+
+
+async def test_an_end_that_another_instance_finds_a_frame_sooner_is_told() -> None:
+    """Nothing comes after it: nobody speaks any more."""
+    async with memory_buses("gateway", "vad") as (bus, first):
+        start = SpeechEdge("start", 200, 500, 532)
+        actor = Recited(first, start, SpeechEdge("heard", 3040, 2600, 3040))
+        await actor.start()
+        await settle()
+        sound, told = Sound(RATE), []
+        await sound.hear(quiet(3100))
+        async with asyncio.timeout(20), aclosing(listen(bus, Detect(sample_rate=RATE), sound)) as edges:
+            async for edge in edges:
+                told.append((edge.kind, edge.ms))
+                if edge.kind == "heard":
+                    die(first)
+                    hub = first.control.hub  # type: ignore[attr-defined]
+                    other = Recited(await memory_bus(hub, "vad"), start, SpeechEdge("stop", 3010, 2510, 3010))
+                    await other.start()
+                if edge.kind == "stop":
+                    break
+        assert told == [("start", 200), ("heard", 3040), ("stop", 3010)]
 
 
 async def test_patience_ends() -> None:

@@ -1,16 +1,13 @@
 """Streaming calls on the in-memory bus under a fake clock: what is lost, doubled, late or dead."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet_shared import errors, subjects
-from motet_shared.actor import Actor, operation
-from motet_shared.bus import Bus
-from motet_shared.call import Call
 from motet_shared.messages import (
     PROTOCOL,
     Accepted,
@@ -29,78 +26,16 @@ from motet_shared.messages import (
     decode_frames,
     encode,
 )
-from motet_shared.stream import Stream
 from motet_shared.testing import FakeClock, MemoryHub, die, memory_bus, running, settle
 from motet_shared.transport import Message
-
-
-class Parrot(Actor):
-    """Sends `count` items. `served` lists what it has begun, `ended` how each ended."""
-
-    role = "tokenizer"
-
-    def __init__(self, bus: Bus):
-        super().__init__(None, bus)
-        self.served: list[str] = []
-        self.ended: list[str] = []
-
-    @operation(Echo)
-    async def echo(self, call: Call, request: Echo) -> None:
-        self.served.append(call.id)
-        try:
-            for number in range(request.count):
-                if number == request.fail_at:
-                    raise errors.ContextTooLong("too long: 9 of 8 tokens", param="messages")
-                if request.delay_ms:
-                    await self.bus.clock.sleep(request.delay_ms / 1000)
-                await call.send(Text(request.text, [number]))
-        except asyncio.CancelledError:
-            self.ended.append("cancelled")
-            raise
-        self.ended.append("complete")
-        call.finish("length", Usage(prompt_tokens=request.count))
-
-
-class World:
-    """A hub under a fake clock, a gateway that calls, and parrots that answer."""
-
-    def __init__(self, hub: MemoryHub, clock: FakeClock):
-        self.hub, self.clock = hub, clock
-        self.buses: list[Bus] = []
-
-    async def gateway(self) -> Bus:
-        return await self._bus("gateway")
-
-    async def parrot(self, max_active: int = 64) -> Parrot:
-        parrot = Parrot(await self._bus("tokenizer"))
-        parrot.max_active = max_active
-        await parrot.start()
-        await settle()
-        return parrot
-
-    async def _bus(self, role: str) -> Bus:
-        bus = await memory_bus(self.hub, role, self.clock)
-        self.buses.append(bus)
-        await settle()
-        return bus
+from stream_world import LoseOnce, Parrot, World, ids
 
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
     world = World(MemoryHub(), FakeClock())
     yield world
-    for bus in world.buses:
-        await bus.close()
-
-
-async def ids(stream: Stream) -> list[int]:
-    """All token ids of a stream, in order."""
-    found: list[int] = []
-    async with stream:
-        async for body in stream:
-            assert isinstance(body, Text)
-            found += body.ids
-    return found
+    await world.close()
 
 
 def of_kind(message: Message, kind: type) -> bool:
@@ -119,19 +54,6 @@ def overheard(hub: MemoryHub, suffix: str) -> list[Message]:
 
     hub.lose = listen
     return heard
-
-
-class LoseOnce:
-    """Loses the first message for which `when` holds."""
-
-    def __init__(self, when: Callable[[Message], bool]):
-        self.when, self.lost = when, 0
-
-    def __call__(self, message: Message) -> bool:
-        if not self.lost and self.when(message):
-            self.lost += 1
-            return True
-        return False
 
 
 async def test_items_arrive_in_order_and_end_carries_usage(world: World) -> None:
@@ -339,6 +261,20 @@ async def test_cancel_that_overtakes_its_open(world: World) -> None:
     calls.on_open(Message("open", encode(late)))
     await settle()
     assert parrot.served == []
+
+
+async def test_a_cancel_that_comes_with_its_open_leaves_nothing(world: World) -> None:
+    """Both in one segment: the handler is cancelled before it has begun, and is not listed for ever."""
+    gateway, parrot = await world.gateway(), await world.parrot()
+    request = Open(v=PROTOCOL, caller=gateway.instance, stream=7, credit=1, body=Echo(count=10))
+    await gateway.control.publish(subjects.open_at(parrot.bus.instance), encode(request))
+    controls = Controls(PROTOCOL, gateway.instance, [Cancel(7)])
+    await gateway.control.publish(subjects.control_at(parrot.bus.instance), encode(controls))
+    await settle()
+    assert not parrot.bus.calls.active
+    assert not parrot.served
+    parrot.check_integrity()
+    await parrot.bus.calls.drain(1.0)
 
 
 async def test_deadlines_end_both_sides(world: World) -> None:

@@ -1,0 +1,154 @@
+"""An engine on a thread of its own, so that whoever talks to the network never waits for the model.
+
+What the engine computes, and what it is asked, is its service's: this is the queue of commands, the loop of steps, and
+an honest end.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, Protocol, TypeVar
+
+from .errors import InternalError, MotetError
+
+Command = Callable[[], object]
+
+
+class Steppable(Protocol):
+    """An engine: requests go in between two steps, and each step serves all that are there."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def cancel(self, key: Any) -> None: ...
+
+    def stats(self) -> dict[str, float]: ...
+
+
+Engine = TypeVar("Engine", bound=Steppable)
+Output = TypeVar("Output")
+
+
+class EngineThread(ABC, Generic[Engine, Output]):
+    """Steps an engine while it has work and sleeps while it has none.
+
+    Commands are put into a queue, by any thread and without waiting, and take effect between two steps, in order.
+    on_outputs: called on the engine's thread, once per step that has any, with all of its outputs (and the refusals of
+        what was submitted before it).
+    on_crash: called on the engine's thread with the exception that ended it; nothing comes after it. `watch` calls it
+        too, on the loop.
+    """
+
+    name = "motet-engine"  # of the thread
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_outputs: Callable[[list[Output]], object],
+        on_crash: Callable[[BaseException], object],
+    ):
+        self.engine = engine
+        self._on_outputs = on_outputs
+        self._on_crash = on_crash
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._refused: list[Output] = []
+        self._stopping = False
+        self._step_began: float | None = None
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the current step and wait for it. What is not finished ends without a word."""
+        self.between_steps(self._stop)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def cancel(self, key: Any) -> None:
+        self.between_steps(partial(self.engine.cancel, key))
+
+    def between_steps(self, command: Command) -> None:
+        """Have `command` called on the engine's thread before its next step. What it raises ends the thread."""
+        self._commands.put(command)
+
+    @property
+    def stuck_for(self) -> float:
+        """Seconds that the step which is running has taken so far, 0 between steps; from any thread."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def watch(self, longest: float) -> Callable[[float], Coroutine[Any, Any, None]]:
+        """A duty for `Bus.monitor`: it crashes when a step has taken `longest` seconds.
+
+        The process says that it lives while its engine computes, so one that hangs must be noticed beside it.
+        """
+
+        async def look(elapsed: float) -> None:
+            if (seconds := self.stuck_for) > longest:
+                self._on_crash(InternalError(f"a step has taken {seconds:.0f} s (step_timeout)"))
+
+        return look
+
+    def stats(self) -> dict[str, float]:
+        """The engine's, and the commands that still wait; from any thread, without waiting for a step."""
+        return {**self.engine.stats(), "commands": self._commands.qsize()}
+
+    # ---------------------------------------------------------------------------------------------- for its subclasses
+    def _submit(self, key: Any, add: Command) -> None:
+        """Have `add` put a request into the engine. A MotetError of it is an output; anything else ends the thread."""
+        self.between_steps(partial(self._add, key, add))
+
+    @abstractmethod
+    def _refusal(self, key: Any, error: MotetError) -> Output:
+        """The output for a request that the engine did not take."""
+
+    @abstractmethod
+    def _step(self) -> list[Output]:
+        """One step of the engine, which may have nothing to do."""
+
+    def _patience(self) -> float | None:
+        """Seconds until an engine without work has some by itself; None: never."""
+        return None
+
+    def _emit(self, outputs: list[Output]) -> None:
+        refused, self._refused = self._refused, []
+        if refused or outputs:
+            self._on_outputs(refused + outputs)
+
+    # -------------------------------------------------------------------------------------------------- on the thread
+    def _run(self) -> None:
+        try:
+            while True:
+                self._obey()
+                if self._stopping:
+                    return
+                self._step_began = time.monotonic()
+                self._emit(self._step())
+                self._step_began = None
+        except BaseException as error:
+            self._on_crash(error)
+
+    def _obey(self) -> None:
+        """Follow all commands there are; without work, sleep until one comes or the patience ends."""
+        try:
+            if not self.engine.has_work:
+                self._commands.get(timeout=self._patience())()
+            while True:
+                self._commands.get_nowait()()
+        except Empty:
+            pass
+
+    def _add(self, key: Any, add: Command) -> None:
+        try:
+            add()
+        except MotetError as error:
+            self._refused.append(self._refusal(key, error))
+
+    def _stop(self) -> None:
+        self._stopping = True
