@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from motet_shared.config import Duration, ProcessConfig, setting
+from motet_shared.config import Bytes, Duration, ProcessConfig, setting
 from motet_shared.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
 WEIGHTS = ("auto", "torch", "float32", "bfloat16", "int8")
+_DECODED = 64_000  # bytes of a second of sound
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # those of Whisper's reference decoder, tried in turn
 
 
@@ -27,6 +28,8 @@ class EngineConfig:
     max_waiting: most windows in the queue; further ones are refused as overloaded.
     encode_batch: most windows encoded at a time, between two decoder steps.
     window: seconds of audio given to the model at a time; 0: what it was made for, which is Whisper's limit too.
+    padding: seconds of silence behind a window's sound that Whisper's encoder reads; -1: `motet_padding` in the
+        checkpoint's preprocessor_config.json, else all of the window, as Whisper itself was trained.
     fallback: a window whose text looks wrong is decoded again at a higher temperature (Whisper's rule).
     compression_threshold: bytes of the token ids by bytes of their zlib form, above which text repeats itself.
     logprob_threshold: mean log-probability of the tokens, below which the model was guessing.
@@ -42,6 +45,7 @@ class EngineConfig:
     max_waiting: int = 256
     encode_batch: int = 4
     window: float = 0.0
+    padding: float = -1.0
     fallback: bool = True
     compression_threshold: float = 1.35
     logprob_threshold: float = -1.0
@@ -59,6 +63,8 @@ class EngineConfig:
                 raise ConfigError(f"{field}={value!r}: give a whole number of at least {low}")
         if self.window < 0:
             raise ConfigError(f"window={self.window!r}: give seconds, or 0 for the model's own")
+        if self.padding < 0 and self.padding != -1:
+            raise ConfigError(f"padding={self.padding!r}: give seconds, or -1 for what the model was trained with")
 
     @property
     def model_name(self) -> str:
@@ -78,13 +84,22 @@ class AsrConfig(ProcessConfig):
     max_waiting: int = setting("most windows in the queue; further ones are refused", default=256, min=1)
     encode_batch: int = setting("most windows encoded between two decoder steps", default=4, min=1)
     window: Duration = setting("audio given to the model at a time; 0: what it was made for", default=0.0, min=0)
+    padding: float = setting("seconds of silence that Whisper's encoder reads; -1: as trained", default=-1.0, min=-1)
     fallback: bool = setting("hear what looks wrong again at a higher temperature", default=True)
     timestamps: bool = setting("have a model that can tell when segments begin and end", default=True)
     max_files: int = setting("most files and live streams at a time; further ones are refused", default=64, min=1)
     parallel: int = setting("windows of one file that are heard side by side", default=4, min=1)
     max_audio: Duration = setting("longest file or live stream", default=4 * 3600.0, min=1)
+    audio_memory: Bytes = setting("decoded files at a time; an hour takes 220 MB", default=2 << 30, min=1 << 20)
+    live: bool = setting("offer to hear live streams, again and again while they last", default=True)
     partial_every: Duration = setting("new audio after which a live stream is heard again", default=0.4, min=0.05)
     step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_audio * _DECODED > self.audio_memory:
+            message = f"max_audio: {self.max_audio:g} s do not fit into audio_memory={self.audio_memory}"
+            raise ConfigError(f"{message}; raise that too", param="max_audio")
 
     def engine(self) -> EngineConfig:
         shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}

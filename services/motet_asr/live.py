@@ -119,13 +119,17 @@ class Live:
         self._more.set()
 
     async def _enough(self, reader: asyncio.Task[None]) -> bool:
-        """Wait for something to hear. False when all has been heard."""
+        """Wait for something to hear. False when all has been heard that can be speech."""
         while not self._ended and self.seconds - self._heard_until < self._every:
             self._more.clear()
             await self._more.wait()
         if self._ended and reader.done():
             reader.result()
-        return not self._ended or self.seconds > self._heard_until
+        return not self._ended or not is_silent(self._fresh())
+
+    def _fresh(self) -> Audio:
+        """What came since the last hearing."""
+        return self._audio[round((self._heard_until - self._offset) * SAMPLE_RATE) :]
 
     async def _hear(self, show: Show) -> None:
         window = self._recognizer.family.window

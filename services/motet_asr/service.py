@@ -17,10 +17,9 @@ from motet_shared.actor import Actor, operation
 from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.call import Call
-from motet_shared.errors import InternalError, UnknownModel
 from motet_shared.messages import HearingResume, Listen, ModelCard, Partial, Recording, Segment, Transcribe, Usage
 
-from .audio_file import read_audio
+from .audio_memory import AudioMemory
 from .checkpoint import load_engine
 from .config import AsrConfig
 from .engine import SAMPLE_RATE
@@ -28,6 +27,7 @@ from .live import Live
 from .recognizer import Recognizer
 from .request import Options, Piece, Word
 from .transcription import Settled, Transcription
+from .windows import loud, spoken
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class Asr(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_files
         self._store = BlobStore(bus.instance)
+        self._memory = AudioMemory(config.audio_memory)
         self._recognizer: Recognizer | None = None
         self._card: ModelCard | None = None
 
@@ -51,8 +52,9 @@ class Asr(Actor):
         await self._store.start()
         self._recognizer = Recognizer(engine, self.crash)
         created = int((Path(self.config.model) / "config.json").stat().st_mtime)
-        self._card = ModelCard(name=engine_config.model_name, context=0, created=created, vocab=engine.family.vocab)
-        self.bus.monitor.duties.append(self._watch)
+        name, vocab, live = engine_config.model_name, engine.family.vocab, self.config.live
+        self._card = ModelCard(name=name, context=0, created=created, vocab=vocab, live=live)
+        self.bus.monitor.duties.append(self.recognizer.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "window": engine.family.window})
 
     async def close(self) -> None:
@@ -70,27 +72,30 @@ class Asr(Actor):
     @operation(Transcribe)
     async def transcribe(self, call: Call, request: Transcribe) -> None:
         """A `Recording`, and the segments of a file in order, each when it is final."""
-        self._check_served(request.model)
+        self.check_served(request.model)
         options = self._options(request.language, request.prompt, request.words)
         options = replace(options, task=request.task, temperature=request.temperature, seed=request.seed)
         self.recognizer.family.check(options)
-        data = await self._store.get(request.audio)
-        audio = await asyncio.to_thread(read_audio, data, self.config.max_audio)
-        del data
+        speech = loud if request.speech is None else spoken(request.speech)
         resume = request.resume or HearingResume(window=0, segment=0, skip=0)
         if resume.language:
             options = replace(options, language=resume.language)
-        hearing = Transcription(self.recognizer, audio, options, parallel=self.config.parallel, first=resume.window)
-        answer = _Answer(call, resume, len(audio) / SAMPLE_RATE, self.recognizer, request.words)
-        async with aclosing(hearing.settled()) as windows:
-            async for settled in windows:
-                await answer.take(settled)
-        await answer.finish()
+        data = await self._store.get(request.audio)
+        async with self._memory.reading(data, self.config.max_audio) as audio:
+            del data
+            hearing = Transcription(
+                self.recognizer, audio, options, parallel=self.config.parallel, first=resume.window, speech=speech
+            )
+            answer = _Answer(call, resume, len(audio) / SAMPLE_RATE, self.recognizer, request.words)
+            async with aclosing(hearing.settled()) as windows:
+                async for settled in windows:
+                    await answer.take(settled)
+            await answer.finish()
 
     @operation(Listen)
     async def listen(self, call: Call, request: Listen) -> None:
         """What is understood of a live stream, again and again; one segment when its input has ended."""
-        self._check_served(request.model)
+        self.check_served(request.model)
         options = replace(self._options(request.language, request.prompt, True), timestamps=False)
         self.recognizer.family.check(options)
         live = Live(self.recognizer, options, request.sample_rate, self.config.partial_every, self.config.max_audio)
@@ -109,17 +114,7 @@ class Asr(Actor):
         code = self.recognizer.family.code(language)
         return Options(language=code, prompt=prompt, words=words, timestamps=self.config.timestamps)
 
-    def _check_served(self, model: str) -> None:
-        if self._card is None or model != self._card.name:
-            served = self._card.name if self._card else "nothing yet"
-            raise UnknownModel(f"model {model!r} is not served by {self.bus.instance}, which serves {served}")
-
     # --------------------------------------------------------------------------------------------------------- health
-    async def _watch(self, elapsed: float) -> None:
-        """The loop beats while the engine computes; so an engine that hangs must be noticed here."""
-        if (seconds := self.recognizer.thread.stuck_for) > self.config.step_timeout:
-            self.crash(InternalError(f"a step has taken {seconds:.0f} s (step_timeout)"))
-
     def load(self) -> dict[str, float]:
         if self._recognizer is None:
             return {}
@@ -130,7 +125,9 @@ class Asr(Actor):
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        return {} if self._recognizer is None else self._recognizer.thread.stats() | self._store.stats()
+        if self._recognizer is None:
+            return {}
+        return {**self._recognizer.thread.stats(), **self._store.stats(), "audio_bytes": self._memory.held}
 
     def check_integrity(self) -> None:
         """For an idle actor: nothing may be left in the engine."""
@@ -139,6 +136,8 @@ class Asr(Actor):
         engine.check_integrity()
         if not self.bus.calls.active and engine.has_work:
             raise RuntimeError("nobody asks for anything, but the engine has work")
+        if not self.bus.calls.active and self._memory.held:
+            raise RuntimeError(f"nobody asks for anything, but {self._memory.held} bytes of sound are held")
 
 
 class _Answer:

@@ -18,6 +18,7 @@ from torch import Tensor
 from motet_shared.errors import InternalError
 
 from .config import EngineConfig
+from .decoder import Decoder
 from .engine import Engine, Family, Waiting
 from .request import Heard, Key
 from .slots import Slots
@@ -51,9 +52,9 @@ class Run:
 
 
 class SlotFamily(Family):
-    """An encoder-decoder. `decoder` has `slots`, `load_cross`, `prefill`, `step`, `logits`: see `whisper_decoder`."""
+    """An encoder-decoder."""
 
-    decoder: Any
+    decoder: Decoder
     eos: int
 
     @abstractmethod
@@ -160,7 +161,7 @@ class SlotEngine(Engine):
         states, attention = self.family.decoder.step(self.slots, [run.last for run in self.runs], watch)
         if attention is not None:
             for row, attention_NS in zip(watch, attention, strict=True):
-                self.runs[row].attention.append(attention_NS)
+                self.runs[row].attention.append(attention_NS[:, : self.slots.frames[row]])
         self._say(self.runs, self.family.decoder.logits(states))
         self._sweep()
 

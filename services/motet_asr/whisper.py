@@ -24,6 +24,7 @@ from .request import Heard, Options, Pass, Piece
 from .rules import State, WhisperRules, repetition
 from .slot_engine import Run, SlotFamily, Verdict, stacked
 from .whisper_decoder import WhisperDecoder
+from .whisper_encoder import WhisperEncoder
 from .whisper_pieces import WhisperPieces
 
 _STRIDE = 2  # feature frames per encoder frame
@@ -64,25 +65,52 @@ class Whisper(SlotFamily):
         heads = [tuple(pair) for pair in getattr(generation, "alignment_heads", None) or ()]
         form = config.dtype if config.weights == "auto" else config.weights
         self.decoder = WhisperDecoder(model, heads, form)
+        self._encoder = None if form == "torch" else WhisperEncoder(model, form)
+        self._padding = self._padding_frames()
         self._pieces = WhisperPieces(
             tokenizer, self.rules, 2 * self._hop / SAMPLE_RATE, getattr(model.config, "median_filter_width", 7)
         )
         self._prompt_ids = functools.lru_cache(256)(self._encode_prompt)
 
+    def _padding_frames(self) -> int | None:
+        """Feature frames behind the sound that the encoder reads; None: whole windows."""
+        seconds: float = getattr(self._extractor, "motet_padding", -1.0)
+        if self.config.padding >= 0:
+            seconds = self.config.padding
+            if self._encoder is None:
+                raise ConfigError(
+                    f"padding={seconds:g}: torch's own encoder takes whole windows only; choose other weights"
+                )
+        return None if seconds < 0 or self._encoder is None else round(seconds * SAMPLE_RATE / self._hop)
+
     # ----------------------------------------------------------------------------------------------------------- audio
     def features(self, audio: Audio) -> Tensor:
         """Log-mel features [M, F] of a whole window, silence behind the audio included."""
-        batch = self._extractor(audio, sampling_rate=SAMPLE_RATE, return_tensors="pt", padding="max_length")
-        features: Tensor = batch.input_features[0]
-        return features
+        samples = -(-(len(audio) + 2 * self._extractor.n_fft) // self._hop) * self._hop
+        features_1MF = self._extractor(
+            audio,
+            sampling_rate=SAMPLE_RATE,
+            return_tensors="pt",
+            padding="max_length",
+            max_length=min(samples, self._extractor.n_samples),
+        ).input_features
+        # The last frame of them is silence already, and so are all that follow.
+        return F.pad(features_1MF, (0, self._frames - features_1MF.shape[2]), mode="replicate")[0]
 
     def encode(self, runs: Sequence[Run]) -> list[Tensor]:
-        batch = torch.stack([self._rest(run.waiting.features, run.seek) for run in runs])
-        encoded = self._model.model.encoder(batch.to(self.decoder.dtype)).last_hidden_state
-        return list(encoded)
+        windows = [self._heard_now(run) for run in runs]
+        if self._encoder is not None:
+            return [self._encoder(features) for features in windows]
+        return list(self._model.model.encoder(torch.stack(windows).to(self.decoder.dtype)).last_hidden_state)
 
-    def _rest(self, features_MF: Tensor, seek: int) -> Tensor:
-        return F.pad(features_MF[:, seek:], (0, seek)) if seek else features_MF
+    def _heard_now(self, run: Run) -> Tensor:
+        """The features of a pass, from where it begins: as long as a whole window, or as the padding says."""
+        frames = self._frames
+        if self._padding is not None:
+            needed = self.content(run) - run.seek + self._padding
+            frames = min(frames, -(-needed // _STRIDE) * _STRIDE)
+        features_MF = run.waiting.features[:, run.seek : run.seek + frames]
+        return F.pad(features_MF, (0, frames - features_MF.shape[1]))
 
     def content(self, run: Run) -> int:
         """Feature frames of a window that hold its audio."""

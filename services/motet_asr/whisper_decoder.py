@@ -1,30 +1,28 @@
-"""Whisper's decoder over slots: transformers' modules and weights, our caches.
+"""Whisper's decoder over slots: transformers' weights, our caches, the native kernels.
 
-B rows · T tokens · E model size · H heads · D head size · V vocabulary. Queries, keys and values come from one matrix,
-the cross-attention's keys and values are computed once per window, and a step touches only rows that are running.
+N packed tokens · B rows · T tokens of each · E model size · H heads · D head size · V vocabulary. Queries, keys and
+values come from one matrix, the cross-attention's keys and values are computed once per window, and a step touches
+only rows that are running. To the attention kernel a row of the slots is one block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from motet_kernels.linear import Linear
+from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.kv import store_kv
 
+from .decoder import Decoder, cross_matrix, matrix
 from .slots import Slots
 
-Matrix = Callable[[Tensor], Tensor]
 Heads = Sequence[tuple[int, int]]  # (layer, head)
-
-
-def matrix(weight: Tensor, bias: Tensor | None, form: str) -> Matrix:
-    """`x · Wᵀ + b`: torch's own, or packed by `motet_kernels` in the format `form`."""
-    return partial(F.linear, weight=weight, bias=bias) if form == "torch" else Linear.pack(weight, bias, form)
+_ROUNDED = ("bfloat16", "int8")  # formats beside which keys and values need no more than bfloat16
 
 
 class _Layer:
@@ -43,8 +41,6 @@ class _Layer:
         self.qkv = matrix(qkv, torch.cat([own.q_proj.bias * scale, no_bias, own.v_proj.bias]), form)
         self.own_out = matrix(own.out_proj.weight, own.out_proj.bias, form)
         self.query = matrix(cross.q_proj.weight * scale, cross.q_proj.bias * scale, form)
-        self.cross_kv = torch.cat([cross.k_proj.weight, cross.v_proj.weight])
-        self.cross_kv_bias = torch.cat([no_bias, cross.v_proj.bias])
         self.cross_out = matrix(cross.out_proj.weight, cross.out_proj.bias, form)
         self.up = matrix(layer.fc1.weight, layer.fc1.bias, form)
         self.down = matrix(layer.fc2.weight, layer.fc2.bias, form)
@@ -52,10 +48,33 @@ class _Layer:
         self.heads = heads  # whose attention tells where a word is
 
 
-class WhisperDecoder:
+@dataclass(slots=True)
+class _Place:
+    """Where the packed tokens of a call belong: `count` new ones in each of some rows, behind `before`."""
+
+    slots: Slots
+    first: int
+    before: list[int]
+    count: int
+    own: PagedBatch = field(init=False)
+    cross: PagedBatch = field(init=False)
+    slots_N: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = torch.arange(self.first, self.first + len(self.before), dtype=torch.int32)
+        starts = torch.arange(0, len(rows) * self.count + 1, self.count, dtype=torch.int32)
+        before_B = torch.tensor(self.before, dtype=torch.int32)
+        frames = self.slots.frames[self.first : self.first + len(rows)]
+        self.own = PagedBatch(rows[:, None], starts, before_B + self.count)
+        self.cross = PagedBatch(rows[:, None], starts, torch.tensor(frames, dtype=torch.int32))
+        begin_B = rows.long() * self.slots.length + before_B
+        self.slots_N = (begin_B[:, None] + torch.arange(self.count)).flatten()
+
+
+class WhisperDecoder(Decoder):
     """Takes a transformers `WhisperForConditionalGeneration`. `alignment`: the heads that `watch` records.
 
-    form: of the matrices that every step reads: one of `motet_kernels.linear`, or "torch" for torch's own product.
+    form: of the matrices: one of `motet_kernels.linear`, or "torch" for torch's own product.
     """
 
     def __init__(self, model: Any, alignment: Heads = (), form: str = "torch"):
@@ -64,92 +83,48 @@ class WhisperDecoder:
         self.head_size = model.config.d_model // self.num_heads
         self.length: int = model.config.max_target_positions
         self.dtype = decoder.embed_tokens.weight.dtype
+        self.kv_dtype = torch.bfloat16 if form in _ROUNDED else self.dtype
         self._tokens, self._positions = decoder.embed_tokens.weight, decoder.embed_positions.weight
         self._head, self._norm = matrix(model.proj_out.weight, None, form), decoder.layer_norm
+        self._cross_kv = cross_matrix(decoder.layers, form)
         self._layers = [
             _Layer(layer, [head for where, head in alignment if where == index], form)
             for index, layer in enumerate(decoder.layers)
         ]
 
-    def slots(self, max_rows: int) -> Slots:
-        return Slots(len(self._layers), self.num_heads, self.head_size, self.length, max_rows, self.dtype)
+    def _prefill(self, slots: Slots, first: int, ids_BT: Tensor) -> Tensor:
+        rows, count = ids_BT.shape
+        x_BTE = F.embedding(ids_BT, self._tokens) + self._positions[:count]
+        states, _ = self._read(x_BTE.flatten(0, 1), _Place(slots, first, [0] * rows, count))
+        return states.view(x_BTE.shape)
 
-    def load_cross(self, slots: Slots, row: int, encoded_SE: Tensor) -> None:
-        """Compute the cross-attention's keys and values of one window into its row."""
-        frames = encoded_SE.shape[0]
-        for index, layer in enumerate(self._layers):
-            both = F.linear(encoded_SE, layer.cross_kv, layer.cross_kv_bias)
-            kv_2HSD = both.view(frames, 2, self.num_heads, self.head_size).permute(1, 2, 0, 3)
-            slots.cross[index, :, row, :, :frames] = kv_2HSD
+    def _step(self, slots: Slots, ids_B: Tensor, watch: list[int]) -> tuple[Tensor, Tensor | None]:
+        x_BE = F.embedding(ids_B, self._tokens) + self._positions[slots.filled]
+        states, seen = self._read(x_BE, _Place(slots, 0, slots.filled, 1), watch)
+        return states, torch.cat(seen, dim=1) if seen else None
 
-    def prefill(self, slots: Slots, first: int, ids: list[list[int]]) -> Tensor:
-        """Read prompts of equal length into rows from `first` on, over whatever was there; their states [B, T, E]."""
-        rows = slice(first, first + len(ids))
-        length = len(ids[0])
-        x_BTE = F.embedding(torch.tensor(ids), self._tokens) + self._positions[:length]
-        frames, mask = slots.cross_mask(rows.start, rows.stop)
-        for index, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x_BTE)
-            slots.own[index, 0, rows, :, :length], slots.own[index, 1, rows, :, :length] = k, v
-            attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1)
-            x_BTE = x_BTE + self._joined(layer.own_out, attended)
-            query = self._query(layer, x_BTE)
-            x_BTE = self._rest(layer, x_BTE, query, slots.cross[index, :, rows, :, :frames], mask)
-        for row in range(rows.start, rows.stop):
-            slots.filled[row] = length
-        return self._norm(x_BTE)
-
-    def step(self, slots: Slots, ids: list[int], watch: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
-        """Read one token into every row: their states [B, E], and the alignment heads' attention of the rows `watch`.
-
-        That attention is [rows watched, heads, S]; None if nothing is watched.
-        """
-        rows, positions_B = torch.arange(len(ids)), torch.tensor(slots.filled)
-        x_BTE = (F.embedding(torch.tensor(ids), self._tokens) + self._positions[positions_B])[:, None]
-        length, own_mask = slots.own_mask()
-        frames, mask = slots.cross_mask(0, len(ids))
+    def _read(self, x_NE: Tensor, place: _Place, watch: list[int] | None = None) -> tuple[Tensor, list[Tensor]]:
+        """States [N, E] of the tokens, whose keys and values are stored; what the alignment heads of each layer saw."""
         seen: list[Tensor] = []
         for index, layer in enumerate(self._layers):
-            q, k, v = self._qkv(layer, x_BTE)
-            keys, values = slots.own[index]
-            keys[rows, :, positions_B], values[rows, :, positions_B] = k[:, :, 0], v[:, :, 0]
-            keys, values = keys[: len(ids), :, :length], values[: len(ids), :, :length]
-            attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=own_mask, scale=1)
-            x_BTE = x_BTE + self._joined(layer.own_out, attended)
-            query = self._query(layer, x_BTE)
-            cross = slots.cross[index, :, : len(ids), :, :frames]
+            query, key, value = layer.qkv(layer.norms[0](x_NE)).unflatten(1, (3, self.num_heads, -1)).unbind(1)
+            keys, values = place.slots.own[index]
+            store_kv(key, value, keys, values, place.slots_N)
+            x_NE = layer.own_out(paged_attention(query, keys, values, place.own, scale=1.0).flatten(1), x_NE)
+            query = layer.query(layer.norms[1](x_NE)).unflatten(1, (self.num_heads, -1))
+            keys, values = place.slots.cross[index]
             if watch and layer.heads:
-                seen.append(_weights(query, cross[0], layer.heads, watch))
-            x_BTE = self._rest(layer, x_BTE, query, cross, mask)
-        slots.filled = [length + 1 for length in slots.filled]
-        return self._norm(x_BTE)[:, 0], torch.cat(seen, dim=1) if seen else None
-
-    def logits(self, states: Tensor) -> Tensor:
-        """States [..., E] to logits [..., V] in float32."""
-        return self._head(states).float()
-
-    def _qkv(self, layer: _Layer, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, length, _ = x_BTE.shape
-        qkv = layer.qkv(layer.norms[0](x_BTE))
-        q, k, v = qkv.view(batch, length, 3, self.num_heads, self.head_size).permute(2, 0, 3, 1, 4)
-        return q, k, v
-
-    def _query(self, layer: _Layer, x_BTE: Tensor) -> Tensor:
-        batch, length, _ = x_BTE.shape
-        query = layer.query(layer.norms[1](x_BTE))
-        return query.view(batch, length, self.num_heads, self.head_size).transpose(1, 2)
-
-    def _rest(self, layer: _Layer, x_BTE: Tensor, query: Tensor, cross: Tensor, mask: Tensor | None) -> Tensor:
-        """Cross-attention and feed-forward of a layer."""
-        attended = F.scaled_dot_product_attention(query, cross[0], cross[1], attn_mask=mask, scale=1)
-        x_BTE = x_BTE + self._joined(layer.cross_out, attended)
-        return x_BTE + layer.down(layer.activation(layer.up(layer.norms[2](x_BTE))))
-
-    def _joined(self, out: Matrix, heads_BHTD: Tensor) -> Tensor:
-        return out(heads_BHTD.transpose(1, 2).flatten(2))
+                seen.append(_weights(query, keys, layer.heads, watch, place.slots.frames))
+            attended = paged_attention(query, keys, values, place.cross, scale=1.0, causal=False)
+            x_NE = layer.cross_out(attended.flatten(1), x_NE)
+            x_NE = layer.down(layer.activation(layer.up(layer.norms[2](x_NE))), x_NE)
+        return self._norm(x_NE), seen
 
 
-def _weights(query_BHTD: Tensor, keys_BHSD: Tensor, heads: list[int], watch: list[int]) -> Tensor:
-    """Attention of some heads in some rows to all frames: [rows, heads, S]."""
-    query, keys = query_BHTD[watch][:, heads], keys_BHSD[watch][:, heads]
-    return (query @ keys.transpose(2, 3)).softmax(dim=-1)[:, :, 0].float()
+def _weights(query_BHD: Tensor, keys_BHSD: Tensor, heads: list[int], watch: list[int], frames: list[int]) -> Tensor:
+    """Attention of some heads in some rows to all of a row's frames: [rows, heads, S]."""
+    frames_W = torch.tensor([frames[row] for row in watch])
+    query, keys = query_BHD[watch][:, heads, None], keys_BHSD[watch][:, heads, : int(frames_W.max())]
+    scores = (query @ keys.to(query.dtype).transpose(2, 3))[:, :, 0].float()
+    beyond = torch.arange(scores.shape[2]) >= frames_W[:, None]
+    return scores.masked_fill(beyond[:, None], float("-inf")).softmax(dim=-1)

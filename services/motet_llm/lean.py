@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from motet_kernels.gates import gated
 from motet_kernels.linear import Linear
 from motet_kernels.norm import rms_norm
-from motet_kernels.rotary import rotate_heads
+from motet_kernels.rotary import HeadNorm, rotate_heads
 from motet_shared.errors import ConfigError
 
 from .attention import AttentionOptions, Layout
@@ -168,8 +168,8 @@ class Layer(nn.Module):
         q_norm, k_norm = self.q_norm, self.k_norm
         if q_norm is None or k_norm is None:
             return rotate_heads(x_NC, self.num_queries, self.dim, cos[0], sin[0])
-        weights = (q_norm.weight, k_norm.weight)
-        return rotate_heads(x_NC, self.num_queries, self.dim, cos[0], sin[0], *weights, q_norm.eps, q_norm.offset)
+        norm = HeadNorm(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
+        return rotate_heads(x_NC, self.num_queries, self.dim, cos[0], sin[0], norm)
 
 
 class _Recorder:

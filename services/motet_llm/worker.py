@@ -16,7 +16,6 @@ from motet_shared.actor import Actor, operation
 from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.config import Bytes, ProcessConfig, setting
-from motet_shared.errors import InternalError, UnknownModel
 from motet_shared.messages import Generate, ModelCard, Profile, Tokens
 
 from .config import EngineConfig
@@ -82,7 +81,7 @@ class Decode(Actor):
             on_crash=lambda error: soon(self.crash, error),
         )
         self._thread.start()
-        self.bus.monitor.duties.append(self._watch)
+        self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
 
     async def close(self) -> None:
@@ -98,7 +97,7 @@ class Decode(Actor):
     @operation(Generate)
     async def generate(self, call: Call, request: Generate) -> None:
         """Tokens of one request, one item per engine step, until it ends."""
-        self._check_served(request.model)
+        self.check_served(request.model)
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
         call.on_credit = functools.partial(self.thread.grant, call.id)
@@ -124,18 +123,8 @@ class Decode(Actor):
     @operation(Profile)
     async def profile(self, call: Call, request: Profile) -> None:
         """A torch trace of the engine's next steps."""
-        self._check_served(request.model)
+        self.check_served(request.model)
         await self._profiler.serve(call, request, self.thread)
-
-    def _check_served(self, model: str) -> None:
-        if self._card is None or model != self._card.name:
-            served = self._card.name if self._card else "nothing yet"
-            raise UnknownModel(f"model {model!r} is not served by {self.bus.instance}, which serves {served}")
-
-    async def _watch(self, elapsed: float) -> None:
-        """The loop beats while the engine computes; so an engine that hangs must be noticed here."""
-        if (seconds := self.thread.stuck_for) > self.config.step_timeout:
-            self.crash(InternalError(f"a step has taken {seconds:.0f} s (step_timeout)"))
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         """All outputs of one step, on the loop. A request that was cancelled meanwhile is no longer listed."""

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from motet_shared.errors import BadRequest
+
 from .codec import Codec, State
 from .kv_slots import KvSlots, Part
 from .noise import Noise
@@ -80,6 +82,16 @@ class CodecLm(ABC):
     @property
     def frame_seconds(self) -> float:
         return self.codec.frame_samples / self.codec.sample_rate
+
+
+def room_for(prompt: int, context: int) -> int:
+    """Frames that fit into a context of so many positions behind a prompt. BadRequest if there is none."""
+    if prompt >= context:
+        raise BadRequest(
+            f"text: a sentence of {prompt} tokens leaves no room in a context of {context}; use shorter sentences",
+            param="input",
+        )
+    return context - prompt
 
 
 class CodecBatch:

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, CsmForConditionalGeneration
 
-from motet_shared.errors import BadRequest
-
-from .codec_lm import CodecLm, Sentence
+from .codec_lm import CodecLm, Sentence, room_for
 from .kv_slots import Part
 from .mimi import MimiDecoder
 from .sampling import Sampling, choose
@@ -44,15 +42,8 @@ class Csm(CodecLm):
 
     def begin(self, key: Key, utterance: Utterance) -> Sentence:
         ids = self._ids(utterance.text, utterance.voice)
-        room = self._config.max_position_embeddings - len(ids)
-        if room < 1:
-            raise BadRequest(
-                f"text: a sentence of {len(ids)} tokens leaves no room in a context of "
-                f"{self._config.max_position_embeddings}; use shorter sentences",
-                param="input",
-            )
         budget = math.ceil((_SECONDS[0] + _SECONDS[1] * len(utterance.text)) / self.frame_seconds)
-        limit = min(utterance.max_frames or budget, room)
+        limit = min(utterance.max_frames or budget, room_for(len(ids), self._config.max_position_embeddings))
         with torch.inference_mode():
             prompt = self._model.embed_text_tokens(torch.tensor(ids))
         return Sentence(key, utterance, prompt, limit, len(ids), self.codec.begin())

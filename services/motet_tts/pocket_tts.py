@@ -21,10 +21,10 @@ from transformers import (
     PocketTTSForConditionalGeneration,
 )
 
-from motet_shared.errors import BadRequest, ConfigError
+from motet_shared.errors import ConfigError
 
 from . import voices
-from .codec_lm import CodecLm, Sentence
+from .codec_lm import CodecLm, Sentence, room_for
 from .kv_slots import Part
 from .mimi import MimiDecoder
 from .utterance import Key, Utterance
@@ -65,13 +65,7 @@ class PocketTts(CodecLm):
         voice = self._prompts[utterance.voice]
         text_ids, ids = self._ids(utterance.text, len(voice))
         budget = math.ceil((len(text_ids) / 3 + 2) * self._config.frame_rate)
-        room = self._config.max_position_embeddings - len(ids)
-        if room < 1:
-            raise BadRequest(
-                f"text: a sentence of {len(ids)} tokens leaves no room in a context of "
-                f"{self._config.max_position_embeddings}; use shorter sentences",
-                param="input",
-            )
+        room = room_for(len(ids), self._config.max_position_embeddings)
         spoken = self._tokenizer.decode(text_ids, skip_special_tokens=True).split()
         few = len(spoken) <= self._setting("short_text_max_words", 4)
         tail = self._setting("frames_after_eos_short_text", 4) if few else self._setting("frames_after_eos", 2)

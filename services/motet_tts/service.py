@@ -11,7 +11,7 @@ from typing import Any
 from motet_shared.actor import Actor, operation
 from motet_shared.bus import Bus
 from motet_shared.call import Call
-from motet_shared.errors import BadRequest, InternalError, PayloadTooLarge, UnknownModel
+from motet_shared.errors import BadRequest, PayloadTooLarge
 from motet_shared.messages import ModelCard, Speak
 
 from .config import TtsConfig
@@ -49,12 +49,12 @@ class Tts(Actor):
         )
         thread = EngineThread(
             engine,
-            on_pieces=lambda pieces: soon(self.desk.deliver, pieces),
+            on_outputs=lambda pieces: soon(self.desk.deliver, pieces),
             on_crash=lambda error: soon(self.crash, error),
         )
         self._desk = Desk(thread, engine.sample_rate, engine.model.rates)
         thread.start()
-        self.bus.monitor.duties.append(self._watch)
+        self.bus.monitor.duties.append(thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "voices": len(engine.voices)})
 
     async def close(self) -> None:
@@ -77,9 +77,7 @@ class Tts(Actor):
 
     def _check(self, request: Speak) -> str:
         """The voice to use. Raises for what cannot be spoken."""
-        if self._card is None or request.model != self._card.name:
-            served = self._card.name if self._card else "nothing yet"
-            raise UnknownModel(f"model {request.model!r} is not served by {self.bus.instance}, which serves {served}")
+        self.check_served(request.model)
         if not request.text.strip():
             raise BadRequest("input: is empty; give a text", param="input")
         if len(request.text) > self.config.longest_text:
@@ -89,12 +87,7 @@ class Tts(Actor):
             )
         if not (math.isfinite(request.speed) and SPEEDS[0] <= request.speed <= SPEEDS[1]):
             raise BadRequest(f"speed: {request.speed}; give {SPEEDS[0]} to {SPEEDS[1]}", param="speed")
-        return _voice(request.voice, self._card.voices)
-
-    async def _watch(self, elapsed: float) -> None:
-        """The loop beats while the engine computes; so an engine that hangs must be noticed here."""
-        if (seconds := self.desk.thread.stuck_for) > self.config.step_timeout:
-            self.crash(InternalError(f"a step has taken {seconds:.0f} s (step_timeout)"))
+        return _voice(request.voice, list(self.desk.thread.engine.voices))
 
     def load(self) -> dict[str, float]:
         if self._desk is None:

@@ -141,10 +141,11 @@ class _Sentence:
         speech._skip = 0
         speech._samples += self._shaper.samples
         speech._done = self._chunk.end
-        speech.usage.prompt_tokens += piece.tokens
-        speech.usage.completion_tokens += piece.frames
+        usage = Usage(prompt_tokens=piece.tokens, completion_tokens=piece.frames)
+        speech.usage.prompt_tokens += usage.prompt_tokens
+        speech.usage.completion_tokens += usage.completion_tokens
         self._desk.pace.learn(speech._voice, self._words, length * speech._request.speed)
-        await speech._send(Audio(data, self._times(length), self._index, self._chunk.end))
+        await speech._send(Audio(data, self._times(length), self._index, self._chunk.end, usage))
 
     def _times(self, length: float | None = None) -> list[WordTime]:
         """When its words are spoken: as far as that is known, and as it will be if they keep the pace."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from motet_shared.config import ProcessConfig, setting
+from motet_shared.config import Duration, ProcessConfig, setting
 from motet_shared.errors import ConfigError
 
 
@@ -18,6 +18,8 @@ class VadConfig(ProcessConfig):
     threads: int = setting("cores that compute", default=1, min=1, max=64)
     max_active: int = setting("sessions at a time; more are refused as overloaded", default=256, min=1)
     max_batch: int = setting("most sessions in one forward pass", default=64, min=1)
+    max_files: int = setting("sound files that are listened to at a time; others wait", default=4, min=1)
+    max_audio: Duration = setting("longest file", default=4 * 3600.0, min=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,6 @@
-"""The voice activity actor, role `vad`: when somebody speaks (`detect`), and whether he has finished (`judge`)."""
+"""The voice activity actor, role `vad`: when somebody speaks, live (`detect`) and in a file (`survey`), and whether he
+has finished (`judge`).
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,17 @@ import numpy as np
 
 from motet_shared.actor import Actor, operation
 from motet_shared.audio import Resampler
+from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.errors import UnknownModel
-from motet_shared.messages import Detect, Judge, ModelCard, Verdict
+from motet_shared.messages import Detect, Judge, ModelCard, SpeechEdge, Spoken, Survey, Verdict
 
 from .batcher import Batcher
 from .config import VadConfig
 from .edges import Edges
 from .model import FRAME, FRAME_MS, RATE, Floats, Memory, Silero
+from .recording import probabilities
 from .turns import TurnModel
 
 
@@ -34,12 +38,15 @@ class Vad(Actor):
         self.max_active = config.max_active
         self._batcher: Batcher | None = None
         self._turns: TurnModel | None = None
+        self._store = BlobStore(bus.instance)
+        self._files = asyncio.Semaphore(config.max_files)
         self._task: asyncio.Task[None] | None = None
 
     async def warm(self) -> None:
         if self.config.turns:
             self._turns = TurnModel.load(self.config.turns)
             self._turns.finished("a word")
+        await self._store.start()
         model = await asyncio.to_thread(Silero, self.config.model, self.config.threads)
         self._batcher = Batcher(model, self.config.max_batch)
         self._task = asyncio.create_task(self._batcher.run(), name="vad")
@@ -55,6 +62,7 @@ class Vad(Actor):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self.batcher.close()
+        await self._store.close()
 
     @property
     def batcher(self) -> Batcher:
@@ -65,8 +73,7 @@ class Vad(Actor):
     @operation(Detect)
     async def detect(self, call: Call, request: Detect) -> None:
         """Edges of one session's speech as they are noticed, until its input ends."""
-        if request.model not in ("", Silero.name):
-            raise UnknownModel(f"model: {request.model!r} is not served; use {Silero.name!r}", param="model")
+        _check_model(request.model)
         edges, memory, heard = Edges(request), Memory(), 0
         async for frames in self._frames(call, request.sample_rate):
             for probability in await self.batcher.probabilities(memory, frames):
@@ -75,6 +82,24 @@ class Vad(Actor):
                     await call.send(edge)
         if (last := edges.finish(heard)) is not None:
             await call.send(last)
+        call.finish("stop")
+
+    @operation(Survey)
+    async def survey(self, call: Call, request: Survey) -> None:
+        """Where somebody speaks in a file. Its stretches are heard in the same passes as live sessions."""
+        _check_model(request.model)
+        edges, heard = Edges(_detection(request)), 0
+        found: list[SpeechEdge] = []
+        async with self._files:
+            data = await self._store.get(request.audio)
+            async for block in probabilities(self.batcher, data, self.config.max_audio):
+                for probability in block:
+                    heard += FRAME_MS
+                    if (edge := edges.frame(probability, heard - FRAME_MS, heard)) is not None:
+                        found.append(edge)
+        if (last := edges.finish(heard)) is not None:
+            found.append(last)
+        await call.send(Spoken(_spans(found), heard / 1000))
         call.finish("stop")
 
     @operation(Judge)
@@ -114,6 +139,24 @@ class Vad(Actor):
         super().check_integrity()
         if not self.bus.calls.active and self.batcher.waiting:
             raise RuntimeError(f"no session is active, but {self.batcher.waiting} wait for the model")
+
+
+def _check_model(name: str) -> None:
+    if name not in ("", Silero.name):
+        raise UnknownModel(f"model: {name!r} is not served; use {Silero.name!r}", param="model")
+
+
+def _detection(request: Survey) -> Detect:
+    return Detect(
+        threshold=request.threshold,
+        prefix_padding_ms=request.prefix_padding_ms,
+        silence_duration_ms=request.silence_duration_ms,
+    )
+
+
+def _spans(edges: list[SpeechEdge]) -> list[tuple[float, float]]:
+    """Seconds of speech: its beginnings with their padding, its ends without the silence that was waited for."""
+    return [(start.ms / 1000, stop.speech_ms / 1000) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
 
 def _floats(pcm: bytes) -> list[Floats]:

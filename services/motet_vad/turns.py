@@ -7,30 +7,25 @@ meaning, and those of the training data their own.
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
 
-from motet_shared.errors import ConfigError
+from motet_shared.small_network import Sizes, SmallNetwork
 
-MODEL_TYPE = "motet-turns"
 LAST, FIRST, ENDING = 6, 2, 2  # words from the end, words from the start, letters that the last word ends with
 SLOTS = LAST + FIRST + 1
 LONG = 12  # words: longer ones are all the same
 
-Floats = NDArray[np.float32]
 _WORDS = re.compile(r"[\w']+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TurnShape:
+class TurnShape(Sizes):
     """Sizes: rows of the table, numbers in a row, hidden units."""
 
     rows: int = 1024
@@ -38,7 +33,6 @@ class TurnShape:
     hidden: int = 32
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the weights."""
         inputs = SLOTS * self.width + 1
         return {
             "table": (self.rows, self.width),
@@ -77,39 +71,10 @@ def features(text: str, rows: int) -> tuple[NDArray[np.int64], float]:
     return np.array([rows_of(word, rows) for word in slots(words)], np.int64), min(len(words), LONG) / LONG
 
 
-class TurnModel:
-    """The trained network. 20 µs per text; any thread may call it."""
+class TurnModel(SmallNetwork[TurnShape]):
+    """20 µs per text."""
 
-    def __init__(self, shape: TurnShape, weights: dict[str, Floats], name: str):
-        self.shape, self.name = shape, name
-        self.weights = {key: array.astype(np.float32) for key, array in weights.items()}
-
-    @classmethod
-    def load(cls, folder: str) -> TurnModel:
-        """ConfigError says what is wrong with the folder."""
-        path = Path(folder).expanduser().resolve()
-        try:
-            config = json.loads((path / "config.json").read_text())
-            weights = load_file(path / "model.safetensors")
-        except Exception as error:  # whatever a damaged file makes of itself
-            raise ConfigError(f"turns: {folder!r} has no config.json and model.safetensors to read: {error}") from error
-        if not isinstance(config, dict) or config.pop("model_type", None) != MODEL_TYPE:
-            raise ConfigError(f"turns: {folder!r} is no end-of-turn model (model_type {MODEL_TYPE!r})")
-        try:
-            shape = TurnShape(**config)
-        except TypeError as error:
-            raise ConfigError(f"turns: {folder!r}: config.json: {error}") from error
-        if (found := {name: array.shape for name, array in weights.items()}) != shape.tensors():
-            raise ConfigError(f"turns: {folder!r}: weights are {found}, config.json says {shape.tensors()}")
-        return cls(shape, weights, path.name)
-
-    def save(self, folder: Path) -> None:
-        """In float16."""
-        folder.mkdir(parents=True, exist_ok=True)
-        config = {"model_type": MODEL_TYPE, **asdict(self.shape)}
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        halves = {name: array.astype(np.float16) for name, array in self.weights.items()}
-        save_file(halves, folder / "model.safetensors")
+    model_type, what, setting, sizes = "motet-turns", "end-of-turn model", "turns", TurnShape
 
     def finished(self, text: str) -> float:
         """The probability that nothing more comes after `text`; 0.5 where no word was heard."""

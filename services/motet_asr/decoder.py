@@ -1,0 +1,97 @@
+"""A decoder over slots: what every family of encoder-decoders has, apart from its layers.
+
+B rows · T tokens · S encoder frames · E model size · H heads · D head size · V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from motet_kernels.linear import Linear
+
+from .slots import Slots
+
+Matrix = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """torch's own product, with the face of `motet_kernels.linear.Linear`."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = F.linear(x, self.weight, self.bias)
+        return out if residual is None else out + residual
+
+
+def matrix(weight: Tensor, bias: Tensor | None, form: str = "torch") -> Matrix:
+    """`x · Wᵀ + b (+ residual)`: torch's own, or packed by `motet_kernels` in the format `form`."""
+    return _Plain(weight, bias) if form == "torch" else Linear.pack(weight, bias, form)
+
+
+def cross_matrix(layers: Sequence[Any], form: str = "torch") -> Matrix:
+    """One matrix for the cross-attention's keys and values of all layers."""
+    parts = [part for layer in layers for part in (layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)]
+    biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in parts]
+    biased = any(part.bias is not None for part in parts)
+    return matrix(torch.cat([part.weight for part in parts]), torch.cat(biases) if biased else None, form)
+
+
+class Decoder(ABC):
+    """One model's. A family sets what is named here, and says how its layers read tokens.
+
+    length: most tokens of a row. dtype: of the encoder's states. kv_dtype: of the slots.
+    """
+
+    num_heads: int
+    head_size: int
+    length: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    _layers: Sequence[Any]
+    _cross_kv: Matrix
+    _head: Matrix
+
+    def slots(self, max_rows: int) -> Slots:
+        return Slots(len(self._layers), self.num_heads, self.head_size, self.length, max_rows, self.kv_dtype)
+
+    def load_cross(self, slots: Slots, row: int, encoded_SE: Tensor) -> None:
+        """Compute the cross-attention's keys and values of one window into its row."""
+        both = self._cross_kv(encoded_SE).view(len(encoded_SE), -1, 2, self.num_heads, self.head_size)
+        slots.cross[:, :, row, :, : len(encoded_SE)] = both.permute(1, 2, 3, 0, 4)
+
+    def prefill(self, slots: Slots, first: int, ids: list[list[int]]) -> Tensor:
+        """Read prompts of equal length into rows from `first` on, over whatever was there; their states [B, T, E]."""
+        count = len(ids[0])
+        states = self._prefill(slots, first, torch.tensor(ids))
+        slots.filled[first : first + len(ids)] = [count] * len(ids)
+        return states
+
+    def step(self, slots: Slots, ids: list[int], watch: list[int] | None = None) -> tuple[Tensor, Tensor | None]:
+        """Read one token into every row: their states [B, E], and the alignment heads' attention of the rows `watch`.
+
+        That attention is [rows watched, heads, S], zero behind a row's last frame; None if nothing is watched, or the
+        model has no such heads.
+        """
+        states, attention = self._step(slots, torch.tensor(ids), watch or [])
+        slots.filled = [filled + 1 for filled in slots.filled]
+        return states, attention
+
+    def logits(self, states: Tensor) -> Tensor:
+        """States [..., E] to logits [..., V] in float32."""
+        return self._head(states).float()
+
+    @abstractmethod
+    def _prefill(self, slots: Slots, first: int, ids_BT: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _step(self, slots: Slots, ids_B: Tensor, watch: list[int]) -> tuple[Tensor, Tensor | None]: ...

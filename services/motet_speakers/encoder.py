@@ -1,0 +1,91 @@
+"""The network: log-mel frames to one vector of unit length per stretch of speech, in numpy.
+
+A convolution that halves the frame rate, residual ones that see ever further, and a mean and a deviation over time, to
+which each frame counts as much as it is worth. `models/recipes/pocket_speakers.py` trains it. Shapes: B stretches of
+equal length, T frames, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from motet_shared.small_network import Floats, Sizes, SmallNetwork
+
+from .features import BANDS
+
+KERNEL = 5  # frames of the first convolution, which keeps every second one
+REACH = 3  # frames of the others, `dilation` apart
+TINY = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(Sizes):
+    """Sizes: channels, dilations of the residual convolutions, channels that are averaged, numbers in the vector.
+
+    alike: cosine of two vectors (each of about 1.5 s of speech) from which they are rather one person's than two's.
+    """
+
+    width: int = 128
+    dilations: tuple[int, ...] = (1, 2, 3, 4)
+    pooled: int = 256
+    size: int = 128
+    alike: float = 0.5
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        found: dict[str, tuple[int, ...]] = {
+            "first.weight": (KERNEL * BANDS, self.width),
+            "first.bias": (self.width,),
+        }
+        for number in range(len(self.dilations)):
+            found[f"deep.{number}.weight"] = (REACH * self.width, self.width)
+            found[f"deep.{number}.bias"] = (self.width,)
+        return found | {
+            "wide.weight": (self.width, self.pooled),
+            "wide.bias": (self.pooled,),
+            "worth.weight": (self.pooled,),
+            "out.weight": (2 * self.pooled, self.size),
+            "out.bias": (self.size,),
+        }
+
+
+class SpeakerEncoder(SmallNetwork[Shape]):
+    model_type, what, setting, sizes = "motet-speakers", "speaker encoder", "model", Shape
+
+    def encode(self, heard: Sequence[Floats]) -> Floats:
+        """(B, size), of unit length, of the features (T, BANDS) of each stretch. Those of one T share the work."""
+        found = np.empty((len(heard), self.shape.size), np.float32)
+        lengths = np.array([len(one) for one in heard])
+        for length in np.unique(lengths):
+            [places] = np.nonzero(lengths == length)
+            found[places] = self._forward(np.stack([heard[int(place)] for place in places]))
+        return found
+
+    def _forward(self, x_BTC: Floats) -> Floats:
+        weights = self.weights
+        x_BTC = _relu(_convolved(x_BTC, weights["first.weight"], KERNEL, 1)[:, ::2] + weights["first.bias"])
+        for number, dilation in enumerate(self.shape.dilations):
+            seen = _convolved(x_BTC, weights[f"deep.{number}.weight"], REACH, dilation)
+            x_BTC = x_BTC + _relu(seen + weights[f"deep.{number}.bias"])
+        x_BTC = _relu(x_BTC @ weights["wide.weight"] + weights["wide.bias"])
+        score = x_BTC @ weights["worth.weight"]
+        worth = np.exp(score - score.max(axis=1, keepdims=True))[..., None]
+        worth /= worth.sum(axis=1, keepdims=True)
+        mean = (x_BTC * worth).sum(axis=1)
+        deviation = np.sqrt(np.maximum((x_BTC**2 * worth).sum(axis=1) - mean**2, TINY))
+        vector = np.concatenate([mean, deviation], axis=1) @ weights["out.weight"] + weights["out.bias"]
+        return (vector / np.linalg.norm(vector, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _convolved(x_BTC: Floats, weight: Floats, kernel: int, dilation: int) -> Floats:
+    """Same length, zeros around; weight (kernel * C, channels), the earliest frame first."""
+    half, frames = kernel // 2 * dilation, x_BTC.shape[1]
+    padded = np.pad(x_BTC, ((0, 0), (half, half), (0, 0)))
+    shifted = [padded[:, tap * dilation : tap * dilation + frames] for tap in range(kernel)]
+    return np.concatenate(shifted, axis=2) @ weight
+
+
+def _relu(x: Floats) -> Floats:
+    return np.maximum(x, 0)

@@ -1,0 +1,91 @@
+"""The speakers actor, role `speakers`: how somebody sounds in stretches of a file (`voices`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from motet_shared.actor import Actor, operation
+from motet_shared.blobs import BlobStore
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import UnknownModel
+from motet_shared.messages import ModelCard, Voice, Voices
+from motet_shared.sound_file import RATE, Samples, read_blocks
+
+from .config import SpeakersConfig
+from .encoder import SpeakerEncoder
+from .features import Floats, features
+from .stretches import check, stretches
+
+BLOCK = 30 * RATE  # samples that are read at a time
+
+
+class Speakers(Actor):
+    """Serves one encoder. Files take turns, batch by batch, on a thread of its own."""
+
+    role = "speakers"
+    config: SpeakersConfig
+
+    def __init__(self, config: SpeakersConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.max_active = config.max_files
+        self._store = BlobStore(bus.instance)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="speakers")
+        self._encoder: SpeakerEncoder | None = None
+        self._card: ModelCard | None = None
+        self._counts = {"stretches": 0, "batches": 0}
+
+    async def warm(self) -> None:
+        folder = Path(self.config.model)
+        self._encoder = await asyncio.to_thread(SpeakerEncoder.load, self.config.model)
+        await self._store.start()
+        await self._run(self._encoder.encode, [features(np.zeros(RATE, np.float32))])
+        name, created = self.config.name or self._encoder.name, int((folder / "config.json").stat().st_mtime)
+        self._card = ModelCard(name=name, context=0, created=created)
+
+    async def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        await self._store.close()
+
+    async def _run(self, function: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    @operation(Voices)
+    async def voices(self, call: Call, request: Voices) -> None:
+        """A `Voice` per span of a file, in order."""
+        if self._card is None or self._encoder is None or request.model not in ("", self._card.name):
+            served = self._card.name if self._card else "nothing yet"
+            raise UnknownModel(f"model: {request.model!r} is not served, {served} is", param="model")
+        check(request.spans)
+        spans = request.spans or [(0.0, self.config.max_span)]
+        data = await self._store.get(request.audio)
+        parts = stretches(read_blocks(data, self.config.max_audio, BLOCK), spans, self.config.max_span)
+        async for vectors in self._encoded(self._encoder, parts):
+            for vector in vectors:
+                await call.send(Voice(vector.astype("<f4").tobytes(), self._encoder.shape.alike))
+        call.finish("stop")
+
+    async def _encoded(self, encoder: SpeakerEncoder, parts: Iterator[Samples]) -> AsyncIterator[Floats]:
+        """(some stretches, size) at a time."""
+
+        def batch() -> Floats | None:
+            heard = [features(part) for part in islice(parts, self.config.max_batch)]
+            return encoder.encode(heard) if heard else None
+
+        while (vectors := await self._run(batch)) is not None:
+            self._counts["batches"] += 1
+            self._counts["stretches"] += len(vectors)
+            yield vectors
+
+    def models(self) -> list[ModelCard]:
+        return [self._card] if self._card else []
+
+    def stats(self) -> dict[str, Any]:
+        return self._counts | self._store.stats()
