@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from motet_pipelines.instances import check_served
+from motet_pipelines.speakers import Part, speakers_model, transcribe_speakers
+from motet_pipelines.survey import MODEL as VAD_MODEL
+from motet_pipelines.survey import ROLE as VAD
 from motet_pipelines.transcribe import NO_AUDIO, ROLE, Hearing, transcribe
 from motet_shared.errors import MotetError
-from motet_shared.messages import Segment, Transcribe
+from motet_shared.messages import Transcribe
 
+from .aliases import model_of
 from .asgi import Exchange
 from .audio_schema import AudioBody, Task, parse_audio
+from .known_speakers import check_sounds
 from .multipart import read_form
 from .problems import Problem
 from .render import error_event
 from .service import Service
-from .transcripts import delta_events, done_event, render
+from .transcripts import delta_events, done_event, render, render_speakers
 from .wire import fresh_seed
 
 
@@ -33,13 +40,24 @@ async def translations(service: Service, http: Exchange) -> None:
 async def _answer(service: Service, http: Exchange, task: Task) -> None:
     body = parse_audio(await read_form(http, service.config.max_upload), task)
     service.check_open()
-    check_served(service.bus.directory, ROLE, body.model)
+    body = replace(body, model=model_of(service.bus.directory, ROLE, body.model))
+    await _check(service, body)
     with service.limits.take():
         transcript = _Transcript(service, http, body)
         if body.stream:
             await transcript.stream()
         else:
             await transcript.collect()
+
+
+async def _check(service: Service, body: AudioBody) -> None:
+    """That somebody serves what is asked for besides."""
+    directory = service.bus.directory
+    if body.vad or body.diarization is not None:
+        check_served(directory, VAD, VAD_MODEL)
+    if body.diarization is not None:
+        speakers_model(directory)
+        await asyncio.to_thread(check_sounds, body.known)
 
 
 class _Transcript:
@@ -51,29 +69,52 @@ class _Transcript:
 
     async def collect(self) -> None:
         async with self._http.while_connected():
-            async with aclosing(await self._open()) as segments:
-                whole = [segment async for segment in segments]
-            body = self._body
-            data, kind = render(body.format, body.task, whole, self._hearing, body.granularities)
+            async with aclosing(self._parts()) as parts:
+                whole = [part async for part in parts]
+            data, kind = self._rendered(whole)
             await self._http.reply(200, data, content_type=kind)
+
+    def _rendered(self, parts: list[Part]) -> tuple[bytes, bytes]:
+        body = self._body
+        if body.diarization is not None:
+            return render_speakers(parts, self._hearing)
+        segments = [part.segment for part in parts]
+        return render(body.format, body.task, segments, self._hearing, body.granularities)
 
     async def stream(self) -> None:
         """Server-sent events. An error before the first text is raised; a later one is told and ends the stream."""
         text = ""
         try:
-            async with self._http.while_connected(), aclosing(await self._open()) as segments:
-                async for segment in segments:
-                    await self._http.write(delta_events(segment, first=not text))
-                    text += segment.text if text else segment.text.lstrip()
+            async with self._http.while_connected(), aclosing(self._parts()) as parts:
+                async for part in parts:
+                    await self._http.write(delta_events(part, first=not text))
+                    text += part.segment.text if text else part.segment.text.lstrip()
                 await self._http.finish(done_event(text, self._hearing))
         except MotetError as error:
             if not self._http.started:
                 raise
             await self._http.finish(error_event(Problem.of(error)))
 
-    async def _open(self) -> AsyncGenerator[Segment, None]:
+    async def _parts(self) -> AsyncGenerator[Part, None]:
+        """What is said, with the speakers if they are wanted."""
         body, config = self._body, self._service.config
-        request = Transcribe(
+        source = (self._service.bus, await self._service.uploads(), body.file, self._request())
+        deadline, patience = config.request_timeout, config.patience
+        if body.diarization is not None:
+            asked = body.diarization
+            parts = transcribe_speakers(*source, asked, self._hearing, deadline=deadline, patience=patience)
+            async with aclosing(parts):
+                async for part in parts:
+                    yield part
+            return
+        segments = transcribe(*source, self._hearing, speech=body.speech, deadline=deadline, patience=patience)
+        async with aclosing(segments):
+            async for segment in segments:
+                yield Part(segment, "")
+
+    def _request(self) -> Transcribe:
+        body = self._body
+        return Transcribe(
             model=body.model,
             audio=NO_AUDIO,
             language=body.language,
@@ -83,13 +124,4 @@ class _Transcript:
             words=body.words,
             seed=fresh_seed() & 0xFFFFFFFF,
             request_id=self._http.request_id,
-        )
-        return transcribe(
-            self._service.bus,
-            await self._service.uploads(),
-            body.file,
-            request,
-            self._hearing,
-            deadline=config.request_timeout,
-            patience=config.patience,
         )

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from motet_pipelines.speakers import Diarization
+from motet_pipelines.transcribe import NO_AUDIO
 from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_shared.messages import Survey
 
+from .chunking import parse_chunking
+from .known_speakers import parse_known
 from .multipart import Form
 
 FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+DIARIZED = "diarized_json"
 GRANULARITIES = ("segment", "word")
 _COMMON = frozenset({"model", "prompt", "response_format", "temperature"})
-_TRANSCRIBE = _COMMON | {"language", "stream", "timestamp_granularities", "chunking_strategy"}
-# Values that ask for nothing beyond what is done anyway.
-_NO_EFFECT = {"chunking_strategy": ("auto",)}
+_KNOWN = ("known_speaker_names", "known_speaker_references")
+_TRANSCRIBE = _COMMON | {"language", "stream", "timestamp_granularities", "chunking_strategy", *_KNOWN}
 
 Task = Literal["transcribe", "translate"]
 
@@ -33,6 +38,14 @@ class AudioBody:
     temperature: float = 0.0
     stream: bool = False
     granularities: tuple[str, ...] = ("segment",)
+    speech: Survey = field(default_factory=lambda: Survey(audio=NO_AUDIO))
+    vad: bool = False  # the client wants no cut but a VAD's
+    known: tuple[tuple[str, bytes], ...] = ()  # speakers by name, with a sound of each
+
+    @property
+    def diarization(self) -> Diarization | None:
+        """How to tell speakers apart, if that is asked for."""
+        return Diarization(speech=self.speech, known=self.known) if self.format == DIARIZED else None
 
     @property
     def words(self) -> bool:
@@ -42,14 +55,11 @@ class AudioBody:
 def parse_audio(form: Form, task: Task) -> AudioBody:
     """The checked request; BadRequest or UnsupportedParameter names the parameter."""
     known = _TRANSCRIBE if task == "transcribe" else _COMMON
-    for name, values in form.fields.items():
-        base = name.partition("[")[0]
-        if base not in known:
+    for name in form.fields:
+        base, bracket, _ = name.partition("[")
+        if base not in known or (bracket and base != "chunking_strategy"):
             raise UnsupportedParameter(f"unknown parameter `{name}`; remove it", param=name)
-        accepted = _NO_EFFECT.get(base)
-        if accepted is not None and (base != name or values[-1] not in accepted):
-            remedy = f"omit it or send {' or '.join(accepted)}"
-            raise UnsupportedParameter(f"`{name}` {values[-1]!r} is not supported; {remedy}", param=base)
+    speech, vad = parse_chunking(form)
     if form.file is None:
         raise BadRequest("`file` is required: the sound, as a file of the form", param="file")
     body = AudioBody(
@@ -59,21 +69,26 @@ def parse_audio(form: Form, task: Task) -> AudioBody:
         model=_text(form, "model", required=True),
         language=_text(form, "language"),
         prompt=_text(form, "prompt"),
-        format=_choice(form, "response_format", FORMATS, "json"),
+        format=_choice(form, "response_format", (*FORMATS, DIARIZED) if task == "transcribe" else FORMATS, "json"),
         temperature=_temperature(form),
         stream=_choice(form, "stream", ("true", "false", "True", "False", "1", "0"), "false") in ("true", "True", "1"),
         granularities=_granularities(form),
+        speech=speech,
+        vad=vad,
+        known=parse_known(form),
     )
     _check_together(body, "timestamp_granularities" in form.fields)
     return body
 
 
 def _check_together(body: AudioBody, has_granularities: bool) -> None:
-    if has_granularities and body.format != "verbose_json" and not body.stream:
+    if has_granularities and body.format != "verbose_json" and not (body.stream and body.format == "json"):
         message = f"`timestamp_granularities` needs `response_format` verbose_json, not {body.format}"
         raise BadRequest(message, param="timestamp_granularities")
     if body.stream and body.format in ("srt", "vtt", "text"):
         raise BadRequest(f"`stream` sends events; they are no {body.format}: leave one out", param="response_format")
+    if body.known and body.format != DIARIZED:
+        raise BadRequest(f"`{_KNOWN[0]}` needs `response_format` {DIARIZED}, not {body.format}", param=_KNOWN[0])
 
 
 def _text(form: Form, name: str, *, required: bool = False) -> str:

@@ -13,6 +13,7 @@ from motet_shared.errors import BadRequest, PayloadTooLarge
 from .asgi import Exchange, header
 
 _MAX_FIELDS = 64
+_MAX_FIELD = 4 << 20  # bytes: sounds of known speakers come as text
 _PATIENCE = (256 << 20, 10.0)  # bytes and seconds of a body that is too large
 
 
@@ -40,7 +41,7 @@ async def read_form(http: Exchange, limit: int) -> Form:
         yield body
 
     headers = Headers(raw=list(http.scope["headers"]))
-    parser = MultiPartParser(headers, whole(), max_files=1, max_fields=_MAX_FIELDS)
+    parser = MultiPartParser(headers, whole(), max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD)
     try:
         parts = await parser.parse()
     except MultiPartException as error:

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from motet_pipelines.instances import check_served
 from motet_pipelines.speak import Outcome, speak
 from motet_shared.errors import Draining, MotetError, UnsupportedParameter
 from motet_shared.messages import Audio, Speak
 
+from .aliases import model_of
 from .asgi import Exchange
 from .audio_encoder import Encoder, make_encoder
 from .decoding import Decoder
@@ -55,7 +55,7 @@ async def speech(service: Service, http: Exchange) -> None:
         )
     if service.limits.draining:
         raise Draining("this server is stopping; try again in a moment")
-    check_served(service.bus.directory, "tts", body.model)
+    body = msgspec.structs.replace(body, model=model_of(service.bus.directory, "tts", body.model))
     encoder = make_encoder(body.response_format)
     with service.limits.take():
         async with http.while_connected():

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from motet_pipelines.speakers import Part
 from motet_pipelines.transcribe import Hearing
 from motet_shared.messages import Segment
 
@@ -35,6 +36,34 @@ def render(
     if shape == "verbose_json":
         document |= _verbose(task, segments, hearing, granularities)
     return msgspec.json.encode(document), JSON
+
+
+def render_speakers(parts: Sequence[Part], hearing: Hearing) -> tuple[bytes, bytes]:
+    """Body and content type of a whole transcription that says who speaks."""
+    document = {
+        "task": "transcribe",
+        "duration": round(hearing.duration, 3),
+        "text": text_of([part.segment for part in parts]),
+        "segments": [_spoken(part) for part in parts],
+        "usage": _usage(hearing),
+    }
+    return msgspec.json.encode(document), JSON
+
+
+def _spoken(part: Part) -> dict[str, Any]:
+    segment = part.segment
+    return {
+        "type": "transcript.text.segment",
+        "id": _segment_id(part),
+        "start": segment.start,
+        "end": segment.end,
+        "text": segment.text,
+        "speaker": part.speaker,
+    }
+
+
+def _segment_id(part: Part) -> str:
+    return f"seg_{part.segment.id}" if part.speaker else str(part.segment.id)
 
 
 def _verbose(task: str, segments: Sequence[Segment], hearing: Hearing, granularities: Sequence[str]) -> dict[str, Any]:
@@ -84,12 +113,13 @@ def clock(seconds: float, comma: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- events
-def delta_events(segment: Segment, first: bool) -> bytes:
+def delta_events(part: Part, first: bool) -> bytes:
     """What a client gets when a segment is final: its text, and the segment itself."""
-    text = segment.text.lstrip() if first else segment.text
-    whole = {"id": str(segment.id), "start": segment.start, "end": segment.end, "text": segment.text, "speaker": ""}
-    delta = event({"type": "transcript.text.delta", "delta": text})
-    return delta + event({"type": "transcript.text.segment", **whole})
+    text = part.segment.text.lstrip() if first else part.segment.text
+    delta = {"type": "transcript.text.delta", "delta": text}
+    if part.speaker:
+        delta["segment_id"] = _segment_id(part)
+    return event(delta) + event(_spoken(part))
 
 
 def done_event(text: str, hearing: Hearing) -> bytes:

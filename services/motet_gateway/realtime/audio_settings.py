@@ -5,28 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from motet_pipelines.instances import check_served, served
+from motet_pipelines.instances import served
 from motet_pipelines.listen import MODEL as VAD_MODEL
 from motet_shared.discovery import Directory
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
-from ..schema import Ratio, Strict
+from ..aliases import model_of
+from ..schema import Strict
+from .setting import Setting, wire
+from .turn_detection import TurnDetection
 
 SPEECH_MISSING = "speech needs the asr and tts services, which this server does not run"
-# Names that clients of OpenAI's API send without asking; each stands for the model that listens here.
-_KNOWN_NAMES = ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe", "gpt-realtime-whisper")
-_KNOWN_PREFIXES = tuple(name + "-" for name in _KNOWN_NAMES)
-
-Milliseconds = Annotated[int, Meta(ge=0, le=60_000)]
 
 
 # --------------------------------------------------------------------------------------------------- as clients say it
-class Setting(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of what a session keeps as the client sent it."""
-
-
 class Pcm(Setting, frozen=True, tag="audio/pcm"):
     rate: Literal[24000] = 24000
 
@@ -49,15 +43,6 @@ class Transcription(Setting, frozen=True):
     prompt: str | None = None
 
 
-class ServerVad(Setting, frozen=True, tag="server_vad"):
-    threshold: Ratio = 0.5
-    prefix_padding_ms: Annotated[int, Meta(ge=0, le=3000)] = 300
-    silence_duration_ms: Milliseconds = 500
-    idle_timeout_ms: Annotated[int, Meta(ge=500, le=60_000)] | None = None
-    create_response: bool = True
-    interrupt_response: bool = True
-
-
 class VoiceId(Setting, frozen=True):
     id: str
 
@@ -66,7 +51,7 @@ class InputPatch(Strict):
     format: Format | UnsetType | None = UNSET
     transcription: Transcription | UnsetType | None = UNSET
     noise_reduction: Any = UNSET
-    turn_detection: ServerVad | UnsetType | None = UNSET
+    turn_detection: TurnDetection | UnsetType | None = UNSET
 
 
 class OutputPatch(Strict):
@@ -94,11 +79,16 @@ class Speech:
         asr, tts = (next(iter(served(directory, role)), "") for role in ("asr", "tts"))
         return cls(asr, VAD_MODEL in served(directory, "vad"), tts)
 
+    @property
+    def missing(self) -> list[str]:
+        """Roles without a ready service."""
+        there = {"asr": self.ears, "vad": self.turns, "tts": self.voice}
+        return [role for role, found in there.items() if not found]
+
     def need(self, param: str, *, ears: bool = False, turns: bool = False, voice: bool = False) -> None:
         """UnsupportedParameter if a service is missing that `param` asks for."""
-        wanted = (("asr", ears, self.ears), ("vad", turns, self.turns), ("tts", voice, self.voice))
-        missing = [role for role, needed, there in wanted if needed and not there]
-        if missing:
+        wanted = {"asr": ears, "vad": turns, "tts": voice}
+        if missing := [role for role in self.missing if wanted[role]]:
             message = f"`{param}`: {SPEECH_MISSING} (no {' and no '.join(missing)} is ready)"
             raise UnsupportedParameter(message, param=param)
 
@@ -109,7 +99,7 @@ class AudioSettings:
 
     input_format: Format = PCM
     transcription: Transcription | None = None
-    turn_detection: ServerVad | None = None
+    turn_detection: TurnDetection | None = None
     output_format: Format = PCM
     voice: str | None = None
     speed: float = 1.0
@@ -178,11 +168,7 @@ def _output_changes(patch: OutputPatch | UnsetType | None, where: str, speech: S
 
 def listener(directory: Directory, transcription: Transcription | None) -> str:
     """The model that a session is heard by. UnknownModel or Unavailable if there is none."""
-    name = (transcription and transcription.model) or ""
-    if not name or name in _KNOWN_NAMES or name.startswith(_KNOWN_PREFIXES):
-        name = Speech.here(directory).ears or name or "any"
-    check_served(directory, "asr", name)
-    return name
+    return model_of(directory, "asr", (transcription and transcription.model) or "")
 
 
 def check_voice(directory: Directory, new: AudioSettings, old: AudioSettings, spoken: bool, where: str) -> None:
@@ -197,12 +183,3 @@ def check_voice(directory: Directory, new: AudioSettings, old: AudioSettings, sp
 
 
 OPENAI_VOICES = frozenset("alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split())
-
-
-def wire(value: Any) -> Any:
-    """A setting as clients read it, defaults included."""
-    if value is None:
-        return None
-    fields = {name: getattr(value, name) for name in value.__struct_fields__}
-    tag = value.__struct_config__.tag
-    return {"type": tag, **fields} if tag else fields

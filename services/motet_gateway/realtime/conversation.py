@@ -16,6 +16,18 @@ Stored = dict[str, Any]  # an item as clients see it
 MAX_ITEMS = 4096
 
 
+class DuplicateItem(BadRequest):
+    code = "item_create_duplicate_item_id"
+
+
+class UnknownItem(BadRequest):
+    """Clients tell such races from faults by the code, which names what was to be done with the item."""
+
+    def __init__(self, item_id: str, use: str):
+        super().__init__(f"there is no item {item_id!r} in the conversation", param="item_id")
+        self.code = f"item_{use}_invalid_item_id"
+
+
 class Conversation:
     """Items by id and in order. Bounded in number and bytes: a socket may stay open for days."""
 
@@ -28,17 +40,17 @@ class Conversation:
     def items(self) -> list[Stored]:
         return [self._items[item_id] for item_id in self._order]
 
-    def get(self, item_id: str) -> Stored:
-        """The item; BadRequest if there is none of that id."""
+    def get(self, item_id: str, use: str = "retrieve") -> Stored:
+        """The item; UnknownItem if there is none of that id to `use`."""
         item = self._items.get(item_id)
         if item is None:
-            raise BadRequest(f"there is no item {item_id!r} in the conversation", param="item_id")
+            raise UnknownItem(item_id, use)
         return item
 
     def insert(self, item: Stored, after: str | None = None) -> str | None:
         """Put `item` after the item `after` ("root": first; None: last). Returns the id of the item before it."""
         if item["id"] in self._items:
-            raise BadRequest(f"item id {item['id']!r} is taken; ids are unique in a conversation", param="item.id")
+            raise DuplicateItem(f"item id {item['id']!r} is taken; ids are unique in a conversation", param="item.id")
         if after not in (None, "root") and after not in self._items:
             raise BadRequest(f"there is no item {after!r} to insert after", param="previous_item_id")
         size = _size(item)
@@ -52,8 +64,8 @@ class Conversation:
         return self._order[place - 1] if place else None
 
     def delete(self, item_id: str) -> None:
-        """BadRequest if there is no such item."""
-        self._bytes -= _size(self.get(item_id))
+        """UnknownItem if there is no such item."""
+        self._bytes -= _size(self.get(item_id, "delete"))
         del self._items[item_id]
         self._order.remove(item_id)
 

@@ -116,14 +116,14 @@ class RealtimeTool(Strict):
 
 
 class Common(Strict):
-    """What a session sets and a response may override. UNSET: not mentioned."""
+    """What a session sets and a response may override. UNSET: not mentioned; None, where nothing else is said: too."""
 
-    instructions: str | UnsetType = UNSET
-    output_modalities: list[Literal["text", "audio"]] | UnsetType = UNSET
-    tools: list[RealtimeTool] | UnsetType = UNSET
+    instructions: str | UnsetType | None = UNSET
+    output_modalities: list[Literal["text", "audio"]] | UnsetType | None = UNSET
+    tools: list[RealtimeTool] | UnsetType | None = UNSET
     tool_choice: Any = UNSET
     max_output_tokens: MaxTokens | UnsetType = UNSET
-    temperature: Temperature | UnsetType = UNSET  # extension
+    temperature: Temperature | UnsetType | None = UNSET  # extension
     parallel_tool_calls: Any = UNSET
     audio: AudioPatch | UnsetType | None = UNSET
     prompt: Any = UNSET
@@ -139,8 +139,8 @@ class SessionPatch(Common, kw_only=True):
 
 
 class ResponsePatch(Common, kw_only=True):
-    conversation: Literal["auto", "none"] | UnsetType = UNSET
-    input: list[MessageItem | FunctionCallItem | FunctionCallOutputItem | ItemReference] | UnsetType = UNSET
+    conversation: Literal["auto", "none"] | UnsetType | None = UNSET
+    input: list[MessageItem | FunctionCallItem | FunctionCallOutputItem | ItemReference] | UnsetType | None = UNSET
     metadata: Metadata | UnsetType | None = UNSET
 
 

@@ -14,6 +14,7 @@ import msgspec
 from motet_pipelines import speak
 from motet_pipelines.chat import Outcome, chat
 from motet_pipelines.voice import reply
+from motet_shared.epochs import Epoch
 from motet_shared.errors import ContextTooLong
 from motet_shared.messages import Audio, Chat, Sampling, Speak, ToolCallDelta, Usage
 
@@ -55,7 +56,7 @@ class Response:
         settings: Settings,
         messages: Callable[[], Awaitable[list[dict[str, Any]]]],
         head: dict[str, Any],
-        epoch: int,
+        epoch: Epoch,
         voice: str,
     ):
         self._service = service
@@ -79,8 +80,8 @@ class Response:
 
     @property
     def sounding_ms(self) -> float:
-        """How long a client that plays what it got still hears it."""
-        if self._sounding_since is None:
+        """How long a client that plays what it got still hears it. One that has cancelled it plays no more."""
+        if self._sounding_since is None or self._reason:
             return 0.0
         whole = self._speech.samples / speak.RATE
         return max(0.0, whole - (time.monotonic() - self._sounding_since)) * 1000

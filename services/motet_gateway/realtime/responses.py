@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 
+from motet_shared.epochs import NO_EPOCH, Epoch
 from motet_shared.errors import BadRequest
 
 from ..asgi import ClientGone
@@ -23,6 +24,7 @@ from .formats import input_rate
 from .outputs import Outputs
 from .response import Response
 from .settings import Settings
+from .transcripts import Heard
 
 if TYPE_CHECKING:
     from .session import Session
@@ -32,6 +34,12 @@ MAX_RESPONSES = 8  # at a time, out-of-band ones included
 
 class ActiveResponse(BadRequest):
     code = "conversation_already_has_active_response"
+
+
+class NothingToCancel(BadRequest):
+    """Clients that cancel just as a response ends pass over this code, or over the first words of its message."""
+
+    code = "response_cancel_not_active"
 
 
 class Responses:
@@ -50,7 +58,12 @@ class Responses:
     @property
     def busy(self) -> bool:
         """Whether a reply is being made, or about to be."""
-        return self._writer is not None or (self._turn is not None and not self._turn.done())
+        return self.replying or (self._turn is not None and not self._turn.done())
+
+    @property
+    def replying(self) -> bool:
+        """Whether a reply is being made."""
+        return self._writer is not None
 
     # ---------------------------------------------------------------------------------------------------- on request
     def create(self, patch: events.ResponsePatch) -> None:
@@ -73,11 +86,10 @@ class Responses:
         response = self._running.get(response_id) if response_id else self._writer
         if response is None:
             which = f"response {response_id!r}" if response_id else "no response"
-            raise BadRequest(f"cancellation failed: {which} is in progress", param="response_id")
+            raise NothingToCancel(f"Cancellation failed: {which} is in progress", param="response_id")
         response.cancel()
 
     def _start(self, settings: Settings, context: list[Stored], patch: events.ResponsePatch, in_band: bool) -> None:
-        self._epoch += 1
         session = self._session
         head: dict[str, Any] = {
             "id": new_id("resp"),
@@ -93,12 +105,18 @@ class Responses:
 
         slot = session.service.limits.take()
         voice = session.speech.voice
-        response = Response(session.service, session.channel, outputs, settings, messages, head, self._epoch, voice)
+        epoch = self._next_epoch() if in_band else NO_EPOCH
+        response = Response(session.service, session.channel, outputs, settings, messages, head, epoch, voice)
         self._running[response.id] = response
         if in_band:
             self._writer, self._owed = response, False
         response.task = asyncio.create_task(self._run(response))
         response.task.add_done_callback(lambda _: slot.release())
+
+    def _next_epoch(self) -> Epoch:
+        """Of a reply that writes the conversation: what still runs for the one before it is out of date."""
+        self._epoch += 1
+        return Epoch(self._session.id, self._epoch)
 
     async def _run(self, response: Response) -> None:
         try:
@@ -114,7 +132,7 @@ class Responses:
     def _context(self, patch: events.ResponsePatch) -> list[Stored]:
         """The items a response sees: those of the conversation, or the ones given with it."""
         session = self._session
-        if patch.input is UNSET:
+        if not isinstance(patch.input, list):
             return session.conversation.items()
         context, heard_as = [], session.settings.audio.input_format
         for index, item in enumerate(patch.input):
@@ -124,14 +142,13 @@ class Responses:
                 events.check_item(item, f"response.input[{index}]", session.speech)
                 context.append(given := stored(item, new_id("item"), new_id("call")))
                 for part, pcm in events.sounds(item, heard_as).items():
-                    session.transcripts.begin(given, part, pcm, input_rate(heard_as), None)
+                    session.transcripts.begin(given, part, Heard(pcm, input_rate(heard_as), None))
         return context
 
     # ---------------------------------------------------------------------------------------------------- after turns
     def interrupt(self) -> None:
         """The user speaks: the reply ends, in every service that works on it."""
         if self._writer is not None:
-            self._epoch += 1
             self._writer.cancel("turn_detected")
 
     def answer(self, item: Stored, ears: Ears, *, silent: bool) -> None:

@@ -24,7 +24,7 @@ from .formats import input_rate
 from .responses import Responses
 from .settings import Kind, Settings
 from .spoken import Spoken
-from .transcripts import Transcripts
+from .transcripts import Heard, Transcripts
 
 
 class Session:
@@ -111,7 +111,7 @@ class Session:
         before = self.conversation.insert(item, event.previous_item_id)
         for index, pcm in sounds.items():
             audio = self.settings.audio
-            self.transcripts.begin(item, index, pcm, input_rate(audio.input_format), audio.transcription)
+            self.transcripts.begin(item, index, Heard(pcm, input_rate(audio.input_format), audio.transcription))
         await self.channel.send(
             self.channel.event("conversation.item.added", previous_item_id=before, item=item),
             self.channel.event("conversation.item.done", previous_item_id=before, item=item),
@@ -126,7 +126,7 @@ class Session:
         await self._tell("conversation.item.deleted", item_id=event.item_id)
 
     async def _truncate_item(self, event: events.ItemTruncate) -> None:
-        item = self.conversation.get(event.item_id)
+        item = self.conversation.get(event.item_id, "truncate")
         if item.get("role") != "assistant":
             raise BadRequest("only messages of the assistant can be truncated", param="item_id")
         if event.content_index != 0:
@@ -137,6 +137,7 @@ class Session:
             message = f"item {event.item_id!r} has {ms} ms of audio; it cannot end at {event.audio_end_ms} ms"
             raise BadRequest(message, param="audio_end_ms")
         spoken.cut(event.audio_end_ms)
+        self.ears.rest(0)
         if item["status"] != "in_progress":  # else it is cut when it is closed
             content = [{"type": "output_audio", "transcript": spoken.text}]
             self.conversation.replace({**item, "content": content})
@@ -174,6 +175,10 @@ class Session:
     @property
     def busy(self) -> bool:
         return self._responses.busy
+
+    @property
+    def replying(self) -> bool:
+        return self._responses.replying
 
     # ---------------------------------------------------------------------------------------------------- responses
     async def _create_response(self, event: events.ResponseCreate) -> None:

@@ -11,8 +11,9 @@ from msgspec import UNSET
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from ..schema import check_tool_choice
-from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, ServerVad, Speech, Transcription
+from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, Speech, Transcription
 from .events import Common, RealtimeTool, ResponsePatch, SessionPatch
+from .turn_detection import ServerVad
 
 Kind = Literal["realtime", "transcription"]
 
@@ -24,6 +25,7 @@ _NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "tracing": (None,),
     "include": (None, []),
 }
+_UNMENTIONED = ("instructions", "tools", "temperature")  # null is as good as no field
 _INHERITED = ("instructions", "tools", "tool_choice", "max_output_tokens", "temperature")
 
 
@@ -80,12 +82,17 @@ class Settings:
     def _with(self, patch: Common, where: str, speech: Speech) -> Settings:
         _refuse_unsupported(patch, where)
         speaks = self.speaks
-        if patch.output_modalities is not UNSET:
+        if isinstance(patch.output_modalities, list):
             speaks = _speaks(patch.output_modalities, f"{where}.output_modalities", speech)
         audio = self.audio
         if isinstance(patch.audio, AudioPatch):
             audio = audio.updated(patch.audio, f"{where}.audio", speech)
-        changes: dict[str, Any] = {name: value for name in _INHERITED if (value := getattr(patch, name)) is not UNSET}
+        given = {name: getattr(patch, name) for name in _INHERITED}
+        changes: dict[str, Any] = {
+            name: value
+            for name, value in given.items()
+            if value is not UNSET and not (value is None and name in _UNMENTIONED)
+        }
         if "tools" in changes:
             changes["tools"] = tuple(changes["tools"])
         if "tool_choice" in changes:

@@ -1,29 +1,42 @@
 """What was said in the user's items: sound goes to the recognizer, text comes into the conversation.
 
-Transcription runs beside everything else, at most once per item; a response that needs the words waits for them.
+Transcription runs beside everything else, at most once per item; a response that needs the words waits for them. Where
+the words were understood while they were spoken, nothing is left to do but to wait for the last of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
 
+from motet_pipelines.captions import Captions
+from motet_pipelines.continuation import continued
 from motet_pipelines.transcribe import NO_AUDIO, Hearing
 from motet_pipelines.voice import understood
 from motet_shared.audio import SAMPLE_BYTES, duration_ms
 from motet_shared.errors import MotetError
 from motet_shared.messages import Transcribe
 
-from ..asgi import ClientGone
-from ..problems import Problem
 from ..service import Service
 from ..wire import fresh_seed
 from .audio_settings import Transcription, listener
 from .channel import Channel
 from .conversation import Conversation, Stored
+from .transcript import Transcript
 
-_KIND = "conversation.item.input_audio_transcription"
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The sound of one part, how it is to be transcribed, and who understood it live, if anybody did."""
+
+    pcm: bytes
+    rate: int
+    shown: Transcription | None  # with events
+    captions: Captions | None = None
+
+    @property
+    def seconds(self) -> float:
+        return duration_ms(len(self.pcm), self.rate) / 1000
 
 
 class Transcripts:
@@ -32,9 +45,20 @@ class Transcripts:
     def __init__(self, service: Service, channel: Channel, conversation: Conversation):
         self._service, self._channel, self._conversation = service, channel, conversation
         self._tasks: dict[str, asyncio.Task[str]] = {}
+        self._open: dict[str, Transcript] = {}  # by item: what is still being spoken
 
-    async def commit(self, item_id: str, pcm: bytes, rate: int, shown: Transcription | None) -> Stored:
-        """Append a user's item with this sound, tell of it, and have it transcribed; `shown`: with events."""
+    def follow(self, item_id: str, captions: Captions) -> None:
+        """Tell the words of an item that is not there yet."""
+        transcript = self._open[item_id] = Transcript(self._channel, item_id, 0, shown=True)
+        transcript.follow(captions)
+
+    async def forget(self, item_id: str) -> None:
+        """That item will never be."""
+        if (transcript := self._open.pop(item_id, None)) is not None:
+            await transcript.close()
+
+    async def commit(self, item_id: str, heard: Heard) -> Stored:
+        """Append a user's item with this sound, tell of it, and have it transcribed."""
         item = spoken_item(item_id)
         before = self._conversation.insert(item)
         event = self._channel.event
@@ -43,15 +67,15 @@ class Transcripts:
             event("conversation.item.added", previous_item_id=before, item=item),
             event("conversation.item.done", previous_item_id=before, item=item),
         )
-        self.begin(item, 0, pcm, rate, shown)
+        self.begin(item, 0, heard)
         return item
 
-    def begin(self, item: Stored, index: int, pcm: bytes, rate: int, shown: Transcription | None) -> None:
+    def begin(self, item: Stored, index: int, heard: Heard) -> None:
         """Transcribe the sound of one content part of `item`; silence of no length needs no model."""
-        if len(pcm) >= SAMPLE_BYTES:
-            pcm = pcm[: len(pcm) - len(pcm) % SAMPLE_BYTES]
-            work = self._transcribe(item, index, pcm, rate, shown)
-            task = self._tasks[_key(item, index)] = asyncio.create_task(work, name="transcribe")
+        if heard.captions is not None or len(heard.pcm) >= SAMPLE_BYTES:
+            task = self._tasks[_key(item, index)] = asyncio.create_task(
+                self._transcribe(item, index, heard), name="transcribe"
+            )
             task.add_done_callback(_seen)
         else:
             item["content"][index]["transcript"] = ""
@@ -71,59 +95,64 @@ class Transcripts:
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for item_id in list(self._open):
+            await self.forget(item_id)
 
-    async def _transcribe(self, item: Stored, index: int, pcm: bytes, rate: int, shown: Transcription | None) -> str:
-        where = {"item_id": item["id"], "content_index": index}
+    async def _transcribe(self, item: Stored, index: int, heard: Heard) -> str:
+        transcript = self._open.pop(item["id"], None)
+        if transcript is None:
+            transcript = Transcript(self._channel, item["id"], index, shown=heard.shown is not None)
         try:
-            text = await self._text(pcm, rate, shown, where)
+            text = await self._text(item["id"], heard, transcript)
+            self._conversation.understand(item, index, text)
+            self._tasks.pop(_key(item, index), None)
+            await transcript.complete(text, heard.seconds)
+            return text
         except MotetError as error:
-            if shown is not None:
-                problem = Problem.of(error)
-                told = {key: value for key, value in problem.as_dict().items() if value is not None}
-                await self._tell(f"{_KIND}.failed", **where, error=told)
+            await transcript.fail(error)
             raise
-        self._conversation.understand(item, index, text)
-        self._tasks.pop(_key(item, index), None)
-        if shown is not None:
-            usage = {"type": "duration", "seconds": round(duration_ms(len(pcm), rate) / 1000, 3)}
-            await self._tell(f"{_KIND}.completed", **where, transcript=text, usage=usage)
-        return text
+        finally:
+            await transcript.close()
+            if heard.captions is not None:
+                await heard.captions.close()
 
-    async def _text(self, pcm: bytes, rate: int, shown: Transcription | None, where: dict[str, Any]) -> str:
-        service, settings = self._service, shown or Transcription()
+    async def _text(self, item_id: str, heard: Heard, transcript: Transcript) -> str:
+        """What was understood live, or is from the whole sound; it begins with what was told."""
+        text = None if heard.captions is None else await self._live(heard.captions)
+        if text is None:
+            told = transcript.told
+            text = await self._understood(item_id, heard, None if told else transcript)
+        transcript.add(continued(transcript.told, text))
+        return transcript.told.strip() or text
+
+    async def _live(self, captions: Captions) -> str | None:
+        """None if nobody could hear it to its end."""
+        try:
+            return await asyncio.wait_for(captions.settled(), self._service.config.request_timeout)
+        except (MotetError, TimeoutError):
+            return None
+
+    async def _understood(self, item_id: str, heard: Heard, transcript: Transcript | None) -> str:
+        service, settings = self._service, heard.shown or Transcription()
         request = Transcribe(
-            model=listener(service.bus.directory, shown),
+            model=listener(service.bus.directory, heard.shown),
             audio=NO_AUDIO,
             language=settings.language or "",
             prompt=settings.prompt or "",
             seed=fresh_seed() & 0xFFFFFFFF,
-            request_id=str(where["item_id"]),
+            request_id=item_id,
         )
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
-        telling = asyncio.create_task(self._tell_pieces(pieces, where))
-        try:
-            return await understood(
-                service.bus,
-                await service.uploads(),
-                pcm,
-                rate,
-                request,
-                Hearing(),
-                told=pieces.put_nowait if shown is not None else lambda text: None,
-                deadline=service.config.request_timeout,
-                patience=service.config.patience,
-            )
-        finally:
-            pieces.put_nowait(None)
-            await telling
-
-    async def _tell_pieces(self, pieces: asyncio.Queue[str | None], where: dict[str, Any]) -> None:
-        while (piece := await pieces.get()) is not None:
-            await self._tell(f"{_KIND}.delta", **where, delta=piece)
-
-    async def _tell(self, kind: str, **fields: Any) -> None:
-        with suppress(ClientGone):  # the session notices by itself
-            await self._channel.send(self._channel.event(kind, **fields))
+        return await understood(
+            service.bus,
+            await service.uploads(),
+            heard.pcm[: len(heard.pcm) - len(heard.pcm) % SAMPLE_BYTES],
+            heard.rate,
+            request,
+            Hearing(),
+            told=(lambda piece: None) if transcript is None else transcript.add,
+            deadline=service.config.request_timeout,
+            patience=service.config.patience,
+        )
 
 
 def spoken_item(item_id: str) -> Stored:

@@ -1,4 +1,4 @@
-// The two calls of the API that the page makes. Errors of any kind become ApiError with a message for people.
+// The HTTP calls that the page makes. Errors of any kind become ApiError with a message for people.
 
 export class ApiError extends Error {
   constructor(message, status = 0) {
@@ -25,9 +25,24 @@ async function request(path, options) {
   throw new ApiError(body?.error?.message ?? `The server answered ${response.status}.`, response.status);
 }
 
+const list = async (path, key) => (await (await request(path, { headers: headers(key) })).json()).data;
+
+// Names of the models that can be talked to.
 export async function listModels(key) {
-  const response = await request("v1/models", { headers: headers(key) });
-  return (await response.json()).data.map((model) => model.id);
+  return (await list("v1/models", key)).filter((model) => model.kind === "chat").map((model) => model.id);
+}
+
+// Names of the voices of the model that speaks; none without one.
+export async function listVoices(key) {
+  const voices = await list("v1/audio/voices", key);
+  return voices.filter((voice) => voice.model === voices[0].model).map((voice) => voice.id);
+}
+
+// What the server lacks for spoken conversations: any of "asr", "vad" and "tts".
+export async function missingForSpeech() {
+  const response = await fetch("health/ready").catch(() => null);
+  const body = await response?.json().catch(() => null);
+  return body?.speech?.missing ?? ["asr", "vad", "tts"];
 }
 
 // Yields the chunks of a chat completion as they arrive; `signal` aborts, which also cancels on the server.

@@ -1,19 +1,19 @@
-// The chat page: one conversation, streamed. What it shows is text only; nothing a model says becomes markup.
+// The page: one conversation, written or spoken. What is typed goes the way of the other, if that is being spoken.
 
-import { ApiError, listModels, streamChat } from "./api.js";
+import { streamChat } from "./api.js";
+import { bubble, clear, remove, setBusy, show } from "./bubbles.js";
+import { askForKey, loadLists, onKeyChange, settings } from "./settings.js";
+import { Talk } from "./talk.js";
 
 const $ = (id) => document.getElementById(id);
-const log = $("log");
 const message = $("message");
 
-let history = [];
+let history = []; // {role, content}; without content where nothing was understood or heard
 let running = null; // the AbortController of the reply that streams
+let replied = Promise.resolve(); // when it has ended
+const talk = new Talk(quietHistory, showError);
 
-$("key").value = sessionStorage.getItem("motet-key") ?? "";
-$("key").addEventListener("change", () => {
-  sessionStorage.setItem("motet-key", $("key").value);
-  loadModels();
-});
+onKeyChange(loadModels);
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
@@ -30,22 +30,13 @@ message.addEventListener("keydown", (event) => {
 loadModels();
 
 async function loadModels(tries = 60) {
-  const select = $("model");
-  const chosen = select.value;
   try {
-    const names = await listModels($("key").value);
-    if (!names.length) throw new ApiError("No model is ready yet.", 503);
-    select.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
-    select.disabled = false;
+    await loadLists();
     showError("");
   } catch (error) {
     showError(error.message);
-    if (error.status === 401) {
-      $("settings").open = true;
-      $("key").focus();
-    } else if (tries > 0) {
-      setTimeout(() => loadModels(tries - 1), 1000);
-    }
+    if (error.status === 401) askForKey();
+    else if (tries > 0) setTimeout(() => loadModels(tries - 1), 1000);
   }
 }
 
@@ -56,26 +47,33 @@ async function send() {
   fit();
   showError("");
   history.push({ role: "user", content: text });
-  bubble("user").textContent = text;
-  await reply();
+  const question = bubble("user");
+  question.textContent = text;
+  if (talk.on) talk.say(text);
+  else await (replied = reply(question));
   message.focus();
 }
 
-async function reply() {
+// The messages so far, once none is being written any more.
+async function quietHistory() {
+  running?.abort();
+  await replied;
+  return history;
+}
+
+async function reply(question) {
   running = new AbortController();
-  setBusy(true);
+  showBusy(true);
   const target = bubble("assistant");
   const meter = new Meter();
   const mine = history; // "New chat" may start another one meanwhile
   let text = "";
   const draw = throttle(() => {
-    const follow = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-    target.textContent = text;
+    show(() => (target.textContent = text));
     $("stats").textContent = meter.toString();
-    if (follow) log.scrollTop = log.scrollHeight;
   });
   try {
-    for await (const chunk of streamChat(body(), $("key").value, running.signal)) {
+    for await (const chunk of streamChat(body(), settings().key, running.signal)) {
       const piece = chunk.choices[0]?.delta?.content;
       meter.saw(piece, chunk.usage);
       text += piece ?? "";
@@ -87,32 +85,30 @@ async function reply() {
   } finally {
     draw.now();
     if (text) mine.push({ role: "assistant", content: text });
-    else if (mine === history) discard(target);
+    else if (mine === history) discard(target, question);
     running = null;
-    setBusy(false);
+    showBusy(false);
   }
 }
 
 // Nothing was said: take the question back, so that it can be sent again.
-function discard(target) {
-  target.parentElement.previousElementSibling?.remove();
-  target.parentElement.remove();
-  const question = history.pop();
+function discard(answer, question) {
+  remove(answer);
+  remove(question);
+  const { content } = history.pop();
   if (!message.value) {
-    message.value = question?.content ?? "";
+    message.value = content;
     fit();
   }
 }
 
 function body() {
-  const system = $("system").value.trim();
-  const most = parseInt($("max-tokens").value, 10);
-  const temperature = parseFloat($("temperature").value);
+  const { model, system, temperature, most } = settings();
   return {
-    model: $("model").value,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...history],
-    temperature: Number.isFinite(temperature) ? temperature : 0,
-    ...(most > 0 ? { max_completion_tokens: most } : {}),
+    model,
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...history.filter(({ content }) => content)],
+    temperature,
+    ...(most ? { max_completion_tokens: most } : {}),
   };
 }
 
@@ -142,29 +138,18 @@ class Meter {
   }
 }
 
-function bubble(role) {
-  $("welcome")?.remove();
-  const article = document.createElement("article");
-  article.className = role;
-  article.setAttribute("aria-label", role === "user" ? "You" : "Model");
-  const text = document.createElement("p");
-  article.append(text);
-  log.append(article);
-  log.scrollTop = log.scrollHeight;
-  return text;
-}
-
 function startOver() {
   running?.abort();
+  talk.end();
   history = [];
-  log.replaceChildren();
+  clear();
   showError("");
   $("stats").textContent = "";
   message.focus();
 }
 
-function setBusy(busy) {
-  log.setAttribute("aria-busy", String(busy));
+function showBusy(busy) {
+  setBusy(busy);
   $("send").hidden = busy;
   $("stop").hidden = !busy;
 }

@@ -1,0 +1,19 @@
+// On the audio thread: plays what the page sends it, {kind: push | end | stop, item, samples}.
+
+import { JitterBuffer } from "./jitter-buffer.js";
+
+class Player extends AudioWorkletProcessor {
+  #buffer = new JitterBuffer(sampleRate, (report) => this.port.postMessage(report));
+
+  constructor() {
+    super();
+    this.port.onmessage = ({ data: { kind, item, samples } }) => this.#buffer[kind](item, samples);
+  }
+
+  process(_, [[output]]) {
+    this.#buffer.render(output);
+    return true;
+  }
+}
+
+registerProcessor("player", Player);

@@ -1,0 +1,52 @@
+// What the user has set: the model, how it answers, the voice, the key. The key stays in this tab.
+
+import { ApiError, listModels, listVoices } from "./api.js";
+
+const $ = (id) => document.getElementById(id);
+
+$("key").value = sessionStorage.getItem("motet-key") ?? "";
+
+export function settings() {
+  const most = parseInt($("max-tokens").value, 10);
+  const temperature = parseFloat($("temperature").value);
+  return {
+    model: $("model").value,
+    key: $("key").value,
+    system: $("system").value.trim(),
+    temperature: Number.isFinite(temperature) ? temperature : 0,
+    most: most > 0 ? most : null,
+    voice: $("voice-name").value,
+  };
+}
+
+export function onKeyChange(work) {
+  $("key").addEventListener("change", () => {
+    sessionStorage.setItem("motet-key", $("key").value);
+    work();
+  });
+}
+
+// Fills the lists of models and voices. ApiError if no model can be talked to.
+export async function loadLists() {
+  const [models, voices] = await Promise.all([listModels($("key").value), listVoices($("key").value)]);
+  if (!models.length) throw new ApiError("No model is ready yet.", 503);
+  fill($("model"), models);
+  fill($("voice-name"), voices, new Option("the model's own", ""));
+  $("voice-name").closest("label").hidden = !voices.length;
+}
+
+export function askForKey() {
+  $("settings").open = true;
+  $("key").focus();
+}
+
+// A conversation that is spoken keeps the model that it began with.
+export function lockModel(locked) {
+  $("model").disabled = locked;
+}
+
+function fill(select, names, ...before) {
+  const chosen = select.value;
+  select.replaceChildren(...before, ...names.map((name) => new Option(name, name, false, name === chosen)));
+  select.disabled = false;
+}

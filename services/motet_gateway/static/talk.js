@@ -1,0 +1,108 @@
+// The microphone button and what belongs to it: starting, muting and ending a spoken conversation, and what is off.
+
+import { ApiError, missingForSpeech } from "./api.js";
+import { setSpoken } from "./bubbles.js";
+import { DeviceError } from "./microphone.js";
+import { lockModel, settings } from "./settings.js";
+import { Voice } from "./voice.js";
+import { Waveform } from "./waveform.js";
+
+const $ = (id) => document.getElementById(id);
+const NEEDED = { asr: "speech recognition (--asr)", vad: "voice activity detection (vad)" };
+const STATES = {
+  listening: "Listening. Speak, or type.",
+  hearing: "You are speaking…",
+  thinking: "Thinking…",
+  speaking: "Speaking. Speak to interrupt.",
+  muted: "Muted. The model does not hear you.",
+};
+
+export class Talk {
+  #history; // gives the messages so far (a promise)
+  #problem; // shows one
+  #voice = null;
+  #waveform = null;
+  #starting = false;
+  #off = ""; // why nobody can talk
+
+  constructor(history, problem) {
+    [this.#history, this.#problem] = [history, problem];
+    $("talk").addEventListener("click", () => (this.#voice ? this.end() : this.#begin()));
+    $("mute").addEventListener("click", () => this.#mute($("mute").getAttribute("aria-pressed") !== "true"));
+    $("hush").addEventListener("click", () => this.#voice?.interrupt());
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.#voice?.interrupt();
+    });
+    this.check();
+  }
+
+  get on() {
+    return this.#voice !== null;
+  }
+
+  say(text) {
+    this.#voice.say(text);
+  }
+
+  // Finds out whether this server can hear, and again for a while if not: models take time to load.
+  async check(tries = 40) {
+    const missing = (await missingForSpeech()).filter((role) => role in NEEDED);
+    const parts = missing.map((role) => NEEDED[role]);
+    this.#off = parts.length ? `Talking is off: this server runs no ${parts.join(" and no ")}.` : "";
+    $("talk").setAttribute("aria-disabled", String(Boolean(this.#off)));
+    $("talk").title = this.#off;
+    $("talk-why").textContent = this.#off;
+    if (this.#off && tries > 0) setTimeout(() => this.check(tries - 1), 3000);
+  }
+
+  end(reason = "") {
+    this.#voice?.close();
+    this.#waveform?.close();
+    this.#voice = this.#waveform = null;
+    this.#problem(reason);
+    this.#draw();
+  }
+
+  async #begin() {
+    if (this.#off || this.#starting) return this.#problem(this.#off);
+    this.#starting = true;
+    this.#problem("");
+    $("talk-label").textContent = "Wait…";
+    const view = {
+      state: (name) => this.#show(name),
+      problem: this.#problem,
+      ended: (reason) => this.end(reason),
+    };
+    try {
+      this.#voice = await Voice.open(settings(), await this.#history(), view);
+    } catch (error) {
+      if (!(error instanceof ApiError || error instanceof DeviceError)) throw error;
+      this.#problem(error.message);
+    } finally {
+      this.#starting = false;
+      this.#draw();
+    }
+  }
+
+  #mute(muted) {
+    this.#voice.muted = muted;
+    $("mute").setAttribute("aria-pressed", String(muted));
+  }
+
+  #show(state) {
+    $("voice-state").textContent = STATES[state];
+    $("voice-state").dataset.state = state;
+    $("hush").hidden = state !== "speaking" && state !== "thinking";
+  }
+
+  #draw() {
+    const on = this.on;
+    $("talk").classList.toggle("on", on);
+    $("talk-label").textContent = on ? "End" : "Talk";
+    $("voice").hidden = !on;
+    $("mute").setAttribute("aria-pressed", "false");
+    lockModel(on);
+    setSpoken(on);
+    if (on && !this.#waveform) this.#waveform = new Waveform($("waveform"), this.#voice.analysers);
+  }
+}
