@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from motet_shared.capacity import WEIGHT_FORMATS, WeightFormat
+from workers import has_modules, run_worker
 
-HERE = Path(__file__).resolve().parent
-WORKER_SECONDS = 1800.0
 LLAMA_PYTHON = "MOTET_LLAMA_PYTHON"
 # Of llama.cpp's formats: blocks of 32 numbers with one float16 scale.
 GGUF_FORMATS = {
@@ -67,8 +65,7 @@ def absent(peer: Peer) -> str:
     """Why a peer cannot run; empty if it can."""
     if peer.worker != "llama_worker.py":
         return ""
-    check = [peer.python, "-c", "import gguf, llama_cpp, numpy"]
-    if subprocess.run(check, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120).returncode == 0:
+    if has_modules(peer.python, "gguf", "llama_cpp", "numpy"):
         return ""
     return f"llama-cpp-python and gguf are not installed for {LLAMA_PYTHON} (see benchmarks/README.md)"
 
@@ -93,15 +90,4 @@ def gguf_file(peer: Peer, folder: Path) -> Path:
 
 
 def _run(peer: Peer, args: list[str], threads: int, output: bool = True) -> dict[str, Any]:
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE)}
-    if peer.python == sys.executable:
-        env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, sys.path)])
-    command = [peer.python, str(HERE / peer.worker), *args]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_SECONDS, env=env)
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{peer.name} took more than {WORKER_SECONDS:g} s") from None
-    if done.returncode != 0:
-        raise RuntimeError(f"{peer.name} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if output else {}
-    return result
+    return run_worker(peer.name, peer.worker, args, threads=threads, python=peer.python, output=output)

@@ -76,6 +76,14 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument(
         "--tts", metavar="PATH", help="speech model: folder, name or none (default: pocket-tts, where it is there)"
     )
+    up.add_argument(
+        "--speakers",
+        metavar="PATH",
+        nargs="?",
+        const="pocket-speakers",
+        default="none",
+        help="tell speakers apart, with this model (default: none; without PATH: pocket-speakers)",
+    )
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument("--api-key-file", metavar="PATH", help="file with the key that clients must show")
     up.add_argument("--insecure", action="store_true", help="let other machines in without a key")
@@ -112,13 +120,19 @@ def _add_say(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 
 
 def _add_listen(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    listen = _command(commands, "listen", "listen", "Print what is said in a sound file, as it is understood.")
+    listen = _command(
+        commands, "listen", "listen", "Print what is said in a sound file, or into the microphone, as it is understood."
+    )
     _add_server(listen)
     listen.add_argument("--model", help="the model that listens (default: the server's first)")
     listen.add_argument("--language", default="", help="code such as en (default: found out)")
     listen.add_argument("--prompt", default="", help="text that comes before, to show names and spelling")
-    listen.add_argument("--translate", action="store_true", help="into English; printed at the end")
-    listen.add_argument("file", metavar="FILE", help="wav, mp3, flac, ogg, m4a, webm or another that FFmpeg reads")
+    listen.add_argument("--translate", action="store_true", help="a file into English; printed at the end")
+    listen.add_argument("--speakers", action="store_true", help="a line per turn of a file, with who speaks: A, B, …")
+    listen.add_argument("--mic", action="store_true", help="listen to the microphone until Ctrl-C, a line per turn")
+    listen.add_argument(
+        "file", metavar="FILE", nargs="?", help="wav, mp3, flac, ogg, m4a, webm or another that FFmpeg reads"
+    )
 
 
 def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

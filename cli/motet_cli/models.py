@@ -17,6 +17,7 @@ from motet_shared.errors import ConfigError
 BUILT_IN = "pocket-chat"
 BUILT_IN_LISTENER = "pocket-asr"
 BUILT_IN_SPEECH = "pocket-tts"
+BUILT_IN_SPEAKERS = "pocket-speakers"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from argparse import Namespace
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,12 @@ def run(args: Namespace) -> int:
     memory = parse_bytes(args.memory, "--memory") if args.memory else _default_memory(processor)
     settings = _settings(args, on_gpu=args.gpu is not None)
     context = parse_tokens(args.context) if args.context else min(shape.context or 4096, 4096)
-    made = plan(shape, settings, memory, context)
-    bounds = _bounds(shape, processor, settings, made) if processor else {}
+    answer = Answer(args.model, shape, settings, plan(shape, settings, memory, context), processor)
     if args.json:
-        json.dump(_document(args.model, shape, settings, made, processor, bounds), sys.stdout, indent=1)
+        json.dump(answer.document(), sys.stdout, indent=1)
         print()
     else:
-        _print(args.model, shape, settings, made, processor, bounds)
+        answer.print()
     return 0
 
 
@@ -123,54 +122,59 @@ def _settings(args: Namespace, on_gpu: bool) -> Settings:
 
 
 # --------------------------------------------------------------------------------------------------------------- output
-def _bounds(shape: ModelShape, processor: Processor, settings: Settings, made: Plan) -> dict[str, Bound]:
-    def decode(batch: int) -> Bound:
+@dataclass(frozen=True)
+class Answer:
+    """What is told of a model, with these settings, on a processor if one is named."""
+
+    model: str
+    shape: ModelShape
+    settings: Settings
+    plan: Plan
+    processor: Processor | None
+
+    def bounds(self) -> dict[str, Bound]:
+        """By phase; none without a processor."""
+        if self.processor is None:
+            return {}
+        bounds = {"decode, 1 sequence": self._decode_bound(self.processor, 1)}
+        if self.plan.running > 1:
+            bounds[f"decode, {self.plan.running} sequences"] = self._decode_bound(self.processor, self.plan.running)
+        bounds["prefill"] = prefill_bound(self.shape, self.processor, self.settings.weights, tokens=self.plan.context)
+        return bounds
+
+    def _decode_bound(self, processor: Processor, batch: int) -> Bound:
         return decode_bound(
-            shape, processor, settings.weights, batch=batch, context=made.context, kv_bytes=settings.kv_bytes
+            self.shape,
+            processor,
+            self.settings.weights,
+            batch=batch,
+            context=self.plan.context,
+            kv_bytes=self.settings.kv_bytes,
         )
 
-    bounds = {"decode, 1 sequence": decode(1)}
-    if made.running > 1:
-        bounds[f"decode, {made.running} sequences"] = decode(made.running)
-    bounds["prefill"] = prefill_bound(shape, processor, settings.weights, tokens=made.context)
-    return bounds
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        counts = self.shape.parameters
+        return {
+            "model": self.model,
+            "model_type": self.shape.model_type,
+            "parameters": {**asdict(counts), "total": counts.total, "active": counts.active},
+            "settings": asdict(self.settings),
+            "plan": {**asdict(self.plan), "used": self.plan.used},
+            "processor": asdict(self.processor) if self.processor else None,
+            "roofline": {name: asdict(bound) for name, bound in self.bounds().items()},
+        }
 
-
-def _document(
-    model: str,
-    shape: ModelShape,
-    settings: Settings,
-    made: Plan,
-    processor: Processor | None,
-    bounds: dict[str, Bound],
-) -> dict[str, Any]:
-    counts = shape.parameters
-    return {
-        "model": model,
-        "model_type": shape.model_type,
-        "parameters": {**asdict(counts), "total": counts.total, "active": counts.active},
-        "settings": asdict(settings),
-        "plan": {**asdict(made), "used": made.used},
-        "processor": asdict(processor) if processor else None,
-        "roofline": {name: asdict(bound) for name, bound in bounds.items()},
-    }
-
-
-def _print(
-    model: str,
-    shape: ModelShape,
-    settings: Settings,
-    made: Plan,
-    processor: Processor | None,
-    bounds: dict[str, Bound],
-) -> None:
-    console = Console(highlight=False)
-    console.print(f"{model} ({shape.model_type}): parameters", _parameters_table(shape), sep="\n")
-    console.print("memory", _memory_table(shape, settings, made), sep="\n")
-    console.print("capacity", _capacity_table(made, settings), sep="\n")
-    if processor is not None:
-        rates = f"{processor.bandwidth / 1e9:,.0f} GB/s, {processor.bf16 / 1e12:,.2f} TFLOP/s"
-        console.print(f"at most on {processor.name} ({rates})", _roofline_table(bounds), sep="\n")
+    def print(self) -> None:
+        """As tables."""
+        console = Console(highlight=False)
+        title = f"{self.model} ({self.shape.model_type}): parameters"
+        console.print(title, _parameters_table(self.shape), sep="\n")
+        console.print("memory", _memory_table(self.shape, self.settings, self.plan), sep="\n")
+        console.print("capacity", _capacity_table(self.plan, self.settings), sep="\n")
+        if (processor := self.processor) is not None:
+            rates = f"{processor.bandwidth / 1e9:,.0f} GB/s, {processor.bf16 / 1e12:,.2f} TFLOP/s"
+            console.print(f"at most on {processor.name} ({rates})", _roofline_table(self.bounds()), sep="\n")
 
 
 def _table(*columns: str) -> Table:

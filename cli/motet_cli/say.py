@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -10,19 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from motet_cli.devices import Command, player
 from motet_cli.server import Server, read_key
 from motet_shared.errors import ConfigError, MotetError, Unavailable
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 _OTHER_ENDINGS = {"ogg": "opus", "m4a": "aac", "raw": "pcm"}
-# What plays PCM from its standard input, in the order in which it is looked for.
-_PLAYERS = (
-    ("pw-play", "--rate=24000", "--channels=1", "--format=s16", "-"),
-    ("paplay", "--raw", "--rate=24000", "--channels=1", "--format=s16le"),
-    ("aplay", "-q", "-t", "raw", "-r", "24000", "-c", "1", "-f", "S16_LE", "-"),
-    ("ffplay", "-loglevel", "error", "-nodisp", "-autoexit", "-f", "s16le", "-ar", "24000", "-"),
-    ("play", "-q", "-t", "raw", "-r", "24000", "-c", "1", "-e", "signed", "-b", "16", "-"),
-)
 
 
 def run(args: Namespace) -> int:
@@ -31,14 +23,14 @@ def run(args: Namespace) -> int:
     text = " ".join(args.text) or ("" if sys.stdin.isatty() else sys.stdin.read())
     if not text.strip():
         raise MotetError("there is nothing to say; as in: motet say 'hello there'")
-    player = _player() if args.output is None else None
+    speakers = player() if args.output is None else None
     with Server(args.url, read_key(args.api_key_file)) as server:
         names = [args.model] if args.model else server.models("speech")
         if not names:
             raise Unavailable(f"{server.url} has no speech model yet; start one with: motet up --tts PATH")
         chunks = server.speech(names[0], text, args.voice, args.speed, audio_format)
-        if player is not None:
-            return _play(player, chunks)
+        if speakers is not None:
+            return _play(speakers, chunks)
         _write(args.output, chunks)
     return 0
 
@@ -54,33 +46,36 @@ def _format(output: str | None) -> str:
     return audio_format
 
 
-def _player() -> tuple[str, ...]:
-    for command in _PLAYERS:
-        if shutil.which(command[0]):
-            return command
-    names = ", ".join(command[0] for command in _PLAYERS)
-    raise ConfigError(f"nothing here plays sound ({names}); give --output FILE")
-
-
-def _play(command: tuple[str, ...], chunks: Iterator[bytes]) -> int:
-    with subprocess.Popen(command, stdin=subprocess.PIPE) as player:
-        assert player.stdin is not None
-        try:
-            _copy(chunks, player.stdin)
-        except BrokenPipeError:
-            raise MotetError(f"{command[0]} stopped playing; give --output FILE") from None
-        except KeyboardInterrupt:
-            player.terminate()
-            raise
+def _play(command: Command, chunks: Iterator[bytes]) -> int:
+    cut = False
+    try:
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
+            assert program.stdin is not None
+            try:
+                _copy(chunks, program.stdin)
+            except KeyboardInterrupt:
+                program.terminate()
+                raise
+    except BrokenPipeError:  # of a write, or of what is left when the pipe is closed
+        cut = True
+    if cut or program.returncode:
+        raise MotetError(f"{command[0]} could not play it (exit code {program.returncode}); give --output FILE")
     return 0
 
 
 def _write(output: str, chunks: Iterator[bytes]) -> None:
     """Nothing is written, and nothing overwritten, before the first sound is there."""
     first = next(chunks, b"")
-    with sys.stdout.buffer if output == "-" else open(output, "wb") as file:
+    with sys.stdout.buffer if output == "-" else _open(output) as file:
         file.write(first)
         _copy(chunks, file)
+
+
+def _open(output: str) -> IO[bytes]:
+    try:
+        return open(output, "wb")
+    except OSError as error:
+        raise ConfigError(f"--output: cannot write {output!r}: {error.strerror}; give a file in a folder") from None
 
 
 def _copy(chunks: Iterator[bytes], file: IO[bytes]) -> None:

@@ -74,6 +74,18 @@ class Server:
 
     def transcription(self, model: str, path: Path, fields: dict[str, str]) -> Iterator[str]:
         """Pieces of what is said in a sound file. Closing the iterator cancels the request on the server."""
+        for event in self._transcription_events(model, path, fields):
+            if event.get("type") == "transcript.text.delta":
+                yield str(event["delta"])
+
+    def conversation(self, model: str, path: Path, fields: dict[str, str]) -> Iterator[tuple[str, str]]:
+        """(speaker, text) of what is said in a sound file. Closing the iterator cancels the request on the server."""
+        form = fields | {"response_format": "diarized_json", "chunking_strategy": "auto"}
+        for event in self._transcription_events(model, path, form):
+            if event.get("type") == "transcript.text.segment":
+                yield str(event["speaker"]), str(event["text"])
+
+    def _transcription_events(self, model: str, path: Path, fields: dict[str, str]) -> Iterator[dict[str, Any]]:
         form = fields | {"model": model, "stream": "true"}
         try:
             with (
@@ -83,9 +95,7 @@ class Server:
                 if reply.status_code != 200:
                     reply.read()
                 _check(reply)
-                for event in _events(reply.iter_lines()):
-                    if event.get("type") == "transcript.text.delta":
-                        yield str(event["delta"])
+                yield from _events(reply.iter_lines())
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
 

@@ -34,6 +34,7 @@ class Stack:
     asr: ModelFolder | None = None  # what listens; None: nothing does
     turns: Path | None = None  # the model that tells the end of a turn
     tts: ModelFolder | None = None  # what speaks; None: nothing does
+    speakers: ModelFolder | None = None  # what tells speakers apart; None: nothing does
     api_key_file: Path | None = None
     insecure: bool = False
     log_format: LogFormat = "text"
@@ -46,6 +47,7 @@ class Stack:
             *self._decoders(),
             *self._vads(),
             *self._listeners(),
+            *self._voices(),
             *self._speakers(),
         ]
 
@@ -82,6 +84,11 @@ class Stack:
             yield self._spec(name, "vad", "motet_vad", argv)
 
     def _speakers(self) -> Iterator[ChildSpec]:
+        if self.speakers is not None:
+            argv = ["--model", str(self.speakers.path), "--name", self.speakers.name]
+            yield self._spec("speakers", "speakers", "motet_speakers", argv, model=self.speakers.name)
+
+    def _voices(self) -> Iterator[ChildSpec]:
         if self.tts is not None:
             argv = ["--model", str(self.tts.path), "--name", self.tts.name]
             threads = compute_cores()

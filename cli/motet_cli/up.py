@@ -56,6 +56,7 @@ def plan(args: Namespace) -> Plan:
         asr=models.resolve_optional(args.asr, "--asr", models.BUILT_IN_LISTENER),
         turns=models.pocket("pocket-turns"),
         tts=models.resolve_optional(args.tts, "--tts", models.BUILT_IN_SPEECH),
+        speakers=models.resolve_optional(args.speakers, "--speakers", models.BUILT_IN_SPEAKERS),
         api_key_file=Path(args.api_key_file) if args.api_key_file else None,
         insecure=args.insecure,
         log_format=args.log_format,

@@ -1,0 +1,247 @@
+"""Our recognizer beside transformers' pipeline and faster-whisper: the same weights, sounds, threads and lengths."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llm_figures import ratio
+from measures import Target, table
+from voice_checkpoint import whisper_checkpoint
+from workers import has_modules, run_worker
+
+WHISPER_PYTHON = "MOTET_WHISPER_PYTHON"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsrPlan:
+    """clips: seconds of each, and tokens that are said of it. engines: beginnings of names; empty: all."""
+
+    shape: str = "whisper-tiny"
+    clips: tuple[tuple[float, int], ...] = ((5.0, 16), (30.0, 64))
+    batches: tuple[int, ...] = (1, 8)
+    repeats: int = 3
+    rounds: int = 3
+    engines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One engine in one format. `task`: what its worker is told beside what all are told."""
+
+    name: str
+    format: str
+    script: str = "voice_asr_worker.py"
+    python: str = sys.executable
+    task: dict[str, Any] = field(default_factory=dict)
+
+
+def peers(transformers_dtype: str) -> list[Peer]:
+    """All of them, ours first."""
+    python = os.environ.get(WHISPER_PYTHON) or sys.executable
+    return [
+        *(Peer(name=f"motet {form}", format=form, task={"driver": "motet"}) for form in ("float32", "int8")),
+        Peer(
+            name=f"transformers pipeline, {transformers_dtype}",
+            format=transformers_dtype,
+            task={"driver": "transformers"},
+        ),
+        *(
+            Peer(name=f"faster-whisper {form}", format=form, script="voice_whisper_worker.py", python=python)
+            for form in ("float32", "int8")
+        ),
+    ]
+
+
+def absent(peer: Peer) -> str:
+    """Why a peer cannot run; empty if it can."""
+    if peer.script != "voice_whisper_worker.py" or has_modules(peer.python, "faster_whisper"):
+        return ""
+    return f"faster-whisper is not installed for {WHISPER_PYTHON} (see benchmarks/README.md)"
+
+
+@dataclass
+class Runs:
+    """So many clips of one length at a time, by round; seconds. `said`: tokens of the last run."""
+
+    seconds: float
+    batch: int
+    whole: list[float] = field(default_factory=list)
+    features: list[float] = field(default_factory=list)
+    encoder: list[float] = field(default_factory=list)
+    said: list[list[int]] = field(default_factory=list)
+
+    @property
+    def speed(self) -> list[float]:
+        """Seconds of audio per second."""
+        return [self.seconds * self.batch / taken for taken in self.whole]
+
+
+@dataclass
+class Heard:
+    """Of one engine, by load (see `load_name`)."""
+
+    name: str
+    runs: dict[str, Runs] = field(default_factory=dict)
+    note: str = ""
+
+    def take(self, result: dict[str, Any]) -> None:
+        """Add a round. Of the runs in it the median counts."""
+        for run in result["runs"]:
+            seconds, batch = run["seconds"], run["batch"]
+            runs = self.runs.setdefault(load_name(seconds, batch), Runs(seconds, batch))
+            runs.whole.append(statistics.median(run["whole"]))
+            runs.features.append(statistics.median(run["parts"]["features"]))
+            runs.encoder.append(statistics.median(run["parts"]["encoder"]))
+            runs.said = run["said"]
+        self.note = result["note"]
+
+    def agreement(self, other: Heard) -> float:
+        """Share of tokens that are the other's: whether the two compute the same model."""
+        pairs = [
+            (a, b)
+            for load, runs in self.runs.items()
+            for one, another in zip(runs.said, other.runs[load].said, strict=True)
+            for a, b in zip(one, another, strict=True)
+        ]
+        return sum(a == b for a, b in pairs) / len(pairs)
+
+
+def load_name(seconds: float, batch: int) -> str:
+    return f"{batch} × {seconds:g} s"
+
+
+@dataclass
+class AsrFindings:
+    heard: dict[str, Heard] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # by engine: why
+
+
+def run_asr(plan: AsrPlan, cache: Path, threads: int, transformers_dtype: str) -> AsrFindings:
+    """Every engine once per round, one after the other, each in a process of its own."""
+    findings = AsrFindings()
+    chosen = [peer for peer in peers(transformers_dtype) if peer.name.startswith(plan.engines or ("",))]
+    findings.missing = {peer.name: reason for peer in chosen if (reason := absent(peer))}
+    for _ in range(plan.rounds):
+        for peer in chosen:
+            if peer.name in findings.missing:
+                continue
+            print(f"  {peer.name} ...", flush=True)
+            try:
+                result = _measure(peer, plan, cache, threads)
+            except RuntimeError as error:
+                findings.missing[peer.name] = str(error)
+                findings.heard.pop(peer.name, None)
+                continue
+            findings.heard.setdefault(peer.name, Heard(peer.name)).take(result)
+    return findings
+
+
+def _measure(peer: Peer, plan: AsrPlan, cache: Path, threads: int) -> dict[str, Any]:
+    """All loads of one engine. Clips of another length say another number of tokens: another folder."""
+    converted, checkpoints = peer.script == "voice_whisper_worker.py", []
+    for seconds, tokens in plan.clips:
+        folder = whisper_checkpoint(plan.shape, tokens, cache)
+        checkpoint = {"seconds": seconds, "tokens": tokens, "folder": str(folder)}
+        checkpoints.append(checkpoint | ({"file": str(_converted(peer, folder))} if converted else {}))
+    task = {
+        "checkpoints": checkpoints, "batches": plan.batches, "repeats": plan.repeats, "threads": threads,
+        "format": peer.format, **peer.task,
+    }  # fmt: skip
+    args = [*(["measure"] if converted else []), json.dumps(task)]
+    return run_worker(peer.name, peer.script, args, threads=threads, python=peer.python)
+
+
+def _converted(peer: Peer, folder: Path) -> Path:
+    """The checkpoint for CTranslate2, beside its folder; written if it is not there yet."""
+    target = folder.with_name(f"{folder.name}.ct2-{peer.format}")
+    if not target.exists():
+        unfinished = folder.with_name(f"{target.name}.{os.getpid()}")
+        args = ["convert", str(folder), str(unfinished), peer.format]
+        run_worker(peer.name, peer.script, args, threads=1, python=peer.python, output=False)
+        try:
+            unfinished.rename(target)
+        except OSError:  # another process was faster
+            shutil.rmtree(unfinished)
+    return target
+
+
+# ------------------------------------------------------------------------------------------------------------- telling
+def asr_report(findings: AsrFindings, plan: AsrPlan) -> str:
+    heard = list(findings.heard.values())
+    loads = [load_name(seconds, batch) for seconds, _ in plan.clips for batch in plan.batches]
+    missing = [f"* {name} is absent: {reason}" for name, reason in findings.missing.items()]
+    lengths = ", ".join(f"{tokens} tokens of {seconds:g} s" for seconds, tokens in plan.clips)
+    notes = [f"* {one.name}: {one.note}" for one in heard if one.note]
+    if not heard:
+        return "\n".join(missing)
+    parts = [
+        f"{plan.shape}, {lengths}. Seconds of audio per second, all of it: features, encoder, decoder.",
+        _speed_table(heard, loads),
+        "Milliseconds of features / encoder / the rest:",
+        _split_table(heard, loads),
+        "Ours as a multiple of each peer:",
+        _ratio_table(heard, loads),
+        "\n".join([*notes, *missing]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _speed_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
+    rows = [
+        [
+            one.name,
+            f"{one.agreement(heard[0]):.0%}",
+            *(f"{statistics.median(one.runs[load].speed):,.1f}" for load in loads),
+        ]
+        for one in heard
+    ]
+    return table(["engine", "tokens as ours", *loads], rows)
+
+
+def _split_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
+    def cell(runs: Runs) -> str:
+        whole, features, encoder = (statistics.median(x) for x in (runs.whole, runs.features, runs.encoder))
+        return " / ".join(f"{value * 1e3:,.0f}" for value in (features, encoder, whole - features - encoder))
+
+    return table(["engine", "", *loads], [[one.name, "", *(cell(one.runs[load]) for load in loads)] for one in heard])
+
+
+def _ratio_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
+    rows = [
+        [mine.name, peer.name, *(f"{ratio(mine.runs[load].speed, peer.runs[load].speed):.2f}" for load in loads)]
+        for mine in heard
+        if mine.name.startswith("motet")
+        for peer in heard
+        if not peer.name.startswith("motet")
+    ]
+    return table(["ours", "peer", *loads], rows)
+
+
+# (a peer by its beginning, clips at a time, at least)
+_TARGETS = [
+    ("faster-whisper int8", 1, 1.5),
+    ("faster-whisper int8", 8, 1.6),
+    ("transformers", 1, 2.5),
+    ("transformers", 8, 2.5),
+]
+
+
+def asr_targets(findings: AsrFindings, plan: AsrPlan, ours: str = "motet int8") -> list[Target]:
+    """The promises, as far as this run can judge them, for the longest clips."""
+    judged, seconds = [], plan.clips[-1][0]
+    for beginning, batch, least in _TARGETS:
+        load = load_name(seconds, batch)
+        rivals = [one for name, one in findings.heard.items() if name.startswith(beginning)]
+        mine = findings.heard.get(ours)
+        if mine is not None and rivals and load in mine.runs and load in rivals[0].runs:
+            value = ratio(mine.runs[load].speed, rivals[0].runs[load].speed)
+            judged.append(Target(f"{ours} / {rivals[0].name}, {load}", value, least, "times", most=False))
+    return judged

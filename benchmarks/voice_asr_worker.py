@@ -1,0 +1,128 @@
+"""A recognizer under the load of `voice.py`, in a process of its own: `python voice_asr_worker.py '<JSON of a task>'`.
+
+Prints JSON: for each length and number of clips the seconds of every run, and of its features and its encoder alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from voice_clips import RATE, Sound, clips
+from voice_timing import Part, Recognizer, Times, measured
+
+
+class Motet:
+    """Our engine, stepped as its service does."""
+
+    def __init__(self, task: dict[str, Any]):
+        from motet_asr.checkpoint import load_engine
+        from motet_asr.config import EngineConfig
+
+        config = EngineConfig(
+            model=task["folder"], weights=task["format"], threads=task["threads"], fallback=False,
+            **task.get("options", {}),
+        )  # fmt: skip
+        self._engine: Any = load_engine(config)
+
+    def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
+        from motet_asr.request import Options
+
+        engine, said = self._engine, {}
+        options = Options(language="en", timestamps=False)
+        for key, sound in enumerate(sounds):
+            engine.add(key, engine.prepare(sound), len(sound) / RATE, options)
+        while engine.has_work:
+            for output in engine.step():
+                if output.error is not None:
+                    raise output.error
+                said[output.key] = output.heard.tokens
+        return [said[key] for key in range(len(sounds))]
+
+    def parts(self, sounds: list[Sound]) -> dict[Part, float]:
+        from motet_asr.engine import Waiting
+        from motet_asr.request import Options
+        from motet_asr.slot_engine import Run
+
+        start = time.perf_counter()
+        features = [self._engine.prepare(sound) for sound in sounds]
+        middle = time.perf_counter()
+        runs = [
+            Run(Waiting(key, Options(), one, len(sound) / RATE))
+            for key, (one, sound) in enumerate(zip(features, sounds, strict=True))
+        ]
+        size = self._engine.config.encode_batch
+        with torch.inference_mode():
+            for first in range(0, len(runs), size):
+                self._engine.family.encode(runs[first : first + size])
+        return {"features": middle - start, "encoder": time.perf_counter() - middle}
+
+    def describe(self) -> str:
+        from motet_kernels import native
+
+        return f"kernels for {native.status()['isa']}"
+
+
+class Transformers:
+    """Its pipeline, with the clips as one batch."""
+
+    def __init__(self, task: dict[str, Any]):
+        from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperForConditionalGeneration, pipeline
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        torch.set_num_threads(task["threads"])
+        self._dtype = getattr(torch, task["format"])
+        folder = task["folder"]
+        model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=self._dtype, local_files_only=True)
+        self._extractor = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
+        self._pipeline = pipeline(
+            "automatic-speech-recognition",
+            model=model.eval(),
+            feature_extractor=self._extractor,
+            tokenizer=AutoTokenizer.from_pretrained(folder, local_files_only=True),
+        )
+        self._said: list[list[int]] = []
+        self._generate, model.generate = model.generate, self._noted
+
+    def _noted(self, *args: Any, **options: Any) -> Any:
+        """`generate`, whose tokens the pipeline does not give back. Its prompt has four, and none is an end."""
+        answer = self._generate(*args, **options)
+        tokens = answer["sequences"] if isinstance(answer, dict) else answer
+        self._said += [row[-self._wanted :] for row in tokens.tolist()]
+        return answer
+
+    def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
+        self._said, self._wanted = [], tokens
+        options = {"max_new_tokens": tokens, "max_length": None, "language": "en", "task": "transcribe"}
+        inputs = [{"raw": sound, "sampling_rate": RATE} for sound in sounds]
+        self._pipeline(inputs, batch_size=len(sounds), generate_kwargs=options)
+        return self._said
+
+    def parts(self, sounds: list[Sound]) -> dict[Part, float]:
+        start = time.perf_counter()
+        features = self._extractor(sounds, sampling_rate=RATE, return_tensors="pt").input_features.to(self._dtype)
+        middle = time.perf_counter()
+        with torch.inference_mode():
+            self._pipeline.model.get_encoder()(features)
+        return {"features": middle - start, "encoder": time.perf_counter() - middle}
+
+    def describe(self) -> str:
+        return f"attention {self._pipeline.model.config._attn_implementation}"
+
+
+DRIVERS: dict[str, Callable[[dict[str, Any]], Recognizer]] = {"motet": Motet, "transformers": Transformers}
+
+
+def measure(task: dict[str, Any]) -> Times:
+    return measured(DRIVERS[task["driver"]], task, clips)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(json.loads(sys.argv[1]))))

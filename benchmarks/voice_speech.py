@@ -1,0 +1,50 @@
+"""Questions about the micro-world, and how espeak-ng says them."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "models" / "recipes"))
+
+from motet_shared.audio import Resampler  # behind the path, as what comes next
+from speech_espeak import Voice, speak
+
+RATE = 24_000  # Hz
+NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
+COLOURS = ("red", "green", "blue", "yellow", "orange", "purple")
+SHAPES = ("circle", "square", "star", "triangle")
+_QUIET = 0.02  # of full scale: what espeak-ng says is louder
+
+
+def questions(count: int, seed: int = 0) -> list[str]:
+    """Always the same for a seed."""
+    draw = Random(seed)
+    return [_question(draw) for _ in range(count)]
+
+
+def _question(draw: Random) -> str:
+    (one, other), (first, second) = draw.sample(SHAPES, 2), draw.sample(COLOURS, 2)
+    scene = f"There are {draw.choice(NUMBERS[:3])} {first} {one}s and a {second} {other}."
+    return draw.choice(
+        [
+            f"What is {draw.choice(NUMBERS)} plus {draw.choice(NUMBERS)}?",
+            f"{scene} What do you see?",
+            f"{scene} How many {one}s are there?",
+            f"{scene} What colour is the {other}?",
+        ]
+    )
+
+
+@lru_cache(256)
+def spoken(text: str) -> bytes:
+    """16-bit PCM at RATE, without the silence around it."""
+    said = speak(text, Voice())
+    loud = np.flatnonzero(np.abs(said.samples) > _QUIET)
+    pcm = (said.samples[loud[0] : loud[-1] + 1] * 32767).astype("<i2").tobytes()
+    resampler = Resampler(said.rate, RATE)
+    return bytes(resampler.feed(pcm) + resampler.flush())

@@ -1,0 +1,224 @@
+"""Voice to voice: spoken questions to the whole stack that `motet up` starts, through /v1/realtime.
+
+A client speaks as a microphone does, twenty milliseconds at a time in real time, silence between the turns included,
+and plays what it hears. A turn's clock starts when the last sample of its speech has been sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import websockets
+
+from bench_stack import ROOT, Stack, environment
+from measures import Target, quantile, table
+from motet_shared.testing import free_port
+from voice_speech import RATE, questions, spoken
+from voice_tts import MODELS
+
+CHUNK = RATE // 50  # samples
+AUDIBLE = 330  # of 32768: 1 % of full scale
+TURN_SECONDS = 60.0
+PAUSE_SECONDS = 0.4  # between a reply and the next question
+STAGES = ("speech ends", "transcript", "first text", "first audio", "audible")
+_EVENTS = {
+    "input_audio_buffer.speech_stopped": "speech ends",
+    "conversation.item.input_audio_transcription.completed": "transcript",
+    "response.content_part.added": "first text",
+    "response.output_audio.delta": "first audio",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnsPlan:
+    """asr, tts: folders or names of models; empty: those that come along. silence_ms: that ends a turn."""
+
+    turns: int = 50
+    silence_ms: int = 200
+    llm: str = "pocket-chat"
+    asr: str = ""
+    tts: str = ""
+
+
+@dataclass
+class Turn:
+    """Milliseconds from the end of speech, by stage; what was understood and said."""
+
+    question: str
+    stages: dict[str, float] = field(default_factory=dict)
+    heard: str = ""
+    said: str = ""
+
+
+@dataclass
+class TurnsFindings:
+    turns: list[Turn] = field(default_factory=list)
+    missing: str = ""
+
+
+def run_turns(plan: TurnsPlan) -> TurnsFindings:
+    missing = [name for name, given in (("pocket-asr", plan.asr), ("pocket-tts", plan.tts)) if not _there(name, given)]
+    if missing:
+        flags = " ".join(f"--{name.removeprefix('pocket-')} FOLDER" for name in missing)
+        return TurnsFindings(missing=f"{' and '.join(missing)} are not in models/: give {flags}")
+    return TurnsFindings(asyncio.run(_turns(plan)))
+
+
+def _there(name: str, given: str) -> bool:
+    return bool(given) or (MODELS / name / "model.safetensors").is_file()
+
+
+async def _turns(plan: TurnsPlan) -> list[Turn]:
+    async with _stack(plan) as stack, _session(plan, stack.port) as client:
+        asked = questions(plan.turns + 1)
+        found = []
+        for number, question in enumerate(asked):
+            turn = await client.ask(question)
+            if number:  # the first one makes what is made on first use
+                found.append(turn)
+        return found
+
+
+@contextlib.asynccontextmanager
+async def _stack(plan: TurnsPlan) -> AsyncIterator[Stack]:
+    """What `motet up` starts, as a process group of its own."""
+    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
+        stack = Stack(Path(name), free_port())
+        argv = [sys.executable, "-m", "motet_cli", "up", "--port", str(stack.port), "--llm", plan.llm]
+        for flag, given in (("--asr", plan.asr), ("--tts", plan.tts)):
+            argv += [flag, given] if given else []
+        env = environment()
+        env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT / 'cli'}"
+        try:
+            await stack.spawn("up", argv, env)
+            await stack.until_ready("/health/ready", '"missing":[]')
+            yield stack
+        finally:
+            await stack.stop()
+
+
+@contextlib.asynccontextmanager
+async def _session(plan: TurnsPlan, port: int) -> AsyncIterator[Client]:
+    url = f"ws://127.0.0.1:{port}/v1/realtime?model={plan.llm}"
+    detection = {"type": "server_vad", "silence_duration_ms": plan.silence_ms}
+    listening = {"transcription": {"language": "en"}, "turn_detection": detection}
+    session = {"type": "realtime", "output_modalities": ["audio"], "audio": {"input": listening}}
+    async with websockets.connect(url, proxy=None, max_size=None) as socket:
+        await socket.send(json.dumps({"type": "session.update", "session": session}))
+        client = Client(socket)
+        microphone = asyncio.create_task(client.microphone())
+        try:
+            yield client
+        finally:
+            microphone.cancel()
+            await asyncio.gather(microphone, return_exceptions=True)
+
+
+class Client:
+    """A microphone that never stops, and a loudspeaker."""
+
+    def __init__(self, socket: websockets.ClientConnection):
+        self._socket = socket
+        self._coming = b""  # what is to be spoken
+        self._ended = asyncio.Event()
+        self._end = 0.0
+
+    async def microphone(self) -> None:
+        """Speech where there is some, else silence: a chunk when it is due."""
+        due = time.perf_counter()
+        while True:
+            chunk, self._coming = self._coming[: 2 * CHUNK], self._coming[2 * CHUNK :]
+            due = max(due + CHUNK / RATE, time.perf_counter() - 1.0)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            audio = base64.b64encode(chunk.ljust(2 * CHUNK, b"\0")).decode()
+            await self._socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+            if chunk and not self._coming:
+                self._end = time.perf_counter() - (1 - len(chunk) / (2 * CHUNK)) * CHUNK / RATE
+                self._ended.set()
+
+    async def ask(self, question: str) -> Turn:
+        """Speak it, and listen until the reply is complete. RuntimeError if something goes wrong."""
+        turn, loudspeaker = Turn(question), Loudspeaker()
+        moments: dict[str, float] = {}
+        await asyncio.sleep(PAUSE_SECONDS)
+        self._ended.clear()
+        self._coming = spoken(question)
+        async with asyncio.timeout(TURN_SECONDS):
+            async for event in self._events():
+                kind, now = event["type"], time.perf_counter()
+                if (stage := _EVENTS.get(kind)) and self._ended.is_set():
+                    moments.setdefault(stage, now)
+                if kind == "response.output_audio.delta":
+                    loudspeaker.play(base64.b64decode(event["delta"]), now)
+                elif kind == "conversation.item.input_audio_transcription.completed":
+                    turn.heard += event["transcript"]
+                elif kind == "response.output_audio_transcript.done":
+                    turn.said = event["transcript"]
+                elif kind == "error":
+                    raise RuntimeError(f"{question!r}: {event['error']}")
+                elif kind == "response.done" and event["response"]["status"] == "completed":
+                    break
+        if loudspeaker.audible:
+            moments["audible"] = loudspeaker.audible
+        turn.stages = {stage: (moment - self._end) * 1e3 for stage, moment in moments.items()}
+        return turn
+
+    async def _events(self) -> AsyncIterator[dict[str, Any]]:
+        while True:
+            yield json.loads(await self._socket.recv())
+
+
+class Loudspeaker:
+    """Plays what comes as soon as it comes. `audible`: when the first loud sample is heard; 0 before that."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self.audible = 0.0
+
+    def play(self, pcm: bytes, now: float) -> None:
+        begin = max(now, self._until)
+        samples = np.frombuffer(pcm, "<i2")
+        loud = np.flatnonzero(np.abs(samples.astype(np.int32)) >= AUDIBLE)
+        if not self.audible and len(loud):
+            self.audible = begin + float(loud[0]) / RATE
+        self._until = begin + len(samples) / RATE
+
+
+# ------------------------------------------------------------------------------------------------------------- telling
+def turns_report(findings: TurnsFindings, plan: TurnsPlan) -> str:
+    if findings.missing:
+        return f"* not measured: {findings.missing}"
+    rows, before = [], [0.0] * len(findings.turns)
+    for stage in STAGES:
+        at = [turn.stages.get(stage, float("nan")) for turn in findings.turns]
+        own = [moment - earlier for moment, earlier in zip(at, before, strict=True)]
+        cells = [f"{quantile(values, share):.0f}" for values in (at, own) for share in (0.5, 0.95)]
+        rows.append([stage, "", *cells])
+        before = at
+    silent = sum("audible" not in turn.stages for turn in findings.turns)
+    header = ["stage", "", "since the end of speech p50 ms", "p95 ms", "of its own p50 ms", "p95 ms"]
+    note = f"{len(findings.turns)} spoken turns, {plan.silence_ms} ms of silence end a turn"
+    note += f"; in {silent} nothing was heard" if silent else ""
+    return f"{note}:\n\n{table(header, rows)}"
+
+
+def turns_targets(findings: TurnsFindings) -> list[Target]:
+    """A turn without an answer that can be heard takes for ever."""
+    times = [turn.stages.get("audible", float("inf")) for turn in findings.turns]
+    if not times:
+        return []
+    return [
+        Target("voice to voice, p50", quantile(times, 0.5), 700, "ms"),
+        Target("voice to voice, p95", quantile(times, 0.95), 1200, "ms"),
+    ]
