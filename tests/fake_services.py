@@ -10,6 +10,7 @@ from typing import Any
 from motet_shared.actor import Actor, operation
 from motet_shared.bus import Bus
 from motet_shared.call import Call
+from motet_shared.epochs import Epoch
 from motet_shared.errors import MotetError
 from motet_shared.messages import Chat, Complete, ModelCard, Text, Usage
 
@@ -50,6 +51,7 @@ class FakeTokenizer(Actor):
         self.error: MotetError | None = None
         self.fail_after: int | None = None  # items before `error` is raised; None: at once
         self.requests: list[Any] = []
+        self.epochs: list[Epoch] = []
         self.cancelled = 0
         self.sent = 0
 
@@ -66,6 +68,7 @@ class FakeTokenizer(Actor):
 
     async def _answer(self, call: Call, request: Chat | Complete) -> None:
         self.requests.append(request)
+        self.epochs.append(call.epoch)
         items = self.reply(request)
         known = len(request.resume.ids) if request.resume is not None else 0
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import wave
 from functools import lru_cache
 
 import numpy as np
@@ -18,6 +20,15 @@ def say(text: str, rate: int = 24000, voice: Voice = Voice()) -> bytes:  # noqa:
     pcm = (spoken.samples[loud[0] : loud[-1] + 1] * 32767).astype("<i2").tobytes()
     resampler = Resampler(spoken.rate, rate)
     return resampler.feed(pcm) + resampler.flush()
+
+
+def wav(pcm: bytes, rate: int = 24000) -> bytes:
+    """PCM as a sound file."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setparams((1, 2, rate, 0, "NONE", ""))
+        out.writeframes(pcm)
+    return file.getvalue()
 
 
 def silence(ms: float, rate: int = 24000) -> bytes:

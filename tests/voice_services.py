@@ -21,19 +21,14 @@ WORD_MS = 200  # of sound per word
 _RATE = 24000
 
 
-class ScriptedAsr(Actor):
-    """Understands the next of `script`, a segment per line, whatever it hears; keeps what it heard."""
+class Ears(Actor):
+    """A recognizer without a model: it has the sound of files that are sent to it."""
 
     role = "asr"
+    name: str
 
-    def __init__(self, bus: Bus):
-        super().__init__(None, bus)
-        self.script: list[str] = []
-        self.heard: list[tuple[int, bytes]] = []  # (rate, PCM)
-        self.requests: list[Transcribe] = []
-        self.error: MotetError | None = None
-        self.go_on = asyncio.Event()
-        self.go_on.set()
+    def __init__(self, config: Any, bus: Bus):
+        super().__init__(config, bus)
         self._store = BlobStore(bus.instance)
 
     async def warm(self) -> None:
@@ -43,18 +38,37 @@ class ScriptedAsr(Actor):
         await self._store.close()
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=EARS, context=0)]
+        return [ModelCard(name=self.name, context=0)]
+
+    async def sound(self, request: Transcribe) -> tuple[int, bytes]:
+        """Rate and PCM of the wav file that is to be understood."""
+        data = bytes(await self._store.get(request.audio))
+        return struct.unpack_from("<I", data, 24)[0], data[44:]
+
+
+class ScriptedAsr(Ears):
+    """Understands the next of `script`, a segment per line, whatever it hears; keeps what it heard."""
+
+    name = EARS
+
+    def __init__(self, bus: Bus):
+        super().__init__(None, bus)
+        self.script: list[str] = []
+        self.heard: list[tuple[int, bytes]] = []  # (rate, PCM)
+        self.requests: list[Transcribe] = []
+        self.error: MotetError | None = None
+        self.go_on = asyncio.Event()
+        self.go_on.set()
 
     @operation(Transcribe)
     async def transcribe(self, call: Call, request: Transcribe) -> None:
         self.requests.append(request)
-        data = bytes(await self._store.get(request.audio))
-        rate = struct.unpack_from("<I", data, 24)[0]
-        self.heard.append((rate, data[44:]))
+        rate, pcm = await self.sound(request)
+        self.heard.append((rate, pcm))
         await self.go_on.wait()
         if self.error is not None:
             raise self.error
-        await call.send(Recording(len(data[44:]) / 2 / rate, "en", "english"))
+        await call.send(Recording(len(pcm) / SAMPLE_BYTES / rate, "en", "english"))
         for number, line in enumerate(self.script.pop(0).split("\n") if self.script else []):
             await call.send(Segment(number, 0, float(number), number + 1.0, " " + line))
         call.finish("stop", Usage())
@@ -97,7 +111,9 @@ class ScriptedTts(Actor):
                     raise self.error
                 last = index == len(words) - 1
                 told: Any = times if index == 0 or last else []
-                await call.send(Audio(tone(WORD_MS), told, request.sentence + number, chunk.end if last else 0))
+                usage = Usage(prompt_tokens=len(words), completion_tokens=len(words)) if last else None
+                end = chunk.end if last else 0
+                await call.send(Audio(tone(WORD_MS), told, request.sentence + number, end, usage))
                 await asyncio.sleep(self.pace)
 
 

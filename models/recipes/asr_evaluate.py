@@ -30,8 +30,8 @@ class Verdict(NamedTuple):
     words: int
 
 
-def distance(said: Sequence[str], heard: Sequence[str]) -> int:
-    """The least number of substitutions, deletions and insertions between two sequences of words."""
+def distance(said: Sequence[object], heard: Sequence[object]) -> int:
+    """The least number of substitutions, deletions and insertions between two sequences, of words for example."""
     row = list(range(len(heard) + 1))
     for i, word in enumerate(said, start=1):
         diagonal, row[0] = row[0], i

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -25,8 +22,8 @@ from asr_batches import Batch, Stream
 from asr_model import Listener
 from asr_recipe import Recipe
 from asr_shards import Shards
-from chat_optim import Schedule, optimizers
 from speech_sentences import utterance
+from training import Schedule, Training, end_on_sigterm, readable
 
 
 def build_tokenizer(recipe: Recipe) -> WhisperTokenizer:
@@ -45,17 +42,19 @@ class Report(NamedTuple):
     clips: int
 
 
-class Trainer:
-    """One run: model, optimizers and step, saved together and restored together."""
+class Trainer(Training[Batch, Report]):
+    """One run, with the files that it learns from."""
 
     def __init__(self, recipe: Recipe, schedule: Schedule, *, data: Path, half: bool = True) -> None:
-        self.recipe, self.schedule, self.step, self.half = recipe, schedule, 0, half
+        self.recipe, self.half = recipe, half
         self.tokenizer = build_tokenizer(recipe)
         self.model = Listener(recipe, self.tokenizer)
-        self.optimizers = optimizers(self.model, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
-        self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        super().__init__(self.model, schedule, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
         self.shards = Shards(recipe, self.tokenizer, data)
         self.stream = Stream(recipe, self.tokenizer, self.shards)
+
+    def batches(self) -> Iterator[Batch]:
+        return self.stream.ahead(self.step, self.schedule.steps)
 
     def train_step(self, batch: Batch) -> Report:
         """One update, in bfloat16 autocast if `half`."""
@@ -63,31 +62,16 @@ class Trainer:
             losses = self.model(batch)
         weights = (1.0, self.recipe.phoneme_weight, self.recipe.alignment_weight)
         torch.stack([weight * loss for weight, loss in zip(weights, losses, strict=True)]).sum().backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = self.schedule.at(self.step)
-        for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * factor
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.half):  # Muon's products are half of a step else
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.step += 1
+        self.update()
         text, phonemes, alignment = (float(loss.detach()) for loss in losses)
         return Report(text, phonemes, alignment, len(batch.tokens))
 
-    def save_state(self, path: Path) -> None:
-        state = {"step": self.step, "model": self.model.state_dict()}
-        state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)
-
-    def load_state(self, path: Path) -> None:
-        state = torch.load(path, weights_only=True)
-        self.step = state["step"]
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+    def progress(self, reports: Sequence[Report], seconds: float) -> str:
+        """Step, mean losses, clips per second."""
+        count = len(reports)
+        means = {name: round(sum(getattr(r, name) for r in reports) / count, 4) for name in Report._fields[:3]}
+        speed = round(sum(r.clips for r in reports) / seconds, 1)
+        return json.dumps({"step": self.step, **means, "clips_per_s": speed})
 
     def export(self, out: Path) -> None:
         """Write the checkpoint folder: half-precision weights, tokenizer, feature extractor, generation config."""
@@ -97,38 +81,7 @@ class Trainer:
         model.generation_config = trained.generation_config
         model.to(torch.float16).save_pretrained(out)
         asr_tokenizer.processor(self.tokenizer).save_pretrained(out)
-        for path in out.iterdir():
-            path.chmod(0o644)  # the weights come out private, which a container's user could not read
-
-
-def run(trainer: Trainer, *, state: Path, every: float = 120.0, log: int = 50) -> list[Report]:
-    """Train to the end of the schedule, or until a file `stop` lies beside the state; returns what each step said."""
-    reports: list[Report] = []
-    since = saved = time.monotonic()
-    for batch in trainer.stream.ahead(trainer.step, trainer.schedule.steps):
-        reports.append(trainer.train_step(batch))
-        now = time.monotonic()
-        if trainer.step % log == 0:
-            print(progress(trainer.step, reports[-log:], now - since), flush=True)
-            since = now
-        if now - saved > every:
-            trainer.save_state(state)
-            saved = now
-        if (state.parent / "stop").exists():
-            break
-    trainer.save_state(state)
-    return reports
-
-
-def progress(step: int, reports: Sequence[Report], seconds: float) -> str:
-    """A log line: step, mean losses, clips per second."""
-    count = len(reports)
-    means = {name: round(sum(getattr(r, name) for r in reports) / count, 4) for name in Report._fields[:3]}
-    return json.dumps({"step": step, **means, "clips_per_s": round(sum(r.clips for r in reports) / seconds, 1)})
-
-
-def interrupted(*_: object) -> None:
-    raise SystemExit(143)
+        readable(out)
 
 
 def main() -> None:
@@ -147,14 +100,13 @@ def main() -> None:
     trainer = Trainer(recipe, schedule, data=args.state.parent / "data", half=not args.float32)
     if args.export or (args.resume and args.state.exists()):
         trainer.load_state(args.state)
-    signal.signal(signal.SIGTERM, interrupted)
+    end_on_sigterm()
     if not args.export:
         trainer.shards.start(args.makers, visit=trainer.step // trainer.stream.per_visit)
         try:
-            run(trainer, state=args.state)
+            trainer.run(args.state)
         finally:
             trainer.shards.stop()
-            trainer.save_state(args.state)
     trainer.export(args.out)
 
 

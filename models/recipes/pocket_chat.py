@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +20,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config,
 
 import chat_tokenizer
 from chat_batches import Batch, Stream, render
-from chat_optim import Schedule, optimizers
 from chat_recipe import Recipe
 from chat_stream import conversation
+from training import Schedule, Training, readable
 
 
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
@@ -72,51 +70,45 @@ def token_loss(model: Callable[..., Any], batch: Batch) -> tuple[Tensor, Tensor]
 
 
 class Report(NamedTuple):
-    """One step: mean loss per assistant token, tokens seen, and whether a worker was asked to stop."""
+    """One step: mean loss per assistant token, and tokens seen."""
 
     loss: float
     tokens: int
-    stopped: bool
 
 
-class Trainer:
-    """One run: model, optimizers and step, saved together and restored together."""
+class Trainer(Training[list[Batch], Report]):
+    """One run, or this worker's part in it."""
 
     def __init__(
         self, recipe: Recipe, schedule: Schedule, *, compiled: bool = False, worker: int = 0, workers: int = 1
     ) -> None:
-        self.recipe, self.schedule, self.step = recipe, schedule, 0
+        self.recipe = recipe
         self.tokenizer = build_tokenizer(recipe)
         self.model = build_model(recipe, self.tokenizer)
         self.forward = torch.compile(self.model, dynamic=True) if compiled else self.model
-        self.optimizers = optimizers(self.model, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
-        self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        super().__init__(self.model, schedule, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)
         self.stream = Stream(recipe, self.tokenizer, worker=worker, workers=workers)
-        self.worker, self.workers = worker, workers
+        self.leads, self.workers = worker == 0, workers
 
-    def train_step(self, batches: list[Batch], *, stop: bool = False) -> Report:
-        """One update with this worker's share of the step; `stop` is told to all workers."""
+    def batches(self) -> Iterator[list[Batch]]:
+        return self.stream.ahead(self.step, self.schedule.steps)
+
+    def train_step(self, batch: list[Batch]) -> Report:
+        """One update with this worker's share of the step."""
         weighted = spoken = heard = tokens = 0.0
-        for batch in batches:
-            weighted_loss, said = token_loss(self.forward, batch)
+        for part in batch:
+            weighted_loss, said = token_loss(self.forward, part)
             weighted_loss.backward()
-            weighted += float(batch.weights[:, 1:].sum())
-            spoken += float((batch.weights[:, 1:] == 1.0).sum())
-            tokens += float((batch.weights > 0).sum())
+            weighted += float(part.weights[:, 1:].sum())
+            spoken += float((part.weights[:, 1:] == 1.0).sum())
+            tokens += float((part.weights > 0).sum())
             heard += float(said)
-        weighted, spoken, heard, tokens, stopped = self._gather([weighted, spoken, heard, tokens, float(stop)])
+        weighted, spoken, heard, tokens = self._gather([weighted, spoken, heard, tokens])
         for parameter in self.model.parameters():
             if parameter.grad is not None:
                 parameter.grad.div_(weighted)
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        factor = self.schedule.at(self.step) * self.recipe.phase(self.step).rate
-        for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * factor
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        return Report(loss=heard / spoken, tokens=int(tokens), stopped=stopped > 0)
+        self.update(rate=self.recipe.phase(self.step).rate)
+        return Report(loss=heard / spoken, tokens=int(tokens))
 
     def _gather(self, counts: list[float]) -> list[float]:
         """Sum the counts, and the gradients in place, over all workers."""
@@ -130,19 +122,15 @@ class Trainer:
             gradient.copy_(part.view_as(gradient))
         return summed.tolist()
 
-    def save_state(self, path: Path) -> None:
-        state = {"step": self.step, "model": self.model.state_dict()}
-        state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)
+    def stopped(self, stop: Path) -> bool:
+        """Whether any worker was asked to: all end after the same step."""
+        return self._gather([float(super().stopped(stop))])[0] > 0
 
-    def load_state(self, path: Path) -> None:
-        state = torch.load(path, weights_only=True)
-        self.step = state["step"]
-        self.model.load_state_dict(state["model"])
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+    def progress(self, reports: Sequence[Report], seconds: float) -> str:
+        """Step, mean loss, tokens per second."""
+        loss = sum(report.loss for report in reports) / len(reports)
+        tokens = sum(report.tokens for report in reports)
+        return json.dumps({"step": self.step, "loss": round(loss, 4), "tokens_per_s": round(tokens / seconds)})
 
     def export(self, out: Path) -> None:
         """Write the checkpoint folder: half-precision weights, tokenizer, template."""
@@ -155,38 +143,7 @@ class Trainer:
         )
         model.to(torch.float16).save_pretrained(out)
         self.tokenizer.save_pretrained(out)
-        for path in out.iterdir():
-            path.chmod(0o644)  # the weights come out private, which a container's user could not read
-
-
-def run(trainer: Trainer, *, state: Path, every: float = 240.0, log: int = 20) -> list[float]:
-    """Train to the end of the schedule; saves the state every `every` seconds; returns the losses.
-
-    A file `stop` beside the state ends the run after the step under way.
-    """
-    reports: list[Report] = []
-    since = saved = time.monotonic()
-    for batches in trainer.stream.ahead(trainer.step, trainer.schedule.steps):
-        reports.append(trainer.train_step(batches, stop=(state.parent / "stop").exists()))
-        now = time.monotonic()
-        if trainer.step % log == 0 and trainer.worker == 0:
-            print(progress(trainer.step, reports[-log:], now - since), flush=True)
-            since = now
-        if now - saved > every and trainer.worker == 0:
-            trainer.save_state(state)
-            saved = now
-        if reports[-1].stopped:
-            break
-    if trainer.worker == 0:
-        trainer.save_state(state)
-    return [report.loss for report in reports]
-
-
-def progress(step: int, reports: Sequence[Report], seconds: float) -> str:
-    """A log line: step, mean loss, tokens per second."""
-    loss = sum(report.loss for report in reports) / len(reports)
-    tokens = sum(report.tokens for report in reports)
-    return json.dumps({"step": step, "loss": round(loss, 4), "tokens_per_s": round(tokens / seconds)})
+        readable(out)
 
 
 def work(worker: int, args: argparse.Namespace) -> None:
@@ -201,7 +158,7 @@ def work(worker: int, args: argparse.Namespace) -> None:
     if args.resume or args.export:
         trainer.load_state(args.state)
     if not args.export:
-        run(trainer, state=args.state)
+        trainer.run(args.state, every=240.0, log=20)
     if worker == 0:
         trainer.export(args.out)
 

@@ -5,12 +5,10 @@ A function of (seed, index); training refuses the held-out seeds and sentences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
-from multiprocessing import get_context
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from random import Random
-from threading import Event, Semaphore
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,26 +23,37 @@ from tts_features import bands, pitch
 from tts_recipe import WORDS_PER_MINUTE, Recipe
 
 LOUDNESS = 0.08  # root mean square
+PAUSE = "_"
+
+
+class Sound(NamedTuple):
+    """A phoneme, when it begins, and the character at which its word does."""
+
+    name: str
+    second: float
+    character: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A sentence as one of the voices speaks it; `phonemes` are (name, start in seconds)."""
+    """A sentence as one of the voices speaks it."""
 
     text: str
     voice: int
     rate: float
     speech: Speech
-    phonemes: tuple[tuple[str, float], ...]
+    sounds: tuple[Sound, ...]
 
 
-def simplify(marks: tuple[Mark, ...]) -> tuple[tuple[str, float], ...]:
+def sounds(words: tuple[Mark, ...], phonemes: tuple[Mark, ...]) -> tuple[Sound, ...]:
     """The phonemes with all kinds of pauses as one, none twice in a row."""
-    kept: list[tuple[str, float]] = []
-    for mark in marks:
-        name = "_" if not mark.phoneme or mark.phoneme.startswith("_") else mark.phoneme
-        if name != "_" or not kept or kept[-1][0] != "_":
-            kept.append((name, mark.second))
+    kept: list[Sound] = []
+    starts = [word.second for word in words]
+    for mark in phonemes:
+        name = PAUSE if not mark.phoneme or mark.phoneme.startswith(PAUSE) else mark.phoneme
+        if name != PAUSE or not kept or kept[-1].name != PAUSE:
+            word = bisect_right(starts, mark.second) - 1
+            kept.append(Sound(name, mark.second, words[word].character if word >= 0 else 0))
     return tuple(kept)
 
 
@@ -52,7 +61,7 @@ def line(recipe: Recipe, text: str, voice: int, rate: float) -> Line:
     settings = list(recipe.voices.values())[voice]
     spoken = Voice(name=settings.name, rate=round(WORDS_PER_MINUTE * rate), pitch=settings.pitch, range=settings.range)
     speech = speak(text, spoken)
-    return Line(text=text, voice=voice, rate=rate, speech=speech, phonemes=simplify(speech.phonemes))
+    return Line(text=text, voice=voice, rate=rate, speech=speech, sounds=sounds(speech.words, speech.phonemes))
 
 
 def training_line(recipe: Recipe, index: int) -> Line:
@@ -73,30 +82,27 @@ def held_out_text(category: str, index: int) -> str:
     return say(Random(f"tts/{HELD_OUT_SEEDS[index]}/{category}"), category, held_out=True)
 
 
-def inventory(recipe: Recipe) -> tuple[str, ...]:
-    """The phonemes that occur, silence first."""
-    names = {name for i in range(recipe.inventory_sentences) for name, _ in training_line(recipe, -1 - i).phonemes}
-    return ("_", *sorted(names - {"_"}))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """For all three trainings. `pointers` has one entry per code frame and one beyond: the phoneme that is spoken."""
+    """For all three trainings. `samples` are there for the codec alone."""
 
     text: str
     voice: int
     rate: float
-    phonemes: tuple[int, ...]
-    pointers: tuple[int, ...]
-    samples: Tensor  # [N * frame_samples]
-    features: Tensor  # [4 N, bands + 2]: bands, octaves of the pitch, voiced or not
+    sounds: tuple[Sound, ...]
+    features: Tensor  # [frames, bands + 2]: bands, octaves of the pitch, voiced or not; whole code frames
+    samples: Tensor | None  # [frames * hop]
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def silent(self) -> Example:
+        """The same without samples."""
+        return replace(self, samples=None)
 
 
-def example(config: PocketConfig, made: Line) -> Example | None:
-    """None if it has a phoneme that the inventory lacks."""
-    numbers = {name: number for number, name in enumerate(config.phonemes)}
-    if any(name not in numbers for name, _ in made.phonemes):
-        return None
+def example(config: PocketConfig, made: Line) -> Example:
+    """What the codec hears of a line, level and rate adjusted."""
     wave = resample(made.speech.samples, made.speech.rate, config.sample_rate)
     wave = wave * (LOUDNESS / (np.sqrt(np.mean(wave**2)) + 1e-9))
     wave = np.pad(wave, (0, -len(wave) % config.frame_samples)).astype(np.float32)
@@ -104,8 +110,7 @@ def example(config: PocketConfig, made: Line) -> Example | None:
         text=made.text,
         voice=made.voice,
         rate=made.rate,
-        phonemes=tuple(numbers[name] for name, _ in made.phonemes),
-        pointers=pointers(config, [start for _, start in made.phonemes], len(wave) // config.frame_samples),
+        sounds=made.sounds,
         samples=torch.from_numpy(wave),
         features=listen(config, wave),
     )
@@ -129,27 +134,3 @@ def pointers(config: PocketConfig, starts: list[float], frames: int) -> tuple[in
     for want in [*wanted[1:], len(starts)]:
         told.append(min(want, told[-1] + config.advances - 1))
     return tuple(told)
-
-
-def ahead(make: Callable[[int], Any], start: int, stop: int, *, makers: int) -> Generator[Any, None, None]:
-    """`make(index)` for every index in order, by processes that are never far ahead; by this one if there are none."""
-    if not makers:
-        yield from map(make, range(start, stop))
-        return
-    room, ended = Semaphore(64 * makers), Event()
-
-    def indices() -> Iterator[int]:
-        for index in range(start, stop):
-            room.acquire()
-            if ended.is_set():
-                return
-            yield index
-
-    with get_context("spawn").Pool(makers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
-            for made in pool.imap(make, indices(), chunksize=4):
-                room.release()
-                yield made
-        finally:  # the pool waits for its thread that waits for room
-            ended.set()
-            room.release()

@@ -30,26 +30,31 @@ def filters(rate: int, size: int, bands: int) -> Tensor:
 
 
 def bands(samples: Tensor, rate: int, hop: int, count: int) -> Tensor:
-    """Natural log of the band energies `[frames, count]`, a frame per hop, centred on it."""
+    """Natural log of the band energies `[…, frames, count]` of samples `[…, L]`, a frame per hop, centred on it."""
     size = 1024
     spectrum = torch.stft(samples, size, hop, WINDOW, torch.hann_window(WINDOW), return_complex=True)
-    power = spectrum[:, : len(samples) // hop].abs().square().mT
+    power = spectrum[..., : samples.shape[-1] // hop].abs().square().mT
     return (power @ filters(rate, size, count) + 1e-6).log()
 
 
 def pitch(samples: Wave, rate: int, hop: int) -> Wave:
     """Hz per frame, 0 where nothing is voiced: the path through autocorrelation peaks that jumps least."""
     count, size = len(samples) // hop, 2048
-    padded, taper = np.pad(samples, TWO_PERIODS // 2), np.hanning(TWO_PERIODS)
+    padded, taper = np.pad(samples, TWO_PERIODS // 2), np.hanning(TWO_PERIODS).astype(np.float32)
     frames = np.lib.stride_tricks.sliding_window_view(padded, TWO_PERIODS)[::hop][:count] * taper
-    window = np.fft.irfft(np.abs(np.fft.rfft(taper, size)) ** 2)
-    shape = np.fft.irfft(np.abs(np.fft.rfft(frames, size)) ** 2)
+    window, shape = _autocorrelation(taper, size), _autocorrelation(frames, size)
     lags = np.arange(int(rate / HIGHEST), int(rate / LOWEST) + 1)
     energy = shape[:, 0]
     curve = shape[:, lags] / (energy[:, None] + 1e-9) * (window[0] / window[lags])
     score = curve - 0.08 * np.log2(lags / lags[0])  # an octave too low is as periodic
     voiced = (curve.max(1) > 0.55) & (energy > 1e-3 * energy.max())
     return _path(score, lags, _lasting(voiced), rate)
+
+
+def _autocorrelation(frames: Wave, size: int) -> Wave:
+    """Of the last axis, by a transform of `size`."""
+    found: Wave = torch.fft.irfft(torch.fft.rfft(torch.from_numpy(frames), size).abs().square()).numpy()
+    return found
 
 
 def _lasting(voiced: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -61,7 +66,7 @@ def _lasting(voiced: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return kept
 
 
-def _path(score: NDArray[np.float64], lags: NDArray[np.int64], voiced: NDArray[np.bool_], rate: int) -> Wave:
+def _path(score: NDArray[np.float32], lags: NDArray[np.int64], voiced: NDArray[np.bool_], rate: int) -> Wave:
     """Viterbi over a few peaks per frame."""
     peaks = np.zeros_like(score, bool)
     peaks[:, 1:-1] = (score[:, 1:-1] >= score[:, :-2]) & (score[:, 1:-1] > score[:, 2:])
@@ -69,9 +74,9 @@ def _path(score: NDArray[np.float64], lags: NDArray[np.int64], voiced: NDArray[n
     best = np.argpartition(-ranked, CANDIDATES, axis=1)[:, :CANDIDATES]
     value = np.take_along_axis(ranked, best, 1)
     octave = np.log2(lags[best])
+    jumps = 2.0 * np.abs(octave[1:, :, None] - octave[:-1, None]) * (voiced[1:] & voiced[:-1])[:, None, None]
     total, back = value[0], np.zeros(best.shape, int)
-    for i in range(1, len(best)):
-        jump = 2.0 * np.abs(octave[i][:, None] - octave[i - 1]) * (voiced[i] & voiced[i - 1])
+    for i, jump in enumerate(jumps, start=1):
         paths = total - jump
         back[i] = paths.argmax(1)
         total = value[i] + paths.max(1)

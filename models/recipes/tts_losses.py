@@ -1,4 +1,4 @@
-"""What the three parts of pocket-tts learn from: a loss each, over lists of examples."""
+"""What the three parts of pocket-tts learn from: a loss each."""
 
 from __future__ import annotations
 
@@ -8,55 +8,64 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from motet_tts.pocket.codec import PITCH, SpeechCodec
-from motet_tts.pocket.model import PocketSpeech
-from motet_tts.pocket.reader import PLACES
-from motet_tts.pocket.speaker import Pointer
-from motet_tts.pocket.synth import Controls
-from tts_data import Example
+from motet_tts.pocket.codec import PITCH, SpeechCodec, later
+from motet_tts.pocket.reader import PLACES, Reader
+from motet_tts.pocket.speaker import Speaker
+from motet_tts.pocket.synth import AHEAD, Controls
+from tts_batches import Passage, Walk
+from tts_features import bands
 
 Losses = dict[str, Tensor]
-WINDOWS = (2048, 1024, 512, 256)  # samples, of the spectra that are compared
-WRONG = 0.04  # of the frames that the speaker reads: with codes that nobody said, as its own may be
+WINDOWS = (2048, 512)  # samples, of the spectra that are compared
+MISHEARD = 0.3  # of the frames that the speaker reads, at most: codes that nobody said, as its own may be
 
 
-def reading(model: PocketSpeech, lines: Sequence[tuple[str, int, tuple[int, ...]]]) -> Losses:
-    """CTC of the phonemes (text, voice, phonemes)."""
-    reader = model.reader
-    letters = [torch.tensor(reader.encode(text)) for text, _, _ in lines]
+def reading(reader: Reader, passages: Sequence[Passage]) -> Losses:
+    """CTC of the phonemes, word by word: where words begin is known, so that only their letters are to be aligned."""
+    letters = [torch.tensor(reader.encode(one.text)) for one in passages]
     lengths = torch.tensor([len(row) for row in letters])
     padded = torch.nn.utils.rnn.pad_sequence(letters, batch_first=True)
-    logits = reader(padded, torch.tensor([voice for _, voice, _ in lines]), lengths)
-    said = torch.tensor([phoneme for _, _, phonemes in lines for phoneme in phonemes])
-    counts = torch.tensor([len(phonemes) for _, _, phonemes in lines])
-    chances = logits.float().log_softmax(-1).transpose(0, 1)
-    loss = functional.ctc_loss(chances, said, lengths * PLACES, counts, blank=reader.blank, zero_infinity=True)
+    logits = reader(padded, torch.tensor([one.voice for one in passages]), lengths)
+    rows = [
+        torch.arange(PLACES * begin, PLACES * end) + index * logits.shape[1]
+        for index, one in enumerate(passages)
+        for begin, end in zip(one.begins, (*one.begins[1:], len(one.text)), strict=True)
+    ]
+    places = torch.nn.utils.rnn.pad_sequence(rows)
+    words = [word for one in passages for word in one.words]
+    loss = functional.ctc_loss(
+        logits.flatten(0, 1)[places].log_softmax(-1),
+        torch.tensor([phoneme for word in words for phoneme in word]),
+        torch.tensor([len(row) for row in rows]),
+        torch.tensor([len(word) for word in words]),
+        blank=reader.blank,
+        zero_infinity=True,
+    )
     return {"loss": loss}
 
 
-def coding(codec: SpeechCodec, features: Tensor, samples: Tensor, *, quantized: bool, seed: int) -> Losses:
-    """Spectra of what comes out against what went in, pitch, voicing, and how well the codebooks fit."""
-    latents = codec.encoder(features)
-    if quantized:
-        _, said = codec.quantizer(latents.detach())
-        fit = functional.mse_loss(said, latents.detach()) + 0.25 * functional.mse_loss(latents, said.detach())
-        heard_latents = latents + (said - latents).detach()
-    else:
-        fit, heard_latents = torch.zeros(()), latents
-    voiced, octaves, harmonic, noise = codec.decoder(heard_latents)
-    spoken, there = features[..., -2], features[..., -1]
+def coding(codec: SpeechCodec, features: Tensor, samples: Tensor, *, seed: int) -> Losses:
+    """Spectra of what comes out of the codes against what went in, pitch and voicing."""
+    with torch.no_grad():
+        said = codec.quantizer(codec.encoder(features))[1]
+    heard = codec.decoder(said)
+    octaves, voiced = later(features[..., -2:], AHEAD).unbind(-1)
     # The pitch that is meant drives the synthesizer, so that bands learn while the pitch still does.
-    pitch = torch.where(there > 0, PITCH * 2**spoken, 0.0)
+    pitch = torch.where(voiced > 0, PITCH * 2**octaves, 0.0)
     states = [codec.synth.begin() for _ in range(len(samples))]
     seeds = [seed * 1000 + row for row in range(len(samples))]
-    made = codec.synth.render(states, Controls(pitch, harmonic, noise), seeds)
+    made = codec.synth.render(states, Controls(pitch, heard.harmonic, heard.noise), seeds)
     losses = {
+        "bands": functional.l1_loss(mel(codec, made), mel(codec, samples)),
         "spectra": torch.stack([spectral(made, samples, size) for size in WINDOWS]).mean(),
-        "voiced": functional.binary_cross_entropy_with_logits(voiced, there),
-        "pitch": ((octaves - spoken).abs() * there).sum() / there.sum().clamp(min=1) * 4,
-        "codebooks": fit,
+        "voiced": functional.binary_cross_entropy_with_logits(heard.voiced, voiced),
+        "pitch": ((heard.octaves - octaves).abs() * voiced).sum() / voiced.sum().clamp(min=1) * 4,
     }
     return {"loss": torch.stack(list(losses.values())).sum(), **losses}
+
+
+def mel(codec: SpeechCodec, samples: Tensor) -> Tensor:
+    return bands(samples, codec.config.sample_rate, codec.config.hop, codec.config.bands)
 
 
 def spectral(made_BL: Tensor, wanted_BL: Tensor, size: int) -> Tensor:
@@ -64,70 +73,43 @@ def spectral(made_BL: Tensor, wanted_BL: Tensor, size: int) -> Tensor:
     window = torch.hann_window(size)
 
     def spectrum(samples: Tensor) -> Tensor:
-        return torch.stft(samples, size, size // 4, size, window, return_complex=True).abs() / size**0.5
+        found = torch.stft(samples, size, size // 4, size, window, return_complex=True)
+        return (found.real.square() + found.imag.square() + 1e-9).sqrt() / size**0.5
 
     made, wanted = spectrum(made_BL), spectrum(wanted_BL)
     log = ((made + 1e-3).log() - (wanted + 1e-3).log()).abs().mean()
     return log + (made - wanted).norm() / (wanted.norm() + 1e-6)
 
 
-def revive(codec: SpeechCodec, features: Tensor, generator: torch.Generator) -> int:
-    """Give codebook entries that nothing is near to a latent's remainder as their new place; returns how many."""
-    moved = 0
-    with torch.no_grad():
-        left = codec.encoder(features).flatten(0, 1)
-        for book in codec.quantizer.books:
-            codes = (book.square().sum(-1) - 2 * left @ book.mT).argmin(-1)
-            used = torch.bincount(codes, minlength=len(book)) > 0
-            idle = (~used).nonzero()[:, 0]
-            chosen = torch.randint(len(left), (len(idle),), generator=generator)
-            spread = 0.02 * left.std() * torch.randn(len(idle), left.shape[1], generator=generator)
-            keep = torch.rand(len(idle), generator=generator) < 0.3  # not all at once: rare codes are not dead ones
-            book[idle[keep]] = (left[chosen] + spread)[keep]
-            moved += int(keep.sum())
-            left = left - functional.embedding(codes, book)
-    return moved
+def speaking(speaker: Speaker, walks: Sequence[Walk], generator: torch.Generator) -> Losses:
+    """Codes and steps of the pointer, of all frames of all sentences."""
+    hidden = _frames(speaker, walks, generator)
+    wanted, steps = torch.cat([one.codes for one in walks]), torch.cat([one.steps for one in walks])
+    books = [functional.cross_entropy(logits, wanted[:, k]) for k, logits in enumerate(speaker.depth(hidden, wanted))]
+    advance = functional.cross_entropy(speaker.advance(hidden), steps)
+    codes = torch.stack(books).mean()
+    return {"loss": 2 * codes + advance, "first": books[0], "codes": codes, "advance": advance}
 
 
-def speaking(model: PocketSpeech, examples: Sequence[Example], generator: torch.Generator) -> Losses:
-    """Codes and steps of the pointer, of all frames of all examples."""
-    speaker, books = model.speaker, model.config.codebooks
-    rows: list[Tensor] = []
-    codes: list[Tensor] = []
-    steps: list[Tensor] = []
-    for one in examples:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            said = model.codec.quantizer(model.codec.encoder(one.features[None]))[0][0]
-        frames = walk(speaker.end, one, misheard(said, model.config.codes, generator))
-        heard = torch.cat([speaker.first(list(one.phonemes))[None], frames[:-1]])
-        rows.append(torch.cat([speaker.read(list(one.phonemes), one.voice, one.rate), speaker.embed(heard)]))
-        codes.append(said)
-        steps.append(torch.tensor(one.pointers).diff())
-    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    hidden = speaker.backbone(inputs_embeds=padded, use_cache=False).last_hidden_state
-    spoken = torch.cat(
-        [hidden[i, len(row) - len(said) : len(row)] for i, (row, said) in enumerate(zip(rows, codes, strict=True))]
-    )
-    wanted = torch.cat(codes)
-    each = [
-        functional.cross_entropy(logits.float(), wanted[:, k]) for k, logits in enumerate(speaker.depth(spoken, wanted))
-    ]
-    advance = functional.cross_entropy(speaker.advance(spoken).float(), torch.cat(steps))
-    total = torch.stack(each)
-    return {"loss": total.sum() / books * 2 + advance, "first": each[0], "codes": total.mean(), "advance": advance}
+def _frames(speaker: Speaker, walks: Sequence[Walk], generator: torch.Generator) -> Tensor:
+    """What the backbone makes of all that is read before each frame, `[frames of all sentences, E]`."""
+    phonemes, inputs = [one.phonemes for one in walks], [one.inputs for one in walks]
+    longest = 1 + max(len(one) for one in walks)
+    begins = torch.arange(len(walks)) * longest
+    said = [begin + 1 + torch.arange(len(row)) for begin, row in zip(begins, phonemes, strict=True)]
+    heard = [row[-1] + 1 + torch.arange(len(frames)) for row, frames in zip(said, inputs, strict=True)]
+    manner = speaker.manner(torch.tensor([one.voice for one in walks]), torch.tensor([one.rate for one in walks]))
+    sounds = speaker.sounds(torch.cat(phonemes), torch.cat([torch.arange(len(row)) for row in phonemes]))
+    noisy = torch.cat([misheard(rows, speaker.config.codebooks, speaker.config.codes, generator) for rows in inputs])
+    empty = torch.zeros(len(walks) * longest, manner.shape[1])
+    flat = empty.index_copy(0, torch.cat([begins, *said, *heard]), torch.cat([manner, sounds, speaker.embed(noisy)]))
+    hidden = speaker.backbone(inputs_embeds=flat.unflatten(0, (-1, longest)), use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1)[torch.cat(heard)]
 
 
-def misheard(codes: Tensor, most: int, generator: torch.Generator) -> Tensor:
-    """The codes `[N, K]` with those of a few frames made up."""
-    which = torch.rand(len(codes), 1, generator=generator) < WRONG
-    return torch.where(which, torch.randint(most, codes.shape, generator=generator), codes)
-
-
-def walk(end: int, one: Example, codes: Tensor) -> Tensor:
-    """The frames `[N, F]` as the speaker would have said them."""
-    pointer = Pointer(list(one.phonemes))
-    columns = []
-    for before, after in zip(one.pointers, one.pointers[1:], strict=False):
-        pointer.move(after - before)
-        columns.append(pointer.columns(end))
-    return torch.cat([codes, torch.tensor(columns)], dim=1)
+def misheard(inputs: Tensor, books: int, most: int, generator: torch.Generator) -> Tensor:
+    """The inputs `[N, F]` with the codes of a random share of the frames made up, but for the first."""
+    share = MISHEARD * torch.rand((), generator=generator)
+    which = (torch.rand(len(inputs), 1, generator=generator) < share) & (inputs[:, :1] >= 0)
+    made_up = torch.randint(most, (len(inputs), books), generator=generator)
+    return torch.cat([torch.where(which, made_up, inputs[:, :books]), inputs[:, books:]], dim=1)

@@ -11,11 +11,11 @@ WORDS_PER_MINUTE = 165  # the ordinary speed
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One of the three trainings: its length, batch and learning rates."""
+    """One of the three trainings: its length, batch and learning rates; without a `matrix_lr`, AdamW does it all."""
 
     steps: int
     batch: int
-    matrix_lr: float
+    matrix_lr: float | None
     other_lr: float
     warmup: int = 100
     decay: float = 0.4
@@ -25,10 +25,8 @@ def _voices() -> dict[str, Voice]:
     return {
         "ada": Voice(name="en-us+f2", pitch=56),
         "ben": Voice(name="en-us+m3", pitch=44),
-        "clara": Voice(name="en+f4", pitch=50),
-        "david": Voice(name="en+m1", pitch=52),
-        "ella": Voice(name="en-us+Annie", pitch=50),
-        "finn": Voice(name="en-gb-scotland+m7", pitch=52),
+        "clara": Voice(name="en-us+f4", pitch=50),
+        "david": Voice(name="en-us+m1", pitch=52),
     }
 
 
@@ -40,10 +38,11 @@ class Recipe:
     voices: dict[str, Voice] = field(default_factory=_voices)
     rates: tuple[float, float] = (0.75, 1.4)
     general_share: float = 0.65
-    inventory_sentences: int = 2000  # that are spoken to learn which phonemes there are
+    shard: int = 500  # sentences per file
+    shards: int = 24
+    sounding: int = 6  # files with samples, which the codec learns from
     segment: int = 32  # code frames that the codec trains on at a time
-    settle: int = 300  # steps of the codec before its latents are quantized
-    reader: Stage = Stage(steps=6000, batch=48, matrix_lr=0.01, other_lr=2e-3)
-    codec: Stage = Stage(steps=6000, batch=8, matrix_lr=0.005, other_lr=1e-3)
-    speaker: Stage = Stage(steps=12_000, batch=16, matrix_lr=0.01, other_lr=2e-3)
-    advance_weight: float = 1.0  # of the loss on the pointer, beside the sum over the codebooks
+    fitted_on: int = 800  # sentences that the codebooks are found from
+    reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=2e-3)
+    codec: Stage = Stage(steps=700, batch=12, matrix_lr=None, other_lr=2e-3)
+    speaker: Stage = Stage(steps=480, batch=32, matrix_lr=0.01, other_lr=2e-3)

@@ -99,13 +99,13 @@ class MotetPocket(CodecLm):
         if self._temperature > 0:
             drawn = [sentence.noise.gumbel(config.codebooks, config.codes) for sentence in sentences]
             gumbel_BKV = torch.stack(drawn)
-        for sentence, walk in zip(sentences, walks, strict=True):
-            while len(walk.began) < len(walk.first_phonemes) and (
-                walk.first_phonemes[len(walk.began)] <= walk.pointer.place
-            ):
-                walk.began.append(sentence.frames)
         pointers = [walk.pointer for walk in walks]
+        before = [pointer.place for pointer in pointers]
         frames_BF = self._model.speaker.draw(hidden_BE, pointers, temperature=self._temperature, gumbel_BKV=gumbel_BKV)
+        for sentence, walk, place in zip(sentences, walks, before, strict=True):
+            now = max(place + 1, walk.pointer.place)  # what is passed within a frame began with it
+            while len(walk.began) < len(walk.first_phonemes) and walk.first_phonemes[len(walk.began)] < now:
+                walk.began.append(sentence.frames)
         return frames_BF, [True] * len(sentences), [pointer.done for pointer in pointers]
 
     def embed(self, frames_B: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from e2e.stack import MotetStack
 pytestmark = pytest.mark.timeout(600)
 
 CALLERS = {"tokenizer": "gateway", "decode": "tokenizer", "vad": "gateway"}
-OPERATIONS = {"tokenizer": ("chat", "complete"), "decode": ("generate",), "vad": ("detect", "judge")}
+OPERATIONS = {"tokenizer": ("chat", "complete"), "decode": ("generate",), "vad": ("detect", "judge", "survey")}
 
 
 def open_map(**changes: Any) -> dict[str, Any]:

@@ -121,6 +121,11 @@ def _stop(process: subprocess.Popen[bytes], run: Path) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    unmount_below(run)
+
+
+def unmount_below(folder: Path) -> None:
+    """What is mounted inside `folder` must not be deleted with it."""
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
-    for mount in sorted({path for path in mounts if path.startswith(f"{run}/")}, reverse=True):
+    for mount in sorted({path for path in mounts if path.startswith(f"{folder}/")}, reverse=True):
         subprocess.run(["umount", "--lazy", mount], check=False)

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,20 +22,27 @@ from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from containers.engine import CACHE, Docker, engine
+import yaml
+
+from containers.engine import CACHE, Docker, engine, unmount_below
 from motet_cli.nats import find_server
 
 ROOT = Path(__file__).parents[2]
 TAG = "test"
 BASE = f"motet-base:{TAG}"
 NATS = f"motet-nats:{TAG}"
-SERVICES = ("gateway", "tokenizer", "llm", "vad")
 SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
 PEM = re.compile("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
 CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 # The same port each time where it is free: it is part of a build argument, and so of the build cache's key.
 WHEEL_PORT = 38631
+
+
+def services() -> list[str]:
+    """Those that compose.yaml builds, by the argument SERVICE of their recipe."""
+    composed = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    return [service["build"]["args"]["SERVICE"] for service in composed.values() if "build" in service]
 
 
 class NoCpuTorch(Exception):
@@ -48,7 +56,7 @@ def build_all(docker: Docker) -> None:
     build_nats(docker)
     with serve(wheels) as url:
         arguments = pip_arguments(url) | proxies() | extra_certificates(docker)
-        for service in SERVICES:
+        for service in services():
             build_service(docker, service, arguments)
 
 
@@ -56,7 +64,7 @@ def import_base(docker: Docker) -> None:
     """`BASE`: Debian's minimum with Python, as the base image that services/Dockerfile asks for."""
     if docker.run("image", "ls", "--quiet", BASE).strip():
         return
-    docker.run("import", str(base_tarball()), BASE, timeout=180)
+    docker.run("import", str(base_tarball()), BASE, timeout=600)
 
 
 def base_tarball() -> Path:
@@ -68,9 +76,12 @@ def base_tarball() -> Path:
         root, part = Path(folder) / "root", Path(folder) / "part.tar"
         # Of $MOTET_DEBIAN_MIRROR if it is set, else of debootstrap's default.
         mirror = [os.environ["MOTET_DEBIAN_MIRROR"]] if "MOTET_DEBIAN_MIRROR" in os.environ else []
-        call("debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root), *mirror, timeout=300)
+        try:
+            call("debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root), *mirror, timeout=1200)
+        finally:
+            unmount_below(root)  # it mounts /proc there, and leaves it when it is killed
         unwanted = [f"--exclude=./{name}" for name in ("var/cache/apt/*", "var/lib/apt/lists/*", "usr/share/doc/*")]
-        call("tar", "--create", f"--file={part}", f"--directory={root}", *unwanted, ".", timeout=120)
+        call("tar", "--create", f"--file={part}", f"--directory={root}", *unwanted, ".", timeout=600)
         part.rename(path)
     return path
 
@@ -91,7 +102,7 @@ def build_service(docker: Docker, service: str, arguments: dict[str, str]) -> No
     recipe = ["--file", str(ROOT / "services" / "Dockerfile"), "--network", "host"]
     for target, name in (("dependencies", f"motet-{service}-dependencies"), (None, f"motet-{service}")):
         stage = ["--target", target] if target else []
-        docker.run("build", *recipe, *options, *stage, "--tag", f"{name}:{TAG}", str(ROOT), timeout=600)
+        docker.run("build", *recipe, *options, *stage, "--tag", f"{name}:{TAG}", str(ROOT), timeout=1800)
 
 
 def pip_arguments(wheels_url: str) -> dict[str, str]:
@@ -133,7 +144,7 @@ def torch_wheels() -> Path:
     folder = CACHE / "wheels"
     version = pin.removeprefix("torch==")
     if not list(folder.glob(f"torch-{version}+cpu-*.whl")):
-        call(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={folder}", pin, timeout=300)
+        call(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={folder}", pin, timeout=600)
     if not list(folder.glob(f"torch-{version}+cpu-*.whl")):
         raise NoCpuTorch(f"pip finds no CPU-only {pin}; see the README on how to point it at one")
     return folder
@@ -163,12 +174,17 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 def call(*argv: str, timeout: float) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, check=False)
-    if done.returncode:
-        raise RuntimeError(
-            f"{' '.join(argv[:4])} … ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}"
-        )
-    return done.stdout
+    """What it prints. RuntimeError if it fails; TimeoutExpired, and all its processes killed, if it takes too long."""
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, errors = process.communicate(timeout=timeout)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(argv[:4])} … ended with {process.returncode}:\n{(output + errors)[-4000:]}")
+    return output
 
 
 def main() -> None:

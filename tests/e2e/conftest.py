@@ -1,4 +1,4 @@
-"""One running stack for all end-to-end tests that only talk to it."""
+"""Running stacks for all end-to-end tests that only talk to them: one that writes, and one that hears and speaks."""
 
 from collections.abc import Iterator
 
@@ -6,15 +6,25 @@ import openai
 import pytest
 
 from e2e import markov
-from e2e.stack import ENDLESS, MotetStack
+from e2e.stack import ENDLESS, MotetStack, speech
 
 
 @pytest.fixture(scope="package")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
-    """pocket-chat, as `make run` has it, and beside it a model that never comes to an end by itself."""
+    """pocket-chat, as `make run` has it, and beside it a model that never comes to an end by itself; no speech."""
     folder = tmp_path_factory.mktemp("stack")
     endless = markov.save(folder / ENDLESS)
-    with MotetStack(folder, "--llm", "pocket-chat", "--llm", str(endless)) as stack:
+    models = ("--llm", "pocket-chat", "--llm", str(endless), "--asr", "none", "--tts", "none")
+    with MotetStack(folder, *models) as stack:
+        stack.wait_until_all_ready()
+        yield stack
+
+
+@pytest.fixture(scope="package")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
+    """pocket-chat with ears and a voice, which are tiny and have random weights."""
+    folder = tmp_path_factory.mktemp("speaking")
+    with MotetStack(folder, "--llm", "pocket-chat", *speech(folder)) as stack:
         stack.wait_until_all_ready()
         yield stack
 

@@ -21,8 +21,8 @@ _TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}
 _NEVER = -1e4
 
 
-def save(folder: Path) -> Path:
-    """Writes the checkpoint into `folder`, which is also its result."""
+def save(folder: Path, *, sentences: bool = False) -> Path:
+    """Writes the checkpoint into `folder`, which is also its result. `sentences`: of a few words, for voices."""
     folder.mkdir(parents=True)
     tokenizer = _tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -32,7 +32,7 @@ def save(folder: Path) -> Path:
     ids = tokenizer.get_vocab()
     width = -(-size // 16) * 16  # head_dim must be even
     (folder / "config.json").write_text(json.dumps(_config(size, width, ids[_END])))
-    save_file(_weights(size, width, ids), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_weights(size, width, ids, sentences), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
@@ -63,7 +63,7 @@ def _config(size: int, width: int, end: int) -> dict[str, object]:
     }
 
 
-def _weights(size: int, width: int, ids: dict[str, int]) -> dict[str, np.ndarray]:
+def _weights(size: int, width: int, ids: dict[str, int], sentences: bool) -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
 
     def noise(*shape: int) -> np.ndarray:
@@ -72,7 +72,7 @@ def _weights(size: int, width: int, ids: dict[str, int]) -> dict[str, np.ndarray
     weights = {
         "model.embed_tokens.weight": np.eye(size, width, dtype=np.float32),
         "model.norm.weight": np.ones(width, np.float32),
-        "lm_head.weight": _transitions(size, width, ids),
+        "lm_head.weight": _sentences(size, width, ids) if sentences else _transitions(size, width, ids),
     }
     for layer in range(_LAYERS):
         name = f"model.layers.{layer}."
@@ -95,4 +95,19 @@ def _transitions(size: int, width: int, ids: dict[str, int]) -> np.ndarray:
     table[[*letters, first]] = np.random.default_rng(1).normal(0, 0.1, (len(letters) + 1, width))
     table[:, first] = _NEVER
     table[second, first] = 0.0
+    return table
+
+
+def _sentences(size: int, width: int, ids: dict[str, int]) -> np.ndarray:
+    """`[next, last]`: words of letters; a full stop ends a line, and the next one begins with a capital."""
+    table = np.full((size, width), _NEVER, np.float32)
+    small = [ids[letter] for letter in "abcdefghijklmnopqrstuvwxyz"]
+    space, stop, line, capitals = ids["Ġ"], ids["."], ids["Ċ"], [ids[letter] for letter in "BCDEFGHJ"]
+    random = np.random.default_rng(1)
+    table[small] = random.normal(0, 0.1, (len(small), width))
+    table[space, small] = 0.18  # a word has about five letters
+    table[stop, small] = 0.09
+    table[:, [stop, line]] = _NEVER
+    table[line, stop] = 0.0
+    table[capitals, line] = 0.0
     return table

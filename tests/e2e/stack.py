@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,7 +21,18 @@ import psutil
 T = TypeVar("T")
 START_SECONDS = 300.0  # torch alone takes many seconds to import on a busy machine
 ENDLESS = "endless"  # a model of the end-to-end stack that goes on until it is stopped
+EARS, VOICE = "ears", "voice"  # models of random weights that hear and speak
 WAIT_SECONDS = 60.0
+
+
+def speech(folder: Path) -> tuple[str, ...]:
+    """Arguments of `motet up` for models that hear and speak, made in `folder`: tiny ones with random weights."""
+    import tts_checkpoints  # they need torch, which most tests do without
+    from asr_checkpoints import tiny_whisper
+
+    ears = tiny_whisper(folder / EARS)
+    voice = tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
+    return "--asr", str(ears), "--tts", str(voice)
 
 
 def until(condition: Callable[[], T], what: str, seconds: float = WAIT_SECONDS) -> T:
@@ -177,13 +188,13 @@ class MotetStack:
 
         return wait
 
-    def wait_until_all_ready(self, roles: Sequence[str] = ("gateway", "tokenizer", "decode", "vad")) -> None:
-        """Ready, and every process of these roles runs and takes work."""
-        until(lambda: self.ready() and self._all_ready(roles), "all instances are ready", START_SECONDS)
+    def wait_until_all_ready(self) -> None:
+        """Ready, and every process runs and takes work."""
+        until(lambda: self.ready() and self._all_ready(), "all instances are ready", START_SECONDS)
 
-    def _all_ready(self, roles: Sequence[str]) -> bool:
+    def _all_ready(self) -> bool:
         from e2e.peer import states  # it needs an event loop and NATS, which most tests do without
 
-        wanted = {child["instance"] for role in roles for child in self.children(role)}
+        wanted = {child["instance"] for child in self.children() if child["role"] != "nats"}
         seen = states(self.nats_url, self.password)
         return None not in wanted and all(seen.get(instance) == "ready" for instance in wanted)

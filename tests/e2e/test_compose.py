@@ -1,4 +1,4 @@
-"""compose.yaml on a real Docker engine: the same chat from containers, with two decode instances.
+"""compose.yaml on a real Docker engine: the same chat from containers, with two decode instances, and speech.
 
 Images are built without an image registry (tests/containers). The first run takes minutes, later ones seconds.
 """
@@ -6,27 +6,36 @@ Images are built without an image registry (tests/containers). The first run tak
 import asyncio
 import json
 import secrets
+import shutil
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import nats
 import openai
 import pytest
+import websockets
 
+import tts_checkpoints
+from asr_checkpoints import tiny_whisper
 from containers.engine import Docker, engine, missing
 from containers.images import NATS, TAG, NoCpuTorch, build_all
 from e2e.readme import compose_options
 from e2e.stack import until
+from motet_shared.audio import duration_ms
+from realtime_client import Client, kinds
+from spoken import say, silence, wav
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "motet-test"
-MODEL = "pocket-chat"
+MODEL, SPEAKERS = "pocket-chat", "pocket-speakers"
+EARS, VOICE = "ears", "voice"
 QUESTION = "Count to twenty."  # many tokens: a short answer may well arrive in one piece
 
 
@@ -37,6 +46,7 @@ class Containers:
     docker: Docker
     port: int
     password: str
+    models: Path
 
     @property
     def url(self) -> str:
@@ -48,7 +58,11 @@ class Containers:
             "NATS_IMAGE": NATS,
             "MOTET_PUBLISH": f"127.0.0.1:{self.port}",
             "MOTET_NATS_PASSWORD": self.password,
-            "MOTET_DECODE_THREADS": "1",
+            "COMPOSE_PROFILES": "speech",
+            "MOTET_MODELS_DIR": str(self.models),
+            "MOTET_ASR": EARS,
+            "MOTET_TTS": VOICE,
+            **{f"MOTET_{role}_THREADS": "1" for role in ("DECODE", "ASR", "TTS")},
         }
         return self.docker.compose("--file", str(ROOT / "compose.yaml"), "--project-name", PROJECT, *args, env=settings)
 
@@ -64,9 +78,13 @@ class Containers:
         form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
         return self.docker.run("inspect", "--format", form, self.ids(service)[0]).strip()
 
+    def health(self) -> dict[str, Any]:
+        found: dict[str, Any] = httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).json()
+        return found
+
     def ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).status_code == 200
+            return bool(self.health()["status"] == "ready")
         except httpx.HTTPError:
             return False
 
@@ -91,8 +109,23 @@ class Containers:
             await client.close()
 
 
+def checkpoints(folder: Path) -> Path:
+    """What MOTET_MODELS_DIR holds: models that come along, and tiny ones with random weights that hear and speak.
+
+    Readable by everybody: the services run as a user of their own.
+    """
+    for name in (MODEL, SPEAKERS):
+        if (ROOT / "models" / name).exists():
+            shutil.copytree(ROOT / "models" / name, folder / name)
+    tiny_whisper(folder / EARS)
+    tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
 @pytest.fixture(scope="module")
-def containers() -> Iterator[Containers]:
+def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
     if reason := missing():
         pytest.skip(f"no Docker engine: {reason}")
     with engine() as docker:
@@ -100,14 +133,18 @@ def containers() -> Iterator[Containers]:
             build_all(docker)
         except NoCpuTorch as error:
             pytest.skip(str(error))
-        found = Containers(docker, free_port(), "t" + secrets.token_hex(16))
+        models = checkpoints(tmp_path_factory.mktemp("models"))
+        found = Containers(docker, free_port(), "t" + secrets.token_hex(16), models)
         try:
             # As the README says it, but with the images that are there.
             options = [option for option in compose_options() if option != "--build"]
             assert options == ["--scale", "decode=2"]
+            if not (models / SPEAKERS).exists():  # not trained yet: nothing to start
+                options += ["--scale", "speakers=0"]
             found.compose("up", "--detach", "--no-build", *options)
             until(found.ready, "the gateway is ready", 300)
             until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 120)
+            until(lambda: not found.health()["speech"]["missing"], "it hears and speaks", 120)
             yield found
         except Exception as error:
             error.add_note(found.compose("logs", "--no-color", "--tail", "20"))
@@ -153,9 +190,34 @@ def test_the_chat_goes_on_when_a_decode_container_dies(containers: Containers) -
         assert "twenty" in "".join(stream_chat(containers.url)).lower()
 
 
+def test_speech_goes_out_and_comes_in(containers: Containers) -> None:
+    """The words of random weights mean nothing; that there is sound, and that it is heard, is seen."""
+    spoken = say("Two red circles and a blue square.")
+    with openai.OpenAI(base_url=f"{containers.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        reply = client.audio.speech.create(model=VOICE, voice="anna", input="Two. " * 20, response_format="pcm")
+        assert any(reply.read())
+        text = client.audio.transcriptions.create(
+            model=EARS, file=("said.wav", wav(spoken)), language="en", response_format="verbose_json"
+        )
+    assert text.duration == pytest.approx(duration_ms(len(spoken), 24_000) / 1000, abs=0.1)
+    assert text.text
+
+
+async def test_a_spoken_turn_is_answered_aloud(containers: Containers) -> None:
+    url = f"ws://127.0.0.1:{containers.port}/v1/realtime?model={MODEL}"
+    async with websockets.connect(url, proxy=None, max_size=None) as socket:
+        client = Client(socket)
+        await client.until("session.created")
+        await client.audio(silence(500) + say("Two red circles and a blue square.") + silence(1500))
+        events = await client.until("response.output_audio.delta", "response.done")
+    seen = kinds(events)
+    assert seen[:3] == [f"input_audio_buffer.{kind}" for kind in ("speech_started", "speech_stopped", "committed")]
+    assert seen[-1] == "response.output_audio.delta"
+
+
 def test_containers_are_confined(containers: Containers) -> None:
     """What the compose file promises, as the engine sees it."""
-    for service in ("nats", "gateway", "tokenizer", "decode", "vad"):
+    for service in ("nats", "gateway", "tokenizer", "decode", "vad", "asr", "tts"):
         [seen] = json.loads(containers.docker.run("inspect", containers.ids(service)[0]))
         assert seen["Config"]["User"] not in ("", "root", "0"), service
         assert seen["HostConfig"]["ReadonlyRootfs"], service
@@ -178,6 +240,10 @@ def test_images_carry_only_what_their_service_needs(containers: Containers) -> N
     vad = packages("vad")
     assert {"motet", "silero-vad", "onnxruntime"} <= vad
     assert not vad & {"torch", "transformers", "fastapi"}
+    asr, tts = packages("asr"), packages("tts")
+    assert {"motet", "torch", "transformers", "av"} <= asr
+    assert {"motet", "torch", "transformers", "num2words"} <= tts
+    assert not (asr | tts) & {"fastapi", "onnxruntime", "torchaudio"}
     # Build arguments may hold an address with a password: nothing of them may stay in the image.
     history = containers.docker.run("history", "--no-trunc", f"motet-gateway:{TAG}")
     assert "PIP_FIND_LINKS" not in history

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from e2e.peer import Peer, heartbeats
-from e2e.stack import ENDLESS, MotetStack
+from e2e.stack import EARS, ENDLESS, VOICE, MotetStack
 
 pytestmark = pytest.mark.timeout(600)
 SAMPLING = {"temperature": 0.0, "seed": 1}
@@ -107,15 +107,22 @@ async def test_a_stream_can_be_resumed_from_what_was_shown(stack: MotetStack) ->
         assert ids_of(part) + ids_of(rest) == ids_of(whole)
 
 
-async def test_everybody_beats(stack: MotetStack) -> None:
-    beats = await heartbeats(stack.nats_url, stack.password, 1.5)
-    running = {child["instance"]: child for child in stack.children() if child["role"] != "nats"}
+async def test_everybody_beats(speaking: MotetStack) -> None:
+    beats = await heartbeats(speaking.nats_url, speaking.password, 1.5)
+    running = {child["instance"]: child for child in speaking.children() if child["role"] != "nats"}
     assert set(running) <= set(beats)
+    announced = {}
     for instance, child in running.items():
         assert beats[instance]["state"] == "ready"
-        models = {card["name"] for card in beats[instance].get("models", [])}
-        due = {"tokenizer": {"pocket-chat", ENDLESS}, "decode": {child["model"]}, "vad": {"silero-vad", "pocket-turns"}}
-        assert models == due.get(child["role"], set())
+        announced[child["role"]] = {card["name"] for card in beats[instance].get("models", [])}
+    assert announced == {
+        "gateway": set(),
+        "tokenizer": {"pocket-chat"},
+        "decode": {"pocket-chat"},
+        "vad": {"silero-vad", "pocket-turns"},
+        "asr": {EARS},
+        "tts": {VOICE},
+    }
 
 
 async def test_permissions_hold(stack: MotetStack) -> None:

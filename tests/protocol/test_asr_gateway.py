@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,69 +16,10 @@ import openai
 import pytest
 
 from asr_checkpoints import noise, tiny_whisper, wav, write_wav
-from motet_gateway.config import GatewayConfig
-from motet_gateway.gateway import Gateway
+from asr_stage import KEY, MODEL, Service, serving
 from motet_shared.messages import Listen, Partial, Segment
-from motet_shared.testing import NatsServer, running
 
-MODEL, KEY = "ears", "sesame"
 SOUND = wav(noise(7.0, 4))
-
-
-@dataclass
-class Service:
-    gateway: Gateway
-    recognizers: list[asyncio.subprocess.Process]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.gateway.port}"
-
-    def client(self) -> openai.AsyncOpenAI:
-        http = openai.DefaultAsyncHttpxClient(trust_env=False)
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, http_client=http)
-
-    async def post(self, path: str = "transcriptions", file: bytes | None = SOUND, **fields: Any) -> httpx.Response:
-        async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as http:
-            files = None if file is None else {"file": ("sound.wav", file)}
-            data = (
-                {"model": MODEL, "language": "en"} | fields if path == "transcriptions" else {"model": MODEL} | fields
-            )
-            return await http.post(
-                f"{self.url}/v1/audio/{path}", data=data, files=files or {"x": (None, "")}, timeout=30
-            )
-
-
-@asynccontextmanager
-async def serving(folder: Path, count: int = 1) -> AsyncIterator[Service]:
-    async with NatsServer() as nats, contextlib.AsyncExitStack() as stack:
-        recognizers = [await stack.enter_async_context(recognizer(nats, folder)) for _ in range(count)]
-        bus = await nats.bus("gateway")
-        gateway = Gateway(GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0, max_upload=1 << 20), bus)
-        async with running(gateway):
-            await bus.directory.wait_for(lambda d: len(d.ready("asr")) == count, 60)
-            yield Service(gateway, recognizers)
-
-
-@asynccontextmanager
-async def recognizer(nats: NatsServer, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    env = {
-        **os.environ,
-        "MOTET_NATS_URL": nats.url,
-        "MOTET_NATS_PASSWORD": nats.password,
-        "MOTET_METRICS_PORT": "-1",
-        "MOTET_LOG_LEVEL": "warning",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    argv = ["-m", "motet_asr", "--model", str(folder), "--name", MODEL, "--no-fallback", "--parallel", "2"]
-    process = await asyncio.create_subprocess_exec(sys.executable, *argv, env=env)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
 
 
 @pytest.fixture(scope="module")
@@ -129,16 +66,16 @@ async def _verbose(client: openai.AsyncOpenAI, text: str) -> None:
 
 
 async def _captions(service: Service, text: str) -> None:
-    srt = await service.post(response_format="srt")
+    srt = await service.post(file=SOUND, response_format="srt")
     assert srt.headers["content-type"].startswith("text/plain")
     first, times, *_ = srt.text.split("\n")
     assert first == "1"
     assert times[:3] == "00:"
     assert times[8:17] == times[8:9] + times[9:12] + " --> "
-    vtt = await service.post(response_format="vtt")
+    vtt = await service.post(file=SOUND, response_format="vtt")
     assert vtt.text.startswith("WEBVTT\n\n00:00:0")
     assert vtt.text.count("-->") == srt.text.count("-->")
-    assert (await service.post(response_format="text")).text.strip() == text
+    assert (await service.post(file=SOUND, response_format="text")).text.strip() == text
 
 
 async def _events(client: openai.AsyncOpenAI, text: str) -> None:
@@ -170,17 +107,17 @@ async def _refusals(service: Service, client: openai.AsyncOpenAI) -> None:
         ({"stream": "true", "response_format": "srt"}, "response_format"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
         ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities"),
-        ({"chunking_strategy[type]": "server_vad"}, "chunking_strategy"),
+        ({"chunking_strategy[type]": "level"}, "chunking_strategy"),
         ({"known_speaker_names[]": "me"}, "known_speaker_names"),
         ({"language": "klingon"}, None),
         ({"model": ""}, "model"),
     ]
     for fields, param in wrong:
-        reply = await service.post(**fields)
+        reply = await service.post(file=SOUND, **fields)
         assert reply.status_code == 400, fields
         assert reply.json()["error"]["param"] == param, reply.text
     assert (await service.post(file=None)).json()["error"]["param"] in ("file", "x")
-    assert (await service.post("translations", language="en")).json()["error"]["param"] == "language"
+    assert (await service.post("translations", file=SOUND, language="en")).json()["error"]["param"] == "language"
     async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as http:
         reply = await http.post(f"{service.url}/v1/audio/transcriptions", json={"model": MODEL})
         assert "multipart/form-data" in reply.json()["error"]["message"]

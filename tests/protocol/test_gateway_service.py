@@ -15,27 +15,16 @@ import pytest
 import websockets
 
 from fake_services import MODEL, FakeDecode, FakeTokenizer, words
-from motet_gateway.config import GatewayConfig
-from motet_gateway.gateway import Gateway
 from motet_shared.messages import Text, ToolCallDelta
 from motet_shared.testing import NatsServer, running
+from served_gateway import KEY, Served, served_gateway
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
-KEY = "sesame"
 
 
 @dataclass
-class Service:
-    gateway: Gateway
+class Service(Served):
     tokenizer: FakeTokenizer
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.gateway.port}"
-
-    def client(self, key: str = KEY) -> openai.AsyncOpenAI:
-        http = openai.DefaultAsyncHttpxClient(trust_env=False)
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=http)
 
     def socket(self, model: str = MODEL, key: str = KEY) -> websockets.connect:
         url = self.url.replace("http", "ws") + f"/v1/realtime?model={model}"
@@ -45,11 +34,9 @@ class Service:
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[Service]:
     async with NatsServer() as nats:
-        buses = [await nats.bus(role) for role in ("tokenizer", "decode", "gateway")]
-        config = GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0, **settings)
-        tokenizer, gateway = FakeTokenizer(None, buses[0]), Gateway(config, buses[2])
-        async with running(tokenizer), running(FakeDecode(None, buses[1])), running(gateway):
-            await buses[2].directory.wait_for(lambda d: d.ready("tokenizer") and d.ready("decode"), 5)
+        tokenizer, decode = FakeTokenizer(None, await nats.bus("tokenizer")), FakeDecode(None, await nats.bus("decode"))
+        async with running(tokenizer), running(decode), served_gateway(nats, **settings) as gateway:
+            await gateway.bus.directory.wait_for(lambda d: d.ready("tokenizer") and d.ready("decode"), 5)
             yield Service(gateway, tokenizer)
 
 

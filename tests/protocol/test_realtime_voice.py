@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 import websockets
-from openai._models import construct_type
-from openai.types.realtime import RealtimeServerEvent
 
 import tts_checkpoints
 from asr_checkpoints import tiny_whisper
-from fake_services import MODEL, FakeDecode, FakeTokenizer, words
+from fake_services import MODEL, words
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
-from motet_gateway.config import GatewayConfig
-from motet_gateway.gateway import Gateway
 from motet_shared.audio import a_law_decode, a_law_encode, mu_law_decode, mu_law_encode
 from motet_shared.errors import BadRequest, InternalError
-from motet_shared.testing import NatsServer, running
+from motet_shared.testing import running
 from motet_tts.service import Tts
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
+from realtime_client import TRANSCRIPTION, Client, kinds, one, sound
 from spoken import say, silence
 from tts_stage import config as tts_config
-from voice_services import EARS, WORD_MS, ScriptedAsr, ScriptedTts, tone_ms
+from voice_services import EARS, WORD_MS, tone_ms
+from voice_stage import Stage, stage
 
 HELLO = "Two red circles and a blue square."
-TRANSCRIPTION = "conversation.item.input_audio_transcription"
 SPOKEN_REPLY = [
     "response.created",
     "response.output_item.added",
@@ -60,84 +55,6 @@ SPOKEN_TURN = [
 ]
 
 
-@dataclass
-class Client:
-    """One end of a socket, and all that came."""
-
-    socket: websockets.ClientConnection
-    events: list[dict[str, Any]] = field(default_factory=list)
-
-    async def send(self, kind: str, **fields: Any) -> None:
-        await self.socket.send(json.dumps({"type": kind, **fields}))
-
-    async def update(self, **session: Any) -> dict[str, Any]:
-        await self.send("session.update", session={"type": "realtime", **session})
-        return (await self.until("session.updated"))[-1]["session"]
-
-    async def audio(self, data: bytes, piece: int = 9600) -> None:
-        for start in range(0, len(data), piece):
-            audio = base64.b64encode(data[start : start + piece]).decode()
-            await self.send("input_audio_buffer.append", audio=audio)
-
-    async def next(self) -> dict[str, Any]:
-        async with asyncio.timeout(10):
-            event: dict[str, Any] = json.loads(await self.socket.recv())
-        parsed: Any = construct_type(type_=RealtimeServerEvent, value=event)
-        type(parsed).model_validate(event, strict=True)
-        self.events.append(event)
-        return event
-
-    async def until(self, *kinds: str) -> list[dict[str, Any]]:
-        """Events up to and with the first of these types; an error that is not one of them fails."""
-        found = [await self.next()]
-        while found[-1]["type"] not in kinds:
-            assert found[-1]["type"] != "error", found[-1]
-            found.append(await self.next())
-        return found
-
-    async def refused(self) -> dict[str, Any]:
-        return (await self.until("error"))[-1]["error"]
-
-
-@dataclass
-class Stage:
-    gateway: Gateway
-    tokenizer: FakeTokenizer
-    nats: NatsServer
-    asr: ScriptedAsr | None = None
-    tts: ScriptedTts | None = None
-    vad: Vad | None = None
-
-    @asynccontextmanager
-    async def talk(self, **session: Any) -> AsyncIterator[Client]:
-        url = f"ws://127.0.0.1:{self.gateway.port}/v1/realtime?model={MODEL}"
-        async with websockets.connect(url, proxy=None, max_size=None) as socket:
-            client = Client(socket)
-            await client.until("session.created")
-            if session:
-                await client.update(**session)
-            yield client
-
-
-@asynccontextmanager
-async def stage(*roles: str, **settings: Any) -> AsyncIterator[Stage]:
-    async with NatsServer() as nats, AsyncExitStack() as stack:
-        buses = {role: await nats.bus(role) for role in ("tokenizer", "decode", "gateway", *roles)}
-        config = GatewayConfig(port=0, drain_timeout=1.0, patience=1.0, **settings)
-        tokenizer, gateway = FakeTokenizer(None, buses["tokenizer"]), Gateway(config, buses["gateway"])
-        made = Stage(gateway, tokenizer, nats)
-        made.asr = ScriptedAsr(buses["asr"]) if "asr" in roles else None
-        made.tts = ScriptedTts(buses["tts"]) if "tts" in roles else None
-        made.vad = Vad(VadConfig(metrics_port=-1), buses["vad"]) if "vad" in roles else None
-        actors = [tokenizer, FakeDecode(None, buses["decode"]), made.asr, made.tts, made.vad, gateway]
-        for actor in actors:
-            if actor is not None:
-                await stack.enter_async_context(running(actor))
-        wanted = ("tokenizer", "decode", *roles)
-        await buses["gateway"].directory.wait_for(lambda d: all(d.ready(role) for role in wanted), 20)
-        yield made
-
-
 @pytest.fixture
 async def ears() -> AsyncIterator[Stage]:
     async with stage("asr") as made:
@@ -148,27 +65,6 @@ async def ears() -> AsyncIterator[Stage]:
 async def whole() -> AsyncIterator[Stage]:
     async with stage("asr", "vad", "tts") as made:
         yield made
-
-
-def kinds(events: list[dict[str, Any]], *, heard: bool = True) -> list[str]:
-    """Types of events, each delta once where it first comes; `heard=False`: without those of transcription."""
-    found: list[str] = []
-    for event in events:
-        kind = event["type"]
-        if not (kind.endswith(".delta") and kind in found) and (heard or not kind.startswith(TRANSCRIPTION)):
-            found.append(kind)
-    return found
-
-
-def sound(events: list[dict[str, Any]]) -> bytes:
-    deltas = [event["delta"] for event in events if event["type"] == "response.output_audio.delta"]
-    return b"".join(base64.b64decode(delta) for delta in deltas)
-
-
-def one(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
-    found = [event for event in events if event["type"] == kind]
-    assert len(found) == 1, kinds(events)
-    return found[0]
 
 
 def manual(**audio_input: Any) -> dict[str, Any]:

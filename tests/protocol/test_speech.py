@@ -17,13 +17,11 @@ import pytest
 import tts_checkpoints
 from motet_cli.main import main
 from motet_gateway.audio_encoder import FORMATS
-from motet_gateway.config import GatewayConfig
-from motet_gateway.gateway import Gateway
-from motet_shared.testing import NatsServer, running
+from motet_shared.testing import NatsServer
 from motet_tts.service import Tts
+from served_gateway import KEY, Served, served_gateway
 from tts_stage import MODEL, TEXT, config
 
-KEY = "sesame"
 SEED: Any = {"seed": 5}
 
 
@@ -33,29 +31,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @dataclass
-class Service:
-    gateway: Gateway
+class Service(Served):
     tts: list[Tts]
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.gateway.port}"
-
-    def client(self, key: str = KEY) -> openai.AsyncOpenAI:
-        http = openai.DefaultAsyncHttpxClient(trust_env=False)
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=http)
 
 
 @asynccontextmanager
 async def serving(folder: Path, count: int = 1, **settings: Any) -> AsyncIterator[Service]:
     async with NatsServer() as nats:
         speakers = [Tts(config(folder, **settings), await nats.bus("tts")) for _ in range(count)]
-        gateway_bus = await nats.bus("gateway")
-        gateway = Gateway(GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0), gateway_bus)
-        async with running(gateway):
+        async with served_gateway(nats) as gateway:
             for speaker in speakers:
                 await speaker.start()
-            await gateway_bus.directory.wait_for(lambda d: len(d.ready("tts")) == count, 10)
+            await gateway.bus.directory.wait_for(lambda d: len(d.ready("tts")) == count, 10)
             try:
                 yield Service(gateway, speakers)
             finally:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from motet_shared.bus import Bus
 from motet_shared.messages import Sampling, Text
 from motet_shared.testing import NatsServer, running
 from scripted_decode import MODEL, ScriptedDecode
+from service_process import end, start
 from tiny_tokenizers import write_folder
 from tokenizer_stage import REPLY, SCRIPT, Answer, chat
 
@@ -23,12 +22,6 @@ from tokenizer_stage import REPLY, SCRIPT, Answer, chat
 async def nats() -> AsyncIterator[NatsServer]:
     async with NatsServer() as server:
         yield server
-
-
-async def tokenizer_process(nats: NatsServer, folder: Path) -> asyncio.subprocess.Process:
-    argv = ["-m", "motet_tokenizer", "--model", f"{MODEL}={folder}", "--nats-url", nats.url, "--metrics-port", "-1"]
-    env = {**os.environ, "MOTET_NATS_PASSWORD": nats.password, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return await asyncio.create_subprocess_exec(sys.executable, *argv, "--stop-with-parent", env=env)
 
 
 async def ask(gateway: Bus) -> Answer:
@@ -42,7 +35,7 @@ async def ask(gateway: Bus) -> Answer:
 
 
 async def test_a_process_serves_and_moves_and_drains(nats: NatsServer, tmp_path: Path) -> None:
-    process = await tokenizer_process(nats, write_folder(tmp_path))
+    process = await start(nats, "motet_tokenizer", "--model", f"{MODEL}={write_folder(tmp_path)}")
     gateway = await nats.bus("gateway")
     try:
         await gateway.directory.wait_for(lambda d: d.ready("tokenizer", model=MODEL), 30)
@@ -61,7 +54,5 @@ async def test_a_process_serves_and_moves_and_drains(nats: NatsServer, tmp_path:
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 30) == 0
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        await end(process)
         await gateway.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,16 +10,14 @@ import pytest
 import tts_checkpoints
 from motet_shared.testing import NatsServer, running
 from motet_tts.service import Tts
+from service_process import end, start
 from tts_stage import MODEL, TEXT, Speech, ask, config, said
 
 pytestmark = pytest.mark.slow
 
 
-async def tts_process(nats: NatsServer, folder: Path) -> asyncio.subprocess.Process:
-    argv = ["--model", str(folder), "--name", MODEL, "--first-chunk", "0.002", "--chunk", "0.01", "--threads", "1"]
-    argv += ["--nats-url", nats.url, "--metrics-port", "-1", "--stop-with-parent"]
-    env = {**os.environ, "MOTET_NATS_PASSWORD": nats.password, "PYTHONPATH": os.pathsep.join(sys.path)}
-    return await asyncio.create_subprocess_exec(sys.executable, "-m", "motet_tts", *argv, env=env)
+def settings(folder: Path) -> tuple[str, ...]:
+    return ("--model", str(folder), "--name", MODEL, "--first-chunk", "0.002", "--chunk", "0.01", "--threads", "1")
 
 
 def nearly_equal(one: Speech, other: Speech) -> bool:
@@ -34,7 +30,7 @@ async def test_a_process_serves_and_another_instance_goes_on(tmp_path: Path) -> 
     folder = tts_checkpoints.pocket_tts(tmp_path / "model", sample=True, threshold=0.2)
     request = ask(TEXT * 12)
     async with NatsServer() as nats:
-        process = await tts_process(nats, folder)
+        process = await start(nats, "motet_tts", *settings(folder))
         gateway = await nats.bus("gateway")
         try:
             await gateway.directory.wait_for(lambda d: d.ready("tts", model=MODEL), 60)
@@ -49,7 +45,5 @@ async def test_a_process_serves_and_another_instance_goes_on(tmp_path: Path) -> 
             assert [word for word, _, _ in whole.words] == request.text.split()
             assert nearly_equal(moved, whole)
         finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            await end(process)
             await gateway.close()

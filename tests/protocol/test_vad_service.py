@@ -1,11 +1,7 @@
 """The voice activity service as real processes behind a real nats-server, under their own user, killed and replaced."""
 
 import asyncio
-import contextlib
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,27 +10,10 @@ from motet_shared.errors import WorkerLost
 from motet_shared.messages import Detect, SpeechEdge
 from motet_shared.stream import Stream
 from motet_shared.testing import NatsServer
+from service_process import service_process
 from spoken import say, silence
 
 SPEECH = silence(400) + say("Two red circles and a blue square.") + silence(900)
-
-
-@contextlib.asynccontextmanager
-async def vad_process(server: NatsServer) -> AsyncIterator[asyncio.subprocess.Process]:
-    env = {
-        **os.environ,
-        "MOTET_NATS_URL": server.url,
-        "MOTET_NATS_PASSWORD": server.password,
-        "MOTET_METRICS_PORT": "-1",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "motet_vad", env=env)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
 
 
 async def edges(stream: Stream, pcm: bytes) -> list[SpeechEdge]:
@@ -58,7 +37,11 @@ async def ready(gateway: Bus, count: int) -> list[str]:
 
 
 async def test_an_instance_that_is_killed_is_noticed_and_another_hears_the_same() -> None:
-    async with NatsServer() as server, vad_process(server) as one, vad_process(server) as two:
+    async with (
+        NatsServer() as server,
+        service_process(server, "motet_vad") as one,
+        service_process(server, "motet_vad") as two,
+    ):
         gateway = await server.bus("gateway")
         try:
             await ready(gateway, 2)

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -13,25 +12,13 @@ import nats
 import pytest
 
 from motet_shared import errors, subjects
-from motet_shared.actor import Actor, operation
 from motet_shared.bus import Bus
-from motet_shared.call import Call
 from motet_shared.config import ProcessConfig
-from motet_shared.messages import Echo, Open, Text, Usage, encode
-from motet_shared.stream import Stream
+from motet_shared.messages import Echo, Open, encode
 from motet_shared.testing import NatsServer, running
-
-
-class Parrot(Actor):
-    role = "tokenizer"
-
-    @operation(Echo)
-    async def echo(self, call: Call, request: Echo) -> None:
-        for number in range(request.count):
-            if request.delay_ms:
-                await asyncio.sleep(request.delay_ms / 1000)
-            await call.send(Text(request.text, [number]))
-        call.finish("stop", Usage(completion_tokens=request.count))
+from parrot import Parrot
+from service_process import service_process
+from stream_world import ids
 
 
 @pytest.fixture
@@ -58,15 +45,6 @@ async def parrot(server: NatsServer) -> AsyncIterator[Parrot]:
 
 async def seen(bus: Bus, count: int = 1) -> None:
     await bus.directory.wait_for(lambda d: len(d.ready("tokenizer")) >= count, 15)
-
-
-async def ids(stream: Stream) -> list[int]:
-    found: list[int] = []
-    async with stream:
-        async for body in stream:
-            assert isinstance(body, Text)
-            found += body.ids
-    return found
 
 
 async def eventually(condition: Callable[[], object], timeout: float = 15.0) -> None:
@@ -133,38 +111,8 @@ async def test_restart_of_nats(server: NatsServer) -> None:
         assert await retryable(reading) in (list(range(30)), None)
 
 
-WORKER = """
-import asyncio, sys
-from motet_shared.actor import run
-from motet_shared.config import ProcessConfig
-sys.path.insert(0, {tests!r})
-from protocol.test_wire import Parrot
-run(Parrot, ProcessConfig)
-"""
-
-
-@contextlib.asynccontextmanager
-async def parrot_process(server: NatsServer) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A parrot in a process of its own, that does not outlive the block."""
-    tests = os.path.dirname(os.path.dirname(__file__))
-    env = {
-        **os.environ,
-        "MOTET_NATS_URL": server.url,
-        "MOTET_NATS_PASSWORD": server.password,
-        "MOTET_METRICS_PORT": "-1",
-        "PYTHONPATH": os.pathsep.join([*sys.path, tests]),
-    }
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WORKER.format(tests=tests), env=env)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
 async def test_sigkill_of_a_worker_process_is_noticed_at_once(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, parrot_process(server) as process:
+    async with connected(server, "gateway") as gateway, service_process(server, "parrot") as process:
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
         reading = asyncio.create_task(ids(stream))
@@ -176,7 +124,7 @@ async def test_sigkill_of_a_worker_process_is_noticed_at_once(server: NatsServer
 
 
 async def test_a_stopped_worker_is_noticed_and_what_it_says_later_is_dropped(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, parrot_process(server) as process:
+    async with connected(server, "gateway") as gateway, service_process(server, "parrot") as process:
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
         reading = asyncio.create_task(ids(stream))
@@ -190,7 +138,7 @@ async def test_a_stopped_worker_is_noticed_and_what_it_says_later_is_dropped(ser
 
 
 async def test_sigterm_drains_and_exits_with_zero(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, parrot_process(server) as process:
+    async with connected(server, "gateway") as gateway, service_process(server, "parrot") as process:
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=20, delay_ms=20))
         reading = asyncio.create_task(ids(stream))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -27,6 +29,7 @@ from motet_asr.engine import Engine
 from motet_asr.request import Heard, Options
 from motet_asr.slot_engine import SlotEngine
 from motet_asr.whisper import Whisper
+from motet_asr.whisper_encoder import WhisperEncoder
 from motet_shared.errors import BadRequest, ConfigError, InternalError, Overloaded
 
 CALM = settings(deadline=None, max_examples=8, suppress_health_check=list(HealthCheck))
@@ -316,6 +319,81 @@ def _first_logits(engine: Engine) -> torch.Tensor:
             states, _ = decoder.step(engine.slots, [token])
         logits: torch.Tensor = decoder.logits(states)
     return logits
+
+
+def test_features_of_a_short_sound_are_those_of_the_whole_window(whisper: Path, reference: Reference) -> None:
+    engine = engine_of(whisper)
+    for seconds in (0.01, 0.3, 1.0, WINDOW - 0.05, WINDOW - 0.01, WINDOW):
+        sound = SOUNDS[4][: round(seconds * RATE)]
+        torch.testing.assert_close(engine.prepare(sound), reference.features(sound)[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("form", "near"), [("float32", 1e-5), ("bfloat16", 0.03), ("int8", 0.1)])
+@pytest.mark.parametrize("frames", [2 * WINDOW * 50, 70])
+def test_the_encoder_computes_what_transformers_modules_do(
+    reference: Reference, form: str, near: float, frames: int
+) -> None:
+    features_MF = reference.features(SOUNDS[3])[0, :, :frames]
+    with torch.inference_mode():
+        states_SE = WhisperEncoder(reference.model, form)(features_MF)
+        wanted_SE = encoded(reference.model.model.encoder, features_MF)
+    assert states_SE.shape == wanted_SE.shape == (frames // 2, 32)
+    assert (states_SE - wanted_SE).norm() < near * wanted_SE.norm()
+
+
+def encoded(encoder: Any, features_MF: torch.Tensor) -> torch.Tensor:
+    """What transformers' modules make of a window of any length, which its own `forward` refuses."""
+    x = torch.nn.functional.gelu(encoder.conv1(features_MF[None]))
+    x = torch.nn.functional.gelu(encoder.conv2(x)).transpose(1, 2)
+    x = x + encoder.embed_positions.weight[: x.shape[1]]
+    for layer in encoder.layers:
+        x = layer(x, None)
+    states: torch.Tensor = encoder.layer_norm(x)[0]
+    return states
+
+
+def test_with_a_padding_the_encoder_reads_no_more_silence_than_that(
+    whisper: Path, reference: Reference, tmp_path: Path
+) -> None:
+    engine, options = engine_of(whisper, padding=0.1), Options(language="en", words=True)
+    lengths = [0.5, 1.23, WINDOW]
+    for key, seconds in enumerate(lengths):
+        add(engine, key, SOUNDS[key][: round(seconds * RATE)], options)
+    assert isinstance(engine, SlotEngine)
+    engine.step()
+    assert engine.slots.frames == [30, 67, WINDOW * 50]  # of 20 ms, with 0.1 s behind the sound
+    shortest = reference.features(SOUNDS[0][: RATE // 2])[0, :, :60]
+    with torch.inference_mode():
+        states_SE = encoded(reference.model.model.encoder, shortest)
+        key_SE = reference.model.model.decoder.layers[0].encoder_attn.k_proj(states_SE)
+    kept_HSD = engine.slots.cross[0, 0, 0, :, :30]
+    torch.testing.assert_close(kept_HSD.transpose(0, 1).flatten(1), key_SE, rtol=1e-4, atol=1e-4)
+    together = {output.key: output.heard for _ in range(300) for output in engine.step()}
+    for key, seconds in enumerate(lengths):
+        alone, company = hear(engine, SOUNDS[key][: round(seconds * RATE)], options), together[key]
+        assert company is not None
+        assert company.tokens == alone.tokens
+        for one, other in zip(company.passes, alone.passes, strict=True):
+            assert one.attention_NTF is not None
+            torch.testing.assert_close(one.attention_NTF, other.attention_NTF)
+    engine.check_integrity()
+
+
+def test_a_checkpoint_may_say_how_much_silence_it_needs(whisper: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "short"
+    shutil.copytree(whisper, folder)
+    settings = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"motet_padding": 0.2}))
+    for chosen, frames in ({}, 35), ({"padding": 0.0}, 25), ({"weights": "torch"}, WINDOW * 50):
+        engine = engine_of(folder, **chosen)
+        assert isinstance(engine, SlotEngine)
+        add(engine, 0, SOUNDS[0][: RATE // 2], Options(language="en"))
+        engine.step()
+        assert engine.slots.frames == [frames]
+    with pytest.raises(ConfigError, match=r"padding=0\.5: .* choose other weights"):
+        engine_of(folder, padding=0.5, weights="torch")
+    with pytest.raises(ConfigError, match="padding=-2"):
+        engine_of(folder, padding=-2)
 
 
 def test_what_cannot_be_done_is_refused(whisper: Path, tmp_path: Path) -> None:

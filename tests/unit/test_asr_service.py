@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 
 from asr_checkpoints import RATE, noise, tiny_parakeet, tiny_whisper, wav
 from motet_asr.config import AsrConfig
+from motet_asr.live import Live
+from motet_asr.request import Heard, Options, Piece, Word
 from motet_asr.service import Asr
 from motet_pipelines.transcribe import NO_AUDIO, Hearing, transcribe
 from motet_shared.blobs import BlobStore
@@ -220,6 +224,35 @@ async def test_silence_and_nothing_at_all_end_with_an_empty_segment(folder: Path
             bodies = await _listen(made, pcm)
             assert isinstance(bodies[-1], Segment)
             assert bodies[-1].text == ""
+
+
+@dataclass
+class Listener:
+    """A recognizer that hears a word in everything; `lengths`: of what it heard, in seconds."""
+
+    family: Any = field(default_factory=lambda: SimpleNamespace(window=30.0))
+    lengths: list[float] = field(default_factory=list)
+
+    async def hear(self, audio: Any, options: Options) -> tuple[Heard, list[Piece]]:
+        self.lengths.append(len(audio) / RATE)
+        return Heard(), [Piece(" word", 0.1, 0.5, [], [Word(" word", 0.1, 0.5)])]
+
+
+@pytest.mark.parametrize(("tail", "heard"), [(np.zeros(RATE // 5), [1.0]), (noise(0.2), [1.0, 1.2])])
+async def test_the_end_is_heard_again_only_if_something_was_said_there(tail: Any, heard: list[float]) -> None:
+    listener: Any = Listener()
+
+    async def pcm() -> AsyncIterator[bytes]:
+        yield (noise(1.0) * 32767).astype("<i2").tobytes()
+        async with asyncio.timeout(10):
+            while not listener.lengths:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await settle()
+        yield (tail * 32767).astype("<i2").tobytes()
+
+    words = await Live(listener, Options(), RATE, 0.5, 60.0).run(pcm(), lambda stable, tail: None)
+    assert [word.text for word in words] == [" word"]
+    assert listener.lengths == heard
 
 
 async def test_a_live_stream_that_is_left_frees_its_slot(folder: Path) -> None:

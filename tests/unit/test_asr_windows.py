@@ -6,13 +6,15 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet_asr.live import Agreement
 from motet_asr.request import Piece, Word
 from motet_asr.stitch import join
-from motet_asr.windows import Window, cut
+from motet_asr.windows import Marks, Window, cut, spoken
+from motet_shared.errors import BadRequest
 
 RATE = 16_000
 CALM = settings(deadline=None, max_examples=60)
@@ -37,16 +39,65 @@ def test_windows_cover_everything_and_are_never_too_long(
     pattern: list[tuple[bool, float]], longest: float, gain: float
 ) -> None:
     audio = speech(pattern, gain=gain)
-    windows = cut(audio, longest)
+    assert_covers(cut(audio, longest), audio, longest)
+
+
+def assert_covers(windows: list[Window], audio: Any, longest: float) -> None:
+    """Every sample is in some window, in order, and none that is to be heard is too long."""
     assert windows[0].start == 0
     assert windows[-1].end == len(audio) / RATE
     assert [window.index for window in windows] == list(range(len(windows)))
     for window in windows:
-        assert 0 < window.seconds <= longest + 1e-9
-        assert len(window.of(audio)) <= longest * RATE + 1
+        assert window.seconds > 0
+        assert window.silent or window.seconds <= longest + 1e-9
+        assert window.silent or len(window.of(audio)) <= longest * RATE + 1
     for before, after in pairwise(windows):
         assert after.start == before.end - after.overlap
         assert after.end > before.end
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> list[tuple[float, float]]:
+    found, now = [], 0.0
+    for _ in range(draw(st.integers(0, 12))):
+        start = now + draw(st.sampled_from([0.1, 0.3, 0.6, 2.0, 5.0, 20.0]))
+        now = start + draw(st.sampled_from([0.05, 0.5, 3.0, 8.0]))
+        found.append((round(start, 3), round(now, 3)))
+    return found
+
+
+@CALM
+@given(spans(), st.floats(0.01, 9.0), st.sampled_from([2.0, 6.0, 12.0, 30.0]))
+def test_marked_speech_is_heard_and_long_silences_are_not(
+    marked: list[tuple[float, float]], after: float, longest: float
+) -> None:
+    """Whatever the level says: all of this is noise of one loudness."""
+    total = (marked[-1][1] if marked else 0.0) + after
+    audio = speech([(True, total)])
+    windows = cut(audio, longest, spoken(marked))
+    assert_covers(windows, audio, longest)
+    heard = [window for window in windows if not window.silent]
+    for start, end in marked:
+        first = min((window for window in heard if window.end > start), key=lambda window: window.start)
+        assert first.start <= start
+        assert any(window.start < end <= window.end + 1e-6 for window in heard)
+        for moment in np.arange(start, end, 0.1):
+            assert any(window.start <= moment <= window.end for window in heard)
+    for window in windows[1:]:
+        if not window.overlap and not window.silent:
+            assert not any(start + 0.02 < window.start < end - 0.02 for start, end in marked), (
+                "no cut falls into speech"
+            )
+    silence = [b - a for a, b in zip([0.0, *(e for _, e in marked)], [*(s for s, _ in marked), total], strict=True)]
+    unheard = sum(window.seconds for window in windows if window.silent)
+    assert unheard >= sum(gap - 0.9 for gap in silence if gap > 4.0) - 1e-6
+
+
+@pytest.mark.parametrize("wrong", [(2.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (0.0, float("inf"))])
+def test_what_is_no_span_is_refused(wrong: tuple[float, float]) -> None:
+    with pytest.raises(BadRequest, match="speech") as refused:
+        spoken([(0.0, 0.5), wrong])
+    assert refused.value.param == "speech"
 
 
 def test_cuts_fall_into_pauses_and_overlap_only_without_one() -> None:
@@ -62,7 +113,8 @@ def test_cuts_fall_into_pauses_and_overlap_only_without_one() -> None:
 
 
 def test_silence_and_clipping() -> None:
-    assert [window.silent for window in cut(np.zeros(RATE * 3, np.float32), 2.0)] == [True, True]
+    assert [window.silent for window in cut(np.zeros(RATE * 2, np.float32), 1.5)] == [True, True]
+    assert [window.seconds for window in cut(np.zeros(RATE * 90, np.float32), 2.0) if window.silent] == [90.0]
     [whisper] = cut(speech([(True, 1.0)], gain=0.004), 2.0)
     assert not whisper.silent
     clipped = np.clip(speech([(True, 4.0), (False, 0.6), (True, 4.0)], gain=50.0), -1, 1)
@@ -73,9 +125,9 @@ def test_silence_and_clipping() -> None:
 
 def test_a_rule_of_one_s_own_may_mark_speech() -> None:
     audio = speech([(True, 9.0)])
-    quiet = np.ones(450, dtype=bool)
-    quiet[150:170] = False
-    assert cut(audio, 5.0, lambda _: quiet)[0].end == 3.2
+    talks = np.ones(450, dtype=bool)
+    talks[150:170] = False
+    assert cut(audio, 5.0, lambda _: Marks(talks, np.zeros(450, dtype=bool)))[0].end == 3.2
 
 
 # ---------------------------------------------------------------------------------------------------------- stitching

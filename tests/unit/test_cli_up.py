@@ -147,6 +147,22 @@ def test_a_model_that_listens_is_served_where_there_is_one(
     assert "neither a folder nor a local model" in refusal(*common, "--asr", "nobody")
 
 
+def test_speakers_are_told_apart_where_that_is_asked_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    monkeypatch.setattr("motet_cli.models.model_dirs", lambda: [tmp_path])
+    assert "neither a folder nor a local model" in refusal(*common, "--speakers")
+    voices = tmp_path / "pocket-speakers"
+    voices.mkdir()
+    (voices / "config.json").write_text('{"model_type": "motet-speakers"}')
+    (voices / "model.safetensors").write_bytes(b"")
+    assert plan(*common).stack.speakers is None
+    for given in (("--speakers",), ("--speakers", str(voices))):
+        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "speakers"]
+        assert spec.argv[1:5] == ("-m", "motet_speakers", "--model", str(voices))
+
+
 def test_the_judge_of_turns_is_used_where_it_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def judge() -> list[str]:
         vad = next(s for s in plan("--llm", str(folder), "--port", "0").stack.services() if s.role == "vad")

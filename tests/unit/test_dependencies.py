@@ -24,11 +24,12 @@ RULES = {
     "services/motet_tts": ("tts", {"motet_shared"}),
     "services/motet_asr": ("asr", {"motet_shared", "motet_kernels"}),
     "services/motet_vad": ("vad", {"motet_shared"}),
+    "services/motet_speakers": ("speakers", {"motet_shared"}),
     "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),
 }
 # Imported where it is installed; without it the feature is off, and the code says so.
 OPTIONAL = {
-    "motet_shared": {"numpy", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"},
+    "motet_shared": {"av", "numpy", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "safetensors"},
     "motet_cli": {"matplotlib"},
 }
 
@@ -90,7 +91,7 @@ def test_imports_are_allowed_and_declared(folder: str) -> None:
             )
 
 
-@pytest.mark.parametrize("extra", ["", "gateway", "tokenizer", "vad", "cli"])
+@pytest.mark.parametrize("extra", ["", "gateway", "tokenizer", "vad", "speakers", "cli"])
 def test_only_the_engine_brings_torch(extra: str) -> None:
     assert "torch" not in declared(extra)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+import motet_gateway
 from fake_services import MODEL, words
 from gateway_client import Http, World, world
 from motet_shared.errors import ContextTooLong, InternalError, Overloaded, WorkerLost
@@ -230,6 +233,7 @@ async def test_health(here: World) -> None:
     assert (await here.get("/health/live").done()).status == 200
     ready = await here.get("/health/ready").done()
     assert (ready.status, ready.json()["models"]) == (200, [MODEL])
+    assert ready.json()["speech"] == {"missing": ["asr", "vad", "tts"]}
     await here.buses[2].close()
     await settle()
     ready = await here.get("/health/ready").done()
@@ -250,11 +254,10 @@ async def test_the_page_asks_nobody_else(here: World) -> None:
     page = await here.get("/").done()
     assert page.status == 200
     assert page.headers["content-security-policy"].startswith("default-src 'self'")
-    for name in ("chat.js", "api.js", "style.css", "icon.svg"):
-        asset = await here.get(f"/{name}").done()
-        assert asset.status == 200
-        assert b"http" not in asset.body.replace(b"http://www.w3.org/2000/svg", b"")
-    assert b"http" not in page.body
+    for file in (Path(motet_gateway.__file__).parent / "static").iterdir():
+        asset = await here.get(f"/{file.name}").done()
+        assert (asset.status, asset.headers["cache-control"]) == (200, "no-cache")
+        assert not re.search(rb"://|[\"'(]//", asset.body.replace(b"http://www.w3.org/2000/svg", b""))
     assert await refusal(here.get("/../config.py")) == (404, "not_found")
 
 

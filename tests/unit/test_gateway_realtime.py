@@ -14,6 +14,7 @@ from fake_services import MODEL, words
 from gateway_client import Socket, World, session, world
 from motet_gateway.realtime.conversation import chat_messages, without_oldest
 from motet_gateway.websocket import frame_head
+from motet_shared.epochs import NO_EPOCH
 from motet_shared.errors import ContextTooLong, InternalError
 from motet_shared.messages import Text, ToolCallDelta
 from motet_shared.testing import settle
@@ -261,6 +262,23 @@ async def test_one_response_at_a_time_writes_the_conversation(here: World, socke
     assert len(here.tokenizer.requests[-1].messages) == 2, "what was said aside is not remembered"
 
 
+async def test_what_writes_the_conversation_has_an_epoch(here: World, socket: Socket) -> None:
+    """A newer reply makes the older one out of date, and nothing that is said aside."""
+    aside = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "aside"}]}
+    await told(socket, "hello")
+    await respond(socket)
+    await respond(socket, conversation="none", input=[aside])
+    await respond(socket)
+    async with session(here.app) as other:
+        await told(other, "hello")
+        await respond(other)
+    one, beside, two, elsewhere = here.tokenizer.epochs
+    assert one.session.startswith("sess_")
+    assert [one.number, two.number, elsewhere.number] == [1, 2, 1]
+    assert one.session == two.session != elsewhere.session
+    assert beside == NO_EPOCH
+
+
 async def test_input_may_refer_to_items(here: World, socket: Socket) -> None:
     socket.say("first")
     said = (await socket.until("conversation.item.done"))[0]["item"]["id"]
@@ -370,6 +388,42 @@ async def test_refused_events_are_named_and_the_socket_lives(
     error = (await socket.expect("error"))["error"]
     assert (error["type"], error["param"], error["event_id"]) == ("invalid_request_error", param, "mine")
     await told(socket, "still here")
+
+
+async def test_races_have_codes_that_clients_know(socket: Socket) -> None:
+    """Voice frameworks end a session on errors whose code they do not take for a race."""
+    await told(socket, "hello")
+    item = {"id": "mine", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}
+    socket.send("conversation.item.create", item=item)
+    await socket.until("conversation.item.done")
+    for kind, fields, code in (
+        ("response.cancel", {}, "response_cancel_not_active"),
+        ("conversation.item.create", {"item": item}, "item_create_duplicate_item_id"),
+        ("conversation.item.retrieve", {"item_id": "none"}, "item_retrieve_invalid_item_id"),
+        ("conversation.item.delete", {"item_id": "none"}, "item_delete_invalid_item_id"),
+        (
+            "conversation.item.truncate",
+            {"item_id": "none", "content_index": 0, "audio_end_ms": 1},
+            "item_truncate_invalid_item_id",
+        ),
+    ):
+        socket.send(kind, **fields)
+        error = (await socket.expect("error"))["error"]
+        assert error["code"] == code
+    socket.send("response.cancel")
+    assert (await socket.expect("error"))["error"]["message"].startswith("Cancellation failed")
+
+
+async def test_null_is_as_good_as_no_field(here: World, socket: Socket) -> None:
+    nothing = dict.fromkeys(("instructions", "tools", "output_modalities", "temperature", "max_output_tokens"))
+    socket.send("session.update", session={"instructions": "be brief", "tools": [DRAW]})
+    await socket.expect("session.updated")
+    socket.send("session.update", session=nothing)
+    updated = (await socket.expect("session.updated"))["session"]
+    assert (updated["instructions"], updated["tools"], updated["temperature"]) == ("be brief", [DRAW], 0.8)
+    await told(socket, "hello")
+    assert (await respond(socket, **nothing, input=None, conversation=None, metadata=None))[-1]["type"] != "error"
+    assert here.tokenizer.requests[-1].messages[0] == {"role": "system", "content": "be brief"}
 
 
 async def test_audio_settings_that_ask_for_nothing_are_fine(socket: Socket) -> None:

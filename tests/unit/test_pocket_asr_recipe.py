@@ -20,11 +20,11 @@ from asr_batches import IGNORED, restore  # noqa: E402
 from asr_model import build  # noqa: E402
 from asr_recipe import Recipe  # noqa: E402
 from asr_shards import order, read, suspended, write  # noqa: E402
-from chat_optim import Schedule  # noqa: E402
-from pocket_asr import Trainer, run  # noqa: E402
+from pocket_asr import Trainer  # noqa: E402
 from speech_noise import RATE  # noqa: E402
 from speech_sentences import CATEGORIES, HELD_OUT_SEEDS, is_held_out  # noqa: E402
 from speech_voices import HELD_OUT_VARIANTS  # noqa: E402
+from training import Schedule  # noqa: E402
 
 TINY = Recipe(
     width=64,
@@ -47,7 +47,7 @@ TINY = Recipe(
 def trained(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("asr")
     trainer = Trainer(TINY, Schedule(steps=4, warmup=2), data=folder / "data")
-    return trainer, run(trainer, state=folder / "state.pt")
+    return trainer, trainer.run(folder / "state.pt")
 
 
 @pytest.fixture(scope="module")
@@ -161,17 +161,17 @@ def test_batches_are_a_function_of_the_step(trained) -> None:
 def test_two_runs_agree_even_across_a_restart(trained, tmp_path: Path) -> None:
     _, reports = trained
     first = Trainer(TINY, Schedule(steps=2, warmup=2, decay=0.01), data=tmp_path / "data")
-    run(first, state=tmp_path / "state.pt")
+    first.run(tmp_path / "state.pt")
     resumed = Trainer(TINY, Schedule(steps=4, warmup=2), data=tmp_path / "data")
     resumed.load_state(tmp_path / "state.pt")
-    again = run(resumed, state=tmp_path / "state.pt")
+    again = resumed.run(tmp_path / "state.pt")
     assert [report.text for report in again] == pytest.approx([report.text for report in reports[2:]], rel=2e-2)
 
 
 def test_a_file_stop_ends_a_run_after_a_step(tmp_path: Path) -> None:
     trainer = Trainer(TINY, Schedule(steps=9, warmup=2), data=tmp_path / "data")
     (tmp_path / "stop").touch()
-    assert len(run(trainer, state=tmp_path / "state.pt")) == 1
+    assert len(trainer.run(tmp_path / "state.pt")) == 1
     assert (tmp_path / "state.pt").exists()
 
 

@@ -18,11 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import chat_talk  # noqa: E402
 import chat_tools  # noqa: E402
-from chat_optim import Schedule, orthogonalize  # noqa: E402
 from chat_recipe import Phase, Recipe  # noqa: E402
 from chat_stream import CATEGORIES, HELD_OUT_SEEDS, PER_CATEGORY, blocked, conversation, held_out  # noqa: E402
 from evaluate import judge, load, same  # noqa: E402
-from pocket_chat import Trainer, run  # noqa: E402
+from pocket_chat import Trainer  # noqa: E402
+from training import Schedule  # noqa: E402
 
 FOLDER = Path(__file__).parents[2] / "models" / "pocket-chat"
 TINY = Recipe(
@@ -45,8 +45,12 @@ def committed():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory):
     trainer = Trainer(TINY, Schedule(steps=24, warmup=TINY.warmup))
-    losses = run(trainer, state=tmp_path_factory.mktemp("state") / "state.pt")
-    return trainer, losses
+    return trainer, losses(trainer, tmp_path_factory.mktemp("state"))
+
+
+def losses(trainer: Trainer, folder: Path) -> list[float]:
+    """Of a run to the end of the schedule."""
+    return [report.loss for report in trainer.run(folder / "state.pt")]
 
 
 # The stream
@@ -108,8 +112,8 @@ def test_phases_out_of_order_are_refused(starts: tuple[int, ...]) -> None:
 
 
 def test_a_short_run_learns_and_loads(trained, tmp_path: Path) -> None:
-    trainer, losses = trained
-    assert sum(losses[-4:]) < 0.75 * sum(losses[:4])
+    trainer, fallen = trained
+    assert sum(fallen[-4:]) < 0.75 * sum(fallen[:4])
     trainer.export(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -122,47 +126,19 @@ def test_a_short_run_learns_and_loads(trained, tmp_path: Path) -> None:
 
 
 def test_same_seed_same_losses_even_across_a_restart(trained, tmp_path: Path) -> None:
-    _, losses = trained
+    _, undisturbed = trained
     first = Trainer(TINY, Schedule(steps=3, warmup=TINY.warmup, decay=0.01))
-    again = run(first, state=tmp_path / "state.pt")
+    again = losses(first, tmp_path)
     resumed = Trainer(TINY, Schedule(steps=6, warmup=TINY.warmup, decay=0.01))
     resumed.load_state(tmp_path / "state.pt")
-    again += run(resumed, state=tmp_path / "state.pt")
-    assert again == pytest.approx(losses[:6], rel=1e-4)
+    again += losses(resumed, tmp_path)
+    assert again == pytest.approx(undisturbed[:6], rel=1e-4)
 
 
 def test_another_seed_gives_other_losses(trained, tmp_path: Path) -> None:
-    _, losses = trained
+    _, undisturbed = trained
     other = Trainer(replace(TINY, seed=21), Schedule(steps=1, warmup=TINY.warmup))
-    assert run(other, state=tmp_path / "state.pt")[0] != losses[0]
-
-
-def test_schedule_warms_up_stays_and_decays_to_zero() -> None:
-    schedule = Schedule(steps=100, warmup=10, decay=0.2)
-    factors = [schedule.at(step) for step in range(100)]
-    assert factors[0] == pytest.approx(0.1)
-    assert set(factors[9:81]) == {1.0}
-    assert factors[80:] == sorted(factors[80:], reverse=True)
-    assert 0 < factors[-1] < 0.1
-
-
-def test_schedule_falls_again_after_each_restart() -> None:
-    restarts = ((100, 0.5), (200, 0.2))
-    plain, again = (Schedule(steps=steps, warmup=10, decay=0.2, restarts=restarts) for steps in (100, 300))
-    assert [again.at(step) for step in range(100)] == [plain.at(step) for step in range(100)]
-    assert again.at(100) == pytest.approx(0.05)
-    assert again.at(150) == pytest.approx(0.25)
-    assert 0 < again.at(199) < 0.01
-    assert again.at(250) == pytest.approx(0.1)
-    assert 0 < again.at(299) < 0.01
-
-
-@pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16)])
-def test_muon_updates_are_nearly_semi_orthogonal(shape: tuple[int, int, int]) -> None:
-    torch.manual_seed(0)
-    values = torch.linalg.svdvals(orthogonalize(torch.randn(*shape)))
-    assert float(values.min()) > 0.5
-    assert float(values.max()) < 1.4
+    assert losses(other, tmp_path)[0] != undisturbed[0]
 
 
 # The committed weights

@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import struct
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 
 from asr_checkpoints import RATE, noise, wav
-from motet_asr.audio_file import read_audio
 from motet_shared.audio import wav_header
 from motet_shared.errors import BadRequest
-
-LOSSY = {"mp3": ("mp3", "libmp3lame"), "ogg": ("ogg", "libopus"), "m4a": ("mp4", "aac"), "webm": ("webm", "libopus")}
-EXACT = {"flac": ("flac", "flac"), "wav": ("wav", "pcm_s16le")}
-
-
-def tone(seconds: float = 2.0, rate: int = RATE, pitch: float = 440.0) -> Any:
-    return (0.4 * np.sin(2 * np.pi * pitch * np.arange(round(seconds * rate)) / rate)).astype(np.float32)
-
-
-def encoded(sound: Any, container: str, codec: str, rate: int = RATE, channels: int = 1) -> bytes:
-    """A file of that kind, by the same library that everybody's recorder uses."""
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format=container) as out:
-        stream: Any = out.add_stream(codec, rate=rate)
-        stream.layout = "mono" if channels == 1 else "stereo"
-        pcm = np.repeat((sound * 32767).astype("<i2")[None], channels, axis=0)
-        frame = av.AudioFrame.from_ndarray(pcm.T.reshape(1, -1).copy(), "s16", stream.layout.name)
-        frame.rate = rate
-        resampler = av.AudioResampler(stream.format, stream.layout, rate, frame_size=stream.frame_size or None)
-        for part in [*resampler.resample(frame), *resampler.resample(None)]:
-            out.mux(stream.encode(part))
-        out.mux(stream.encode(None))
-    return buffer.getvalue()
+from motet_shared.sound_file import read_audio, read_blocks
+from sound_files import EXACT, LOSSY, encoded, float_wav, picture, tone
 
 
 def pitch_of(sound: Any) -> float:
@@ -115,15 +91,8 @@ def test_what_is_no_sound_is_refused_with_the_cause(data: bytes, cause: str) -> 
 
 
 def test_a_picture_under_a_sound_s_name() -> None:
-    buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4") as out:
-        stream = out.add_stream("mpeg4", rate=5)
-        stream.width = stream.height = 32
-        for _ in range(3):
-            out.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8))))
-        out.mux(stream.encode(None))
     with pytest.raises(BadRequest, match=r"no sound track \(it holds: video\)"):
-        read_audio(buffer.getvalue(), 60.0)
+        read_audio(picture(), 60.0)
 
 
 def test_too_long_is_noticed_without_decoding_all() -> None:
@@ -136,9 +105,38 @@ def test_too_long_is_noticed_without_decoding_all() -> None:
         read_audio(quiet, 60.0)
 
 
+def test_a_file_that_claims_more_than_it_has_is_read() -> None:
+    """A recorder that died has not written how long it is: 18 hours by the header, three seconds by the content."""
+    data = bytearray(wav(tone(3.0)))
+    data[40:44] = struct.pack("<I", 2**31 - 1)
+    assert len(read_audio(bytes(data), 60.0)) == 3 * RATE
+    flac = encoded(tone(100.0, 8000), *EXACT["flac"], rate=8000)
+    assert len(read_audio(flac[: len(flac) // 4], 60.0)) == pytest.approx(25 * RATE, abs=3 * RATE)
+
+
+@pytest.mark.parametrize("level", [3e38, 1.1e6])
+def test_samples_far_beyond_full_scale_are_refused(level: float) -> None:
+    with pytest.raises(BadRequest, match="full scale is 1; divide them by that"):
+        read_audio(float_wav(np.sign(tone()) * np.float32(level)), 60.0)
+
+
 def test_samples_that_are_no_numbers() -> None:
-    header = b"RIFF\xff\xff\xff\xffWAVEfmt " + struct.pack("<IHHIIHH", 16, 3, 1, RATE, RATE * 4, 4, 32)
     sound = np.ones(RATE, "<f4")
     sound[100] = np.nan
     with pytest.raises(BadRequest, match="NaN"):
-        read_audio(header + b"data" + struct.pack("<I", RATE * 4) + sound.tobytes(), 60.0)
+        read_audio(float_wav(sound), 60.0)
+
+
+@pytest.mark.parametrize("size", [1, 999, RATE, 10 * RATE])
+def test_blocks_are_the_whole_in_parts(size: int) -> None:
+    data = wav(noise(0.3 if size == 1 else 3.3))
+    whole, blocks = read_audio(data, 60.0), list(read_blocks(data, 60.0, size))
+    assert np.array_equal(np.concatenate(blocks), whole)
+    assert {len(block) for block in blocks[:-1]} <= {size}
+    assert 0 < len(blocks[-1]) <= size
+
+
+def test_blocks_refuse_what_the_whole_refuses() -> None:
+    for data in (b"", b"no sound" * 99, wav(noise(3.0))):
+        with pytest.raises(BadRequest, match="cannot be transcribed"):
+            list(read_blocks(data, 2.0, RATE))

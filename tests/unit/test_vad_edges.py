@@ -50,6 +50,26 @@ def test_the_threshold_is_where_speech_starts_and_a_margin_lower_where_silence_d
     assert [e.kind for e in edges_of([0.1] + [0.0] * 9, threshold=0.1, silence_duration_ms=0)] == ["start", "stop"]
 
 
+def test_a_turn_may_pause_and_is_told_how_far_it_was_heard() -> None:
+    audio = [0.9] * 5 + [0.0] * 6 + [0.9] * 5 + [0.0] * 9
+    told = [(e.kind, e.ms, e.speech_ms, e.heard_ms) for e in edges_of(audio, silence_duration_ms=256, pause_ms=96)]
+    assert told == [
+        ("start", 0, 0, 32),
+        *[("heard", ms, min(ms, 160), ms) for ms in (128, 224)],
+        ("pause", 160 + 96, 160, 256),
+        *[("heard", ms, 160, ms) for ms in (288, 320, 352)],
+        ("resume", 352, 352, 384),
+        *[("heard", ms, min(ms, 512), ms) for ms in (480, 576)],
+        ("pause", 512 + 96, 512, 608),
+        *[("heard", ms, 512, ms) for ms in (640, 672, 704, 736)],
+        ("stop", 512 + 256, 512, 768),
+    ]
+    assert [e.kind for e in edges_of(audio, silence_duration_ms=64, pause_ms=96)] == [
+        *["start", "heard", "stop"],
+        *["start", "heard", "stop"],
+    ]
+
+
 def test_speech_at_the_end_of_the_audio_stops_there() -> None:
     (_, stop) = edges_of([0.9] * 10)
     assert stop == SpeechEdge("stop", 320, 320, 320)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pocket_turns
-from motet_pipelines.turns import LONGEST_MS, SHORTEST_MS, UNSURE, finished, patience_ms
+from motet_pipelines.patience import LONGEST_MS, SHORTEST_MS, UNSURE, finished, patience_ms
 from motet_shared.bus import Bus
 from motet_shared.errors import BadRequest, ConfigError, UnknownModel
 from motet_shared.messages import Judge

@@ -1,61 +1,68 @@
-"""The codec of pocket-tts: a few code numbers per frame for the envelope and the pitch of speech, and back to samples.
+"""The codec of pocket-tts: a few code numbers per frame for envelope and pitch of speech, and back to samples.
 
-An encoder (for training only) reads log-mel bands and pitch, residual vector quantization (Zeghidour et al. 2021) makes
-codes of them, and a causal decoder tells a harmonics-and-noise synthesizer what to do.
+Log-mel bands and pitch (for training only) become principal components, residual vector quantization (Zeghidour et al.
+2021) makes codes of them, and a causal decoder tells a pulses-and-noise synthesizer what to do.
 
-Shapes: B sentences, N code frames, K codebooks, T = 4N acoustic frames, M bands, E width, D latent.
+Shapes: B sentences, N code frames, K codebooks, T = stride N acoustic frames, M bands, E width, D latent.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .config import PocketConfig
-from .synth import Controls, Synth, SynthState
+from .synth import AHEAD, Controls, Synth, SynthState
 
 PITCH = 120.0  # Hz; pitches are told in octaves above it
+PITCH_WEIGHT, VOICE_WEIGHT = 8.0, 3.0  # beside a band, for what a code should tell exactly
 
 
 class Block(nn.Module):
-    """ConvNeXt (Liu et al. 2022): a depthwise convolution of seven frames, then a wide layer; causal if asked for."""
+    """ConvNeXt (Liu et al. 2022), causal: a convolution of three frames in each channel, then a wide layer."""
 
-    reach = 6
+    reach = 2
 
-    def __init__(self, width: int, *, causal: bool) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.causal = causal
         self.depthwise = nn.Conv1d(width, width, self.reach + 1, groups=width)
         self.norm = nn.LayerNorm(width)
         self.wide, self.narrow = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
 
-    def forward(self, hidden_BET: Tensor, before_BE6: Tensor | None = None) -> Tensor:
-        """`before`: the last six inputs, if these frames go on from them."""
-        if before_BE6 is not None:
-            padded = torch.cat([before_BE6, hidden_BET], dim=2)
+    def forward(self, hidden_BET: Tensor, before_BER: Tensor | None = None) -> Tensor:
+        """`before`: the last inputs, as many as it reaches back, if these frames go on from them."""
+        if before_BER is None:
+            padded = functional.pad(hidden_BET, (self.reach, 0))
         else:
-            padded = functional.pad(hidden_BET, (self.reach, 0) if self.causal else (self.reach // 2,) * 2)
+            padded = torch.cat([before_BER, hidden_BET], dim=2)
         mixed_BTE = self.norm(self.depthwise(padded).mT)
         return hidden_BET + self.narrow(functional.gelu(self.wide(mixed_BTE))).mT
 
 
+def nearest(latents: Tensor, book_VD: Tensor) -> Tensor:
+    """The number of the entry that is nearest to each latent `[…, D]`."""
+    return (book_VD.square().sum(-1) - 2 * latents @ book_VD.mT).argmin(-1)
+
+
 class Quantizer(nn.Module):
-    """Residual codebooks [K, V, D]: each says what the ones before it left out."""
+    """Residual codebooks [K, V, D]: each says what the ones before it left out. No gradient moves them."""
+
+    books: Tensor
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
-        self.books = nn.Parameter(torch.randn(config.codebooks, config.codes, config.latent) * 0.3)
+        self.register_buffer("books", torch.randn(config.codebooks, config.codes, config.latent) * 0.3)
 
     def forward(self, latents_BND: Tensor) -> tuple[Tensor, Tensor]:
         """Codes `[B, N, K]` and the latents that they stand for."""
         left, codes = latents_BND, []
         total = torch.zeros_like(latents_BND)
         for book in self.books:
-            distances = book.square().sum(-1) - 2 * left @ book.mT
-            codes.append(distances.argmin(-1))
+            codes.append(nearest(left, book))
             said = functional.embedding(codes[-1], book)
             total, left = total + said, left - said
         return torch.stack(codes, dim=-1), total
@@ -67,20 +74,33 @@ class Quantizer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Bands, pitch and voicing [B, T, M + 2] to latents [B, N, D]; sees a little ahead."""
+    """Bands, pitch and voicing [B, T, M + 2] to latents [B, N, D]: principal components, found and not trained.
+
+    Each acoustic frame is told as far ahead as the synthesizer needs it.
+    """
+
+    mean: Tensor
+    axes: Tensor
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
-        width = config.codec_width
-        self.enter = nn.Conv1d(config.bands + 2, width, 3, padding=1)
-        self.blocks = nn.ModuleList(Block(width, causal=False) for _ in range(config.codec_layers))
-        self.leave = nn.Conv1d(width, config.latent, config.stride, stride=config.stride)
+        self.stride, size = config.stride, config.stride * (config.bands + 2)
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("axes", torch.eye(size, config.latent))
+
+    def stack(self, features_BTM: Tensor) -> Tensor:
+        """The acoustic frames of each code frame beside each other, `[B, N, stride (M + 2)]`."""
+        bands, pitch = later(features_BTM[..., :-2], AHEAD - 1), later(features_BTM[..., -2:], AHEAD)
+        told = torch.cat([bands, pitch * torch.tensor([PITCH_WEIGHT, VOICE_WEIGHT])], dim=-1)
+        return told.unflatten(1, (-1, self.stride)).flatten(2)
 
     def forward(self, features_BTM: Tensor) -> Tensor:
-        hidden = self.enter(features_BTM.mT)
-        for block in self.blocks:
-            hidden = block(hidden)
-        return self.leave(hidden).mT
+        return (self.stack(features_BTM) - self.mean) @ self.axes
+
+
+def later(values_BT: Tensor, frames: int) -> Tensor:
+    """Of each frame what is there so many frames later; the last one stays."""
+    return torch.cat([values_BT[:, frames:], *[values_BT[:, -1:]] * frames], dim=1)
 
 
 @dataclass(slots=True)
@@ -89,34 +109,34 @@ class DecoderState:
 
     synth: SynthState
     seed: int = 0
-    inputs: list[Tensor] = field(default_factory=list)  # [E, 6] per block
+    inputs: list[Tensor] = field(default_factory=list)  # [E, reach] per block
 
 
-class Heard(nn.Module):
-    """What the decoder says per acoustic frame: log-odds of a voice, octaves of its pitch, bands of both kinds."""
+class Heard(NamedTuple):
+    """What the decoder says per acoustic frame: log-odds of a voice, octaves of its pitch, bands of both kinds.
 
-    def __init__(self, width: int, bands: int) -> None:
-        super().__init__()
-        self.out = nn.Linear(width, 2 + 2 * bands)
-        self.bands = bands
+    Pitch and voice are those of `synth.AHEAD` frames later.
+    """
 
-    def forward(self, hidden_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        voiced, octaves, harmonic, noise = self.out(hidden_BTE).split([1, 1, self.bands, self.bands], dim=-1)
-        return voiced[..., 0], octaves[..., 0], (harmonic - 4).clamp(-14, 2), (noise - 6).clamp(-14, 2)
+    voiced: Tensor  # [B, T]
+    octaves: Tensor  # [B, T]
+    harmonic: Tensor  # [B, T, M]
+    noise: Tensor  # [B, T, M]
 
 
 class Decoder(nn.Module):
-    """Latents [B, N, D] to the synthesizer's controls, four acoustic frames for each, from the past alone."""
+    """Latents [B, N, D] to the synthesizer's controls, several acoustic frames for each, from the past alone."""
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
-        width, self.stride = config.codec_width, config.stride
-        self.enter = nn.Linear(config.latent, width * config.stride)
-        self.blocks = nn.ModuleList(Block(width, causal=True) for _ in range(config.codec_layers))
-        self.heard = Heard(width, config.bands)
+        width, self.stride, self.bands = config.codec_width, config.stride, config.bands
+        self.enter = nn.Linear(config.latent, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(config.codec_layers))
+        self.leave = nn.Linear(width, config.stride * (2 + 2 * config.bands))
 
-    def hidden(self, latents_BND: Tensor, states: list[DecoderState] | None = None) -> Tensor:
-        hidden = self.enter(latents_BND).unflatten(-1, (self.stride, -1)).flatten(1, 2).mT
+    def forward(self, latents_BND: Tensor, states: list[DecoderState] | None = None) -> Heard:
+        """With states, these frames go on from those that were decoded before."""
+        hidden = self.enter(latents_BND).mT
         for index, block in enumerate(self.blocks):
             if states is None:
                 hidden = block(hidden)
@@ -126,10 +146,9 @@ class Decoder(nn.Module):
             hidden = block(hidden, before)
             for state, last in zip(states, kept, strict=True):
                 state.inputs[index] = last
-        return hidden.mT
-
-    def forward(self, latents_BND: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.heard(self.hidden(latents_BND))
+        said = self.leave(hidden.mT).unflatten(-1, (self.stride, -1)).flatten(1, 2)
+        voiced, octaves, harmonic, noise = said.split([1, 1, self.bands, self.bands], dim=-1)
+        return Heard(voiced[..., 0], octaves[..., 0], (harmonic - 5).clamp(-14, 2), (noise - 6).clamp(-14, 2))
 
 
 class SpeechCodec(nn.Module):
@@ -149,8 +168,7 @@ class SpeechCodec(nn.Module):
     @torch.inference_mode()
     def decode(self, states: list[DecoderState], codes_BNK: Tensor) -> Tensor:
         """The samples `[B, N * frame_samples]` of the next N frames of each sentence."""
-        hidden = self.decoder.hidden(self.quantizer.decode(codes_BNK), states)
-        voiced, octaves, harmonic, noise = self.decoder.heard(hidden)
-        pitch = torch.where(voiced > 0, PITCH * 2**octaves, 0.0)
-        controls = Controls(pitch, harmonic, noise)
+        heard = self.decoder(self.quantizer.decode(codes_BNK), states)
+        pitch = torch.where(heard.voiced > 0, PITCH * 2**heard.octaves, 0.0)
+        controls = Controls(pitch, heard.harmonic, heard.noise)
         return self.synth.render([state.synth for state in states], controls, [state.seed for state in states])

@@ -65,8 +65,9 @@ class PocketSpeech(nn.Module):
         inputs, begun = self.speaker.prompt(reading.phonemes, self.voice(voice), rate)[None], 0
         while not pointer.done:
             output = self.speaker.backbone(inputs_embeds=inputs, past_key_values=cache, use_cache=True)
-            now = pointer.place + 1
+            before = pointer.place
             frames = self.speaker.draw(output.last_hidden_state[:, -1], [pointer])
+            now = max(before + 1, pointer.place)  # what is passed within a frame began with it
             codes = frames[:, None, : self.config.codebooks]
             yield Spoken(self.codec.decode([state], codes)[0], reading.characters[begun:now])
             begun, inputs = max(begun, now), self.speaker.embed(frames)[:, None]

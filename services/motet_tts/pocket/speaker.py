@@ -31,6 +31,7 @@ class Pointer:
     phonemes: list[int]
     place: int = 0
     since: int = 0
+    waiting: float = 1.0  # how likely it is that the phoneme is not over yet
 
     @property
     def done(self) -> bool:
@@ -38,6 +39,18 @@ class Pointer:
 
     def move(self, count: int) -> None:
         self.place, self.since = (self.place + count, 0) if count else (self.place, self.since + 1)
+
+    def step(self, chances: list[float]) -> None:
+        """Move on from a phoneme once it is likelier over than not: the median of its length.
+
+        `chances` are those of passing 0, 1, 2, … phonemes.
+        """
+        self.waiting *= chances[0]
+        if self.waiting >= 0.5 and self.since < 2 * LONGEST:  # nothing is said for two seconds
+            self.move(0)
+            return
+        self.waiting = 1.0
+        self.move(max(range(1, len(chances)), key=chances.__getitem__))
 
     def columns(self, end: int) -> list[int]:
         """The pointer as a frame tells it; `end` is the number that stands for what is beyond the last phoneme."""
@@ -129,9 +142,20 @@ class Speaker(nn.Module):
             raise ValueError(
                 f"{len(phonemes)} phonemes are too many for one sentence: cut it below {self.config.max_phonemes}"
             )
-        said = self.phonemes(torch.tensor(phonemes, dtype=torch.long)) + self.places(torch.arange(len(phonemes)))
-        speaker = self.voices.weight[voice] + self.rate(torch.tensor([rate], dtype=self.start.dtype).log2())
-        return torch.cat([speaker[None], said])
+        return torch.cat(
+            [
+                self.manner(torch.tensor([voice]), torch.tensor([rate], dtype=self.start.dtype)),
+                self.sounds(torch.tensor(phonemes, dtype=torch.long), torch.arange(len(phonemes))),
+            ]
+        )
+
+    def manner(self, voices_B: Tensor, rates_B: Tensor) -> Tensor:
+        """Who speaks and how fast, `[B, E]`."""
+        return self.voices(voices_B) + self.rate(rates_B.log2()[:, None])
+
+    def sounds(self, phonemes: Tensor, places: Tensor) -> Tensor:
+        """What is to be said: phonemes and their places in the sentence, with a dimension E added."""
+        return self.phonemes(phonemes) + self.places(places)
 
     def first(self, phonemes: list[int]) -> Tensor:
         """The row `[F]` before the first frame; it has no codes."""
@@ -154,6 +178,6 @@ class Speaker(nn.Module):
     ) -> Tensor:
         """The next frames `[B, F]`; moves the pointers. A sentence whose pointer is done has got its last frame."""
         codes_BK = self.depth.draw(hidden_BE, temperature=temperature, gumbel_BKV=gumbel_BKV)
-        for pointer, count in zip(pointers, self.advance(hidden_BE).argmax(-1).tolist(), strict=True):
-            pointer.move(count or int(pointer.since >= 2 * LONGEST))  # nothing is said for two seconds
+        for pointer, chances in zip(pointers, self.advance(hidden_BE).softmax(-1).tolist(), strict=True):
+            pointer.step(chances)
         return torch.cat([codes_BK, torch.tensor([pointer.columns(self.end) for pointer in pointers])], dim=-1)

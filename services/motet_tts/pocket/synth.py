@@ -1,10 +1,11 @@
-"""Harmonics and noise: samples from a pitch, and from how loud the harmonics and the noise are in each band.
+"""Pulses and noise: samples from a pitch, and from how loud the pulses and the noise are in each band.
 
-A voice is a pulse train through the throat plus air: both are one smooth envelope each. The harmonics go on in phase
-from frame to frame and the noise is added with overlap, so a sentence sounds the same however its frames are cut. It is
-differentiable, and its loss is one of spectra: phases are free.
+A voice is a pulse train through the throat plus air: both are one smooth envelope each, with minimum phase as a throat
+has. Both are shaped by short Fourier transforms in windows of two hops that overlap by one; pulses go on in phase from
+frame to frame, so a sentence sounds the same however its frames are cut. Loudness is differentiable, pitch is not; a
+loss of spectra trains it, phases are free.
 
-Shapes: B sentences, N acoustic frames, M bands, K harmonics, L samples.
+Shapes: B sentences, N acoustic frames, M bands, S bins of the spectrum, H samples per hop, L samples.
 """
 
 from __future__ import annotations
@@ -16,10 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST_HARMONICS = 120
-TOGETHER = 24  # harmonics that are computed at once
 LOWEST = 55.0  # Hz
-QUIET = -12.0  # a log amplitude that is silence
+AHEAD = 2  # frames by which a pitch is told before it is heard
 
 
 class Controls(NamedTuple):
@@ -32,13 +31,13 @@ class Controls(NamedTuple):
 
 @dataclass(slots=True)
 class SynthState:
-    """Of one sentence: the last frame's controls, the phase (in turns), and the noise that is not yet all out."""
+    """Of one sentence: the last pitch, the phase (in turns), the last hop of pulses, and what is not yet all out."""
 
     pitch: Tensor  # [], the last one there was
     voiced: Tensor  # [], 0 or 1
-    harmonic: Tensor  # [M]
     phase: Tensor  # []
-    tail: Tensor  # [hop]
+    pulses: Tensor  # [H]
+    tail: Tensor  # [H]
     frames: int = 0
 
 
@@ -51,84 +50,69 @@ class Synth:
 
     def __init__(self, sample_rate: int, hop: int, bands: int) -> None:
         self.rate, self.hop, self.bands = sample_rate, hop, bands
-        self.top = float(to_mel(torch.tensor(sample_rate / 2)))
         self.window = torch.hann_window(2 * hop).sqrt()
         self.weights = self._interpolation(torch.linspace(0, sample_rate / 2, hop + 1))
+        # The cepstrum of a minimum phase: what is before the pulse is moved behind it.
+        self.causal = torch.cat([torch.ones(1), torch.full((hop - 1,), 2.0), torch.ones(1), torch.zeros(hop - 1)])
 
     def begin(self) -> SynthState:
-        start = torch.full((self.bands,), QUIET)
-        return SynthState(
-            torch.tensor(120.0), torch.zeros(()), start, torch.zeros((), dtype=torch.double), torch.zeros(self.hop)
-        )
+        silence = torch.zeros(self.hop)
+        return SynthState(torch.tensor(120.0), torch.zeros(()), torch.zeros((), dtype=torch.double), silence, silence)
 
-    def _interpolation(self, hertz: Tensor) -> Tensor:
-        """`[M, …]`: how much each band counts at these frequencies."""
-        place = to_mel(hertz) / self.top * (self.bands - 1)
-        centres = torch.arange(self.bands).view(-1, *[1] * hertz.ndim)
-        return (1 - (place - centres).abs()).clamp(min=0)
+    def _interpolation(self, hertz_S: Tensor) -> Tensor:
+        """`[M, S]`: how much each band counts at these frequencies."""
+        place = to_mel(hertz_S) / to_mel(hertz_S[-1]) * (self.bands - 1)
+        return (1 - (place - torch.arange(self.bands)[:, None]).abs()).clamp(min=0)
 
     def render(self, states: list[SynthState], controls: Controls, seeds: list[int]) -> Tensor:
-        """The samples `[B, N * hop]` of the next N frames of each sentence; its state goes on."""
-        voiced = (controls.pitch > 0).float()
-        before = torch.stack([state.pitch for state in states])
-        pitch = _held(before, controls.pitch.detach())
-        samples = self._harmonics(states, before, pitch, controls.harmonic, voiced)
-        samples = samples + self._noise(states, controls, seeds)
-        for row, state in enumerate(states):
-            state.pitch, state.voiced = pitch[row, -1], voiced[row, -1]
-            state.harmonic = controls.harmonic[row, -1].detach()
-            state.frames += pitch.shape[1]
-        return samples
-
-    def _ramp(self, before: Tensor, values: Tensor) -> Tensor:
-        """Linear from each frame's value [B, N, …] to the next, from the one before the first: [B, N * hop, …]."""
-        previous = torch.cat([before[:, None], values[:, :-1]], dim=1)[:, :, None]
-        share = (torch.arange(1, self.hop + 1) / self.hop).view(-1, *[1] * (values.ndim - 2))
-        return (previous + (values[:, :, None] - previous) * share).flatten(1, 2)
-
-    def _harmonics(
-        self, states: list[SynthState], before_B: Tensor, pitch_BN: Tensor, harmonic_BNM: Tensor, voiced_BN: Tensor
-    ) -> Tensor:
-        pitch_BL = self._ramp(before_B, pitch_BN)
-        turns_BL = (pitch_BL.double() / self.rate).cumsum(1) + torch.stack([state.phase for state in states])[:, None]
-        for row, state in enumerate(states):
-            state.phase = turns_BL[row, -1] % 1.0
-        phase_BL = (2 * math.pi * (turns_BL % 1.0)).float()
-        kept_BM = torch.stack([state.harmonic for state in states])
-        gate_B = torch.stack([state.voiced for state in states])
-        most = min(MOST_HARMONICS, int(self.rate / 2 / float(pitch_BL.min())))
-        total_BL = torch.zeros_like(phase_BL)
-        for first in range(1, most + 1, TOGETHER):
-            orders = torch.arange(first, min(first + TOGETHER, most + 1))
-            loud_BNK = self._loudness(pitch_BN, harmonic_BNM, orders) * voiced_BN[..., None]
-            last_BK = self._loudness(before_B[:, None], kept_BM[:, None], orders)[:, 0] * gate_B[:, None]
-            waves_BLK = torch.sin(phase_BL[..., None] * orders)
-            total_BL = total_BL + (self._ramp(last_BK, loud_BNK) * waves_BLK).sum(-1)
-        return total_BL
-
-    def _loudness(self, pitch_BN: Tensor, harmonic_BNM: Tensor, orders_K: Tensor) -> Tensor:
-        """The amplitudes `[B, N, K]` of the harmonics; those beyond half the sample rate are silent."""
-        hertz = pitch_BN[..., None] * orders_K
-        place = (to_mel(hertz) / self.top * (self.bands - 1)).clamp(0, self.bands - 1.001)
-        low = place.long()
-        share = place - low
-        log = harmonic_BNM.gather(-1, low) * (1 - share) + harmonic_BNM.gather(-1, low + 1) * share
-        return log.exp() * (hertz < self.rate / 2)
-
-    def _noise(self, states: list[SynthState], controls: Controls, seeds: list[int]) -> Tensor:
-        """White noise through the noise bands, windows of two hops that overlap by one."""
-        frames = controls.noise.shape[1]
-        raw = torch.stack(
-            [_white(seed, state.frames, frames, self.hop) for seed, state in zip(seeds, states, strict=True)]
-        )
-        spectrum = torch.fft.rfft(raw * self.window)
-        shaped = spectrum * (controls.noise @ self.weights).exp()
-        pieces = torch.fft.irfft(shaped, 2 * self.hop) * self.window
-        early, late = pieces[..., : self.hop], pieces[..., self.hop :]
+        """The samples `[B, N * H]` of the next N frames of each sentence; its state goes on."""
+        frames = controls.pitch.shape[1]
+        white = [_white(seed, state.frames, frames, self.hop) for seed, state in zip(seeds, states, strict=True)]
+        pulses = torch.fft.rfft(self._pulses(states, controls.pitch.detach()) * self.window)
+        breath = torch.fft.rfft(torch.stack(white) * self.window)
+        spectrum = pulses * self._throat(controls.harmonic) + breath * (controls.noise @ self.weights).exp()
+        pieces = torch.fft.irfft(spectrum, 2 * self.hop) * self.window
+        early, late = pieces.unflatten(-1, (2, self.hop)).unbind(2)
         tails = torch.stack([state.tail for state in states])[:, None]
         for row, state in enumerate(states):
             state.tail = late[row, -1].detach()
+            state.frames += frames
         return (early + torch.cat([tails, late[:, :-1]], dim=1)).flatten(1)
+
+    def _throat(self, harmonic_BNM: Tensor) -> Tensor:
+        """The complex response `[B, N, S]` of minimum phase that is so loud."""
+        cepstrum = torch.fft.irfft(harmonic_BNM @ self.weights, 2 * self.hop)
+        return torch.fft.rfft(cepstrum * self.causal).exp()
+
+    def _pulses(self, states: list[SynthState], pitch_BN: Tensor) -> Tensor:
+        """All harmonics alike, as cosines: the hop before each frame and its own `[B, N, 2 H]`."""
+        voiced_BN = (pitch_BN > 0).float()
+        before_B = torch.stack([state.pitch for state in states])
+        held_BN = _held(before_B, pitch_BN)
+        pitch_BL = self._ramp(before_B, held_BN)
+        turns_BL = (pitch_BL.double() / self.rate).cumsum(1) + torch.stack([state.phase for state in states])[:, None]
+        gate_BL = self._ramp(torch.stack([state.voiced for state in states]), voiced_BN)
+        pulses_BL = _cosines((turns_BL % 1.0).float(), (self.rate / 2 / pitch_BL).floor()) * gate_BL
+        kept_BH = torch.stack([state.pulses for state in states])
+        for row, state in enumerate(states):
+            state.pitch, state.voiced, state.phase = held_BN[row, -1], voiced_BN[row, -1], turns_BL[row, -1] % 1.0
+            state.pulses = pulses_BL[row, -self.hop :]
+        return torch.cat([kept_BH, pulses_BL], dim=1).unfold(1, 2 * self.hop, self.hop)
+
+    def _ramp(self, before_B: Tensor, values_BN: Tensor) -> Tensor:
+        """Linear from each frame's value to the next, from the one before the first: `[B, N * H]`."""
+        previous = torch.cat([before_B[:, None], values_BN[:, :-1]], dim=1)[..., None]
+        share = torch.arange(1, self.hop + 1) / self.hop
+        return (previous + (values_BN[..., None] - previous) * share).flatten(1)
+
+
+def _cosines(turns: Tensor, count: Tensor) -> Tensor:
+    """The sum of the cosines of the first `count` harmonics (the Dirichlet kernel)."""
+    angle = 2 * math.pi * turns
+    bottom = (angle / 2).sin()
+    at_peak = bottom.abs() < 1e-4
+    kernel = ((count + 0.5) * angle).sin() / torch.where(at_peak, 1.0, bottom)
+    return torch.where(at_peak, count, (kernel - 1) / 2)
 
 
 def _held(before_B: Tensor, pitch_BN: Tensor) -> Tensor:

@@ -1,14 +1,12 @@
-"""Muon for the matrices, AdamW for the rest, on one warmup-stable-decay schedule.
+"""Muon (Jordan et al. 2024): momentum, then the nearest semi-orthogonal matrix by five Newton-Schulz steps.
 
-Muon (Jordan et al. 2024): momentum, then the nearest semi-orthogonal matrix by five Newton-Schulz steps. Own
-version because it works in float32 and batches matrices of one shape, which suits a CPU.
+Own version because it works in float32 and batches matrices of one shape, which suits a CPU.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -51,41 +49,3 @@ class Muon(torch.optim.Optimizer):
         buffer = self.state[param].setdefault("momentum", torch.zeros_like(param))
         buffer.lerp_(param.grad, 1 - momentum)
         return param.grad.lerp(buffer, momentum)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """Warmup, a stable stretch, then a linear decay to zero over the last `decay` share of `steps`.
-
-    With `restarts` (step, rate) this is the course up to the first of them; from each, the rates go from `rate` down to
-    zero at the next.
-    """
-
-    steps: int
-    warmup: int = 100
-    decay: float = 0.2
-    restarts: tuple[tuple[int, float], ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}: pass --steps")
-
-    def at(self, step: int) -> float:
-        """The factor on every learning rate at `step`, counted from 0."""
-        start, rate, decay = max(
-            ((s, rate, 1.0) for s, rate in self.restarts if s <= step), default=(0, 1.0, self.decay)
-        )
-        end = min((s for s, _ in self.restarts if step < s < self.steps), default=self.steps)
-        left = (end - step) / max(1.0, (end - start) * decay)
-        return rate * min(1.0, (step - start + 1) / self.warmup, left)
-
-
-def optimizers(model: nn.Module, *, matrix_lr: float, other_lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the weights inside layers; AdamW for the (tied) embeddings and the norms."""
-    tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    matrices: list[nn.Parameter] = []
-    others: list[nn.Parameter] = []
-    for param in model.parameters():
-        (matrices if param.ndim == 2 and id(param) not in tables else others).append(param)
-    muon = Muon(matrices, lr=matrix_lr, decay=0.05)
-    return [muon, torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)]

@@ -1,0 +1,175 @@
+"""Two processes of each service of a spoken turn, with tiny models whose results are exact; and their deaths."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tts_checkpoints
+from asr_checkpoints import tiny_whisper
+from e2e import markov
+from motet_gateway.config import GatewayConfig
+from motet_gateway.gateway import Gateway
+from motet_shared.bus import Bus
+from motet_shared.discovery import Directory
+from motet_shared.stream import Stream
+from motet_shared.subjects import role_of
+from motet_shared.testing import NatsServer, running
+from motet_tokenizer.config import TokenizerConfig
+from motet_tokenizer.service import Tokenizer
+from realtime_client import Client, talking
+from service_nursery import Nursery, alive
+
+MODEL = "markov"
+START_SECONDS = 300.0
+TWO = 2  # of each
+
+
+@dataclass
+class Folders:
+    """Checkpoints by role."""
+
+    llm: Path
+    asr: Path
+    tts: Path
+
+    @classmethod
+    def made(cls, root: Path) -> Folders:
+        return cls(
+            markov.save(root / MODEL, sentences=True),
+            tiny_whisper(root / "asr"),
+            tts_checkpoints.pocket_tts(root / "tts", sample=True, threshold=1.0),
+        )
+
+    def argv(self, role: str) -> tuple[str, ...]:
+        """Module and flags of a process."""
+        return {
+            "vad": ("motet_vad",),
+            "asr": ("motet_asr", "--model", str(self.asr), "--name", "ears", *_EXACT_EARS),
+            "tts": ("motet_tts", "--model", str(self.tts), "--name", "voice", *_SMALL_CHUNKS, "--threads", "1"),
+            "decode": ("motet_llm", "--model", str(self.llm), "--name", MODEL, "--threads", "1"),
+        }[role]
+
+
+_EXACT_EARS = ("--no-fallback", "--no-live", "--parallel", "1")  # live, what is heard depends on when
+_SMALL_CHUNKS = ("--first-chunk", "0.002", "--chunk", "0.01")
+_LOADED = (
+    "motet_vad.service",
+    "motet_asr.service",
+    "motet_tts.service",
+    "motet_llm.worker",
+    "transformers.models.whisper.modeling_whisper",
+    "transformers.models.pocket_tts.modeling_pocket_tts",
+    "transformers.models.llama.modeling_llama",
+)
+ROLES = ("vad", "asr", "decode", "tts")
+
+
+@dataclass
+class SpokenStack:
+    """The gateway and the tokenizer run here; everything that can be killed is a process."""
+
+    nats: NatsServer
+    nursery: Nursery
+    folders: Folders
+    gateway: Gateway
+    tokenizer: Tokenizer
+    pids: list[int] = field(default_factory=list)
+    killed: list[str] = field(default_factory=list)  # roles
+
+    def caller(self, role: str) -> Bus:
+        """Who opens streams at a role."""
+        return self.tokenizer.bus if role == "decode" else self.gateway.bus
+
+    def stream(self, role: str) -> Stream | None:
+        """The one that an instance of this role is serving, if there is one."""
+        streams = self.caller(role).caller.streams.values()
+        return next((s for s in streams if not s.done and s.instance and role_of(s.instance) == role), None)
+
+    async def kill(self, role: str, when: Callable[[Stream], bool] = lambda stream: True) -> str:
+        """SIGKILL of the instance that serves a stream of this role, as soon as `when` holds for it; its name.
+
+        It is stopped first, and what it has sent by then arrives: the blow falls into the middle of the stream.
+        """
+        async with asyncio.timeout(60):
+            while True:
+                stream = await self._when(role, when)
+                pid = self._pid(str(stream.instance))
+                os.kill(pid, signal.SIGSTOP)
+                await asyncio.sleep(0.05)
+                if not stream.done:
+                    os.kill(pid, signal.SIGKILL)
+                    self.killed.append(role)
+                    return str(stream.instance)
+                os.kill(pid, signal.SIGCONT)
+
+    async def _when(self, role: str, when: Callable[[Stream], bool]) -> Stream:
+        while (stream := self.stream(role)) is None or not when(stream):  # noqa: ASYNC110  # nothing tells of items
+            await asyncio.sleep(0.001)
+        return stream
+
+    def _pid(self, instance: str) -> int:
+        role = role_of(instance)
+        return next(b.pid for b in self.caller(role).directory.instances(role) if b.instance == instance)
+
+    async def begin(self, *roles: str) -> None:
+        """Start a process for each. `all_ready` waits for them."""
+        for role in roles:
+            module, *argv = self.folders.argv(role)
+            self.pids.append(await self.nursery.start(self.nats, module, *argv))
+
+    async def restore(self) -> None:
+        """Two of each again, instead of those that were killed."""
+        await self.begin(*self.killed)
+        self.killed.clear()
+        await self.all_ready()
+
+    async def all_ready(self) -> None:
+        for role in ROLES:
+            try:
+                await self.caller(role).directory.wait_for(partial(_both_ready, role), START_SECONDS)
+            except TimeoutError:
+                living = sum(map(alive, self.pids))
+                raise TimeoutError(
+                    f"two of {role} are not ready; of {len(self.pids)} processes {living} live"
+                ) from None
+
+    def talk(self, **session: Any) -> AbstractAsyncContextManager[Client]:
+        """`async with stack.talk() as client:` is a session of its own."""
+        return talking(f"ws://127.0.0.1:{self.gateway.port}/v1/realtime?model={MODEL}", **session)
+
+    async def idle(self) -> None:
+        """Nobody holds anything of a session that is over."""
+        async with asyncio.timeout(30):
+            while any(self.stream(role) for role in ROLES):  # noqa: ASYNC110  # it closes by itself
+                await asyncio.sleep(0.01)
+        for actor in (self.gateway, self.tokenizer):
+            actor.check_integrity()
+
+
+def _both_ready(role: str, directory: Directory) -> bool:
+    return len(directory.ready(role)) == TWO
+
+
+@asynccontextmanager
+async def spoken_stack(root: Path) -> AsyncIterator[SpokenStack]:
+    """Not all of it is ready yet: see `all_ready`."""
+    folders = Folders.made(root)
+    async with NatsServer() as nats, Nursery(*_LOADED) as nursery, AsyncExitStack() as stack:
+        config = GatewayConfig(port=0, drain_timeout=1.0, patience=60.0)
+        gateway = Gateway(config, await nats.bus("gateway"))
+        tokenizer = Tokenizer(
+            TokenizerConfig(model=(f"{MODEL}={folders.llm}",), metrics_port=-1), await nats.bus("tokenizer")
+        )
+        for actor in (tokenizer, gateway):
+            await stack.enter_async_context(running(actor))
+        made = SpokenStack(nats, nursery, folders, gateway, tokenizer)
+        await made.begin(*ROLES * TWO)
+        yield made
