@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cache import cache_folder
 from document import conditions, load_line, write
-from llm_checkpoint import SHAPES, cache_folder, random_checkpoint
+from llm_checkpoint import SHAPES, random_checkpoint
 from llm_figures import Figures, ratio, targets
 from llm_peers import Peer, absent, measure, peers
 from measures import table, targets_table

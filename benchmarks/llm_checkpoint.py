@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 import string
 from pathlib import Path
 from typing import Any
+
+from cache import made
 
 SEED = 0
 CHARS = 5  # of a word in `write_tokenizer`'s vocabulary: a space and four letters
@@ -57,29 +57,19 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def cache_folder() -> Path:
-    """Where benchmarks keep checkpoints: `bench` in MOTET_CACHE, by default ~/.cache/motet."""
-    return Path(os.environ.get("MOTET_CACHE") or Path.home() / ".cache" / "motet") / "bench"
-
-
 def random_checkpoint(name: str, cache: Path) -> Path:
     """The folder of the checkpoint of SHAPES[name], in bfloat16; made if it is not there yet."""
-    folder = cache / f"{name}-seed{SEED}"
-    if (folder / "config.json").is_file():
-        return folder
+    return made(cache / f"{name}-seed{SEED}", lambda folder: _write_qwen(folder, SHAPES[name]))
+
+
+def _write_qwen(folder: Path, shape: dict[str, Any]) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(SEED)
-    model = Qwen3ForCausalLM(Qwen3Config(**COMMON, **SHAPES[name], dtype="bfloat16")).to(torch.bfloat16)
-    unfinished = cache / f"{name}.{os.getpid()}"
-    model.save_pretrained(unfinished, max_shard_size="100GB")
-    write_tokenizer(unfinished, SHAPES[name]["vocab_size"])
-    try:
-        unfinished.rename(folder)
-    except OSError:  # another process was faster
-        shutil.rmtree(unfinished)
-    return folder
+    model = Qwen3ForCausalLM(Qwen3Config(**COMMON, **shape, dtype="bfloat16")).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="100GB")
+    write_tokenizer(folder, shape["vocab_size"])
 
 
 def write_tokenizer(folder: Path, vocab: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from motet_shared.capacity import WEIGHT_FORMATS, WeightFormat
-from workers import has_modules, run_worker
+from workers import Worker, has_modules
 
 LLAMA_PYTHON = "MOTET_LLAMA_PYTHON"
 # Of llama.cpp's formats: blocks of 32 numbers with one float16 scale.
@@ -22,15 +22,12 @@ GGUF_FORMATS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peer:
-    """One engine in one format. `task`: what its worker is told beside what all are told."""
+class Peer(Worker):
+    """One engine in one format."""
 
-    name: str
+    script: str = "llm_worker.py"
     format: WeightFormat
-    worker: str = "llm_worker.py"
-    python: str = sys.executable
     kv_bytes: int = 2
-    task: dict[str, Any] = field(default_factory=dict)
 
 
 def peers(transformers_dtype: str) -> list[Peer]:
@@ -55,7 +52,7 @@ def peers(transformers_dtype: str) -> list[Peer]:
     ]
     python = os.environ.get(LLAMA_PYTHON) or sys.executable
     llama = [
-        Peer(name=f"llama.cpp {kind}", format=form, worker="llama_worker.py", python=python, task={"gguf": kind})
+        Peer(name=f"llama.cpp {kind}", format=form, script="llama_worker.py", python=python, task={"gguf": kind})
         for kind, form in GGUF_FORMATS.items()
     ]
     return ours + theirs + llama
@@ -63,7 +60,7 @@ def peers(transformers_dtype: str) -> list[Peer]:
 
 def absent(peer: Peer) -> str:
     """Why a peer cannot run; empty if it can."""
-    if peer.worker != "llama_worker.py":
+    if peer.script != "llama_worker.py":
         return ""
     if has_modules(peer.python, "gguf", "llama_cpp", "numpy"):
         return ""
@@ -75,8 +72,8 @@ def measure(peer: Peer, task: dict[str, Any], threads: int) -> dict[str, Any]:
     task = {**task, **peer.task}
     if "gguf" in peer.task:
         task["file"] = str(gguf_file(peer, Path(task["folder"])))
-        return _run(peer, ["measure", json.dumps(task)], threads)
-    return _run(peer, [json.dumps(task)], threads)
+        return peer.run(["measure", json.dumps(task)], threads=threads)
+    return peer.run([json.dumps(task)], threads=threads)
 
 
 def gguf_file(peer: Peer, folder: Path) -> Path:
@@ -84,10 +81,7 @@ def gguf_file(peer: Peer, folder: Path) -> Path:
     file = folder.with_name(f"{folder.name}.{peer.task['gguf']}.gguf")
     if not file.exists():
         unfinished = file.with_suffix(f".{os.getpid()}")
-        _run(peer, ["convert", str(folder), str(unfinished), peer.task["gguf"]], os.cpu_count() or 1, output=False)
+        convert = ["convert", str(folder), str(unfinished), peer.task["gguf"]]
+        peer.run(convert, threads=os.cpu_count() or 1, output=False)
         unfinished.rename(file)
     return file
-
-
-def _run(peer: Peer, args: list[str], threads: int, output: bool = True) -> dict[str, Any]:
-    return run_worker(peer.name, peer.worker, args, threads=threads, python=peer.python, output=output)

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 import served_stack
+from cache import cache_folder
 from document import conditions, load_line, write
 from goodput import Trace, sustained
-from llm_checkpoint import SHAPES, cache_folder, random_checkpoint
+from llm_checkpoint import SHAPES, random_checkpoint
 from measures import Target, median_interval, quantile, table, targets_table
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
@@ -69,6 +70,7 @@ QUICK = Plan(
     stack_output=24,
     stack_pairs=1,
     trace=Trace(seconds=0.3, prefix=32, prompt=16, output=4, limit=16),
+    limits=Limits(ttft=20.0, itl=5.0),  # that it works is to be seen on a busy machine too
     pool=2048,
     first_rate=20.0,
     probes=0,

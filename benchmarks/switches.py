@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from cache import cache_folder
 from document import conditions, load_line, write
-from llm_checkpoint import SHAPES, cache_folder
+from llm_checkpoint import SHAPES
 from measures import median_interval, quantile, table
 from motet_llm.engine import Engine
 from replay import Job, Replay, Served

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cache import cache_folder
 from document import conditions, load_line, write
 from llm import transformers_dtype
-from llm_checkpoint import cache_folder
 from measures import Target, targets_table
 from voice_asr import AsrFindings, AsrPlan, asr_report, asr_targets, run_asr
 from voice_tts import TtsFindings, TtsPlan, run_tts, tts_report, tts_targets

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import sys
 from collections.abc import Sequence
@@ -12,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cache import made
 from llm_figures import ratio
 from measures import Target, table
 from voice_checkpoint import whisper_checkpoint
-from workers import has_modules, run_worker
+from workers import Worker, has_modules
 
 WHISPER_PYTHON = "MOTET_WHISPER_PYTHON"
 
@@ -33,14 +33,11 @@ class AsrPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peer:
-    """One engine in one format. `task`: what its worker is told beside what all are told."""
+class Peer(Worker):
+    """One engine in one format."""
 
-    name: str
-    format: str
     script: str = "voice_asr_worker.py"
-    python: str = sys.executable
-    task: dict[str, Any] = field(default_factory=dict)
+    format: str
 
 
 def peers(transformers_dtype: str) -> list[Peer]:
@@ -156,21 +153,16 @@ def _measure(peer: Peer, plan: AsrPlan, cache: Path, threads: int) -> dict[str, 
         "format": peer.format, **peer.task,
     }  # fmt: skip
     args = [*(["measure"] if converted else []), json.dumps(task)]
-    return run_worker(peer.name, peer.script, args, threads=threads, python=peer.python)
+    return peer.run(args, threads=threads)
 
 
 def _converted(peer: Peer, folder: Path) -> Path:
     """The checkpoint for CTranslate2, beside its folder; written if it is not there yet."""
-    target = folder.with_name(f"{folder.name}.ct2-{peer.format}")
-    if not target.exists():
-        unfinished = folder.with_name(f"{target.name}.{os.getpid()}")
-        args = ["convert", str(folder), str(unfinished), peer.format]
-        run_worker(peer.name, peer.script, args, threads=1, python=peer.python, output=False)
-        try:
-            unfinished.rename(target)
-        except OSError:  # another process was faster
-            shutil.rmtree(unfinished)
-    return target
+
+    def convert(target: Path) -> None:
+        peer.run(["convert", str(folder), str(target), peer.format], threads=1, output=False)
+
+    return made(folder.with_name(f"{folder.name}.ct2-{peer.format}"), convert, mark="model.bin")
 
 
 # ------------------------------------------------------------------------------------------------------------- telling

@@ -100,7 +100,8 @@ class Transformers:
 
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
         self._said, self._wanted = [], tokens
-        options = {"max_new_tokens": tokens, "max_length": None, "language": "en", "task": "transcribe"}
+        options: dict[str, Any] = {"max_new_tokens": tokens, "max_length": None, "language": "en", "task": "transcribe"}
+        options["num_beams"] = 1  # greedy as ours: the pipeline's own default is a beam of five
         inputs = [{"raw": sound, "sampling_rate": RATE} for sound in sounds]
         self._pipeline(inputs, batch_size=len(sounds), generate_kwargs=options)
         return self._said

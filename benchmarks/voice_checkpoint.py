@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import shutil
 import string
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from cache import made
 
 SEED = 0
 END, START = "<|endoftext|>", "<|startoftranscript|>"
@@ -24,19 +23,6 @@ WHISPERS: dict[str, dict[str, int]] = {
         "d_model": 64, "layers": 2, "heads": 2, "ffn": 128, "text": 300, "languages": 4, "window": 4, "positions": 64,
     },
 }  # fmt: skip
-
-
-def made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """The folder, made in one piece if it is not there yet."""
-    if (folder / "config.json").is_file():
-        return folder
-    unfinished = folder.with_name(f"{folder.name}.{os.getpid()}")
-    make(unfinished)
-    try:
-        unfinished.rename(folder)
-    except OSError:  # another process was faster
-        shutil.rmtree(unfinished)
-    return folder
 
 
 # ------------------------------------------------------------------------------------------------------------- Whisper

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from measures import Target, quantile, table
 from voice_checkpoint import pocket_checkpoint, vits_checkpoint
-from workers import run_worker
+from workers import Worker
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 POCKET = "pocket-tts"
@@ -63,7 +63,7 @@ def run_tts(plan: TtsPlan, cache: Path, threads: int) -> TtsFindings:
                 "folder": str(folder), "streams": plan.streams, "repeats": plan.repeats,
                 "frames": plan.frames if endless else 0,
             }  # fmt: skip
-            result = run_worker(name, "voice_tts_worker.py", [json.dumps(task)], threads=threads)
+            result = Worker(name=name, script="voice_tts_worker.py").run([json.dumps(task)], threads=threads)
             found = findings.spoken.setdefault(name, {})
             for row in result["streams"]:
                 stream = Stream(row["first"], row["last"], row["speech"])

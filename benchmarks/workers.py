@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,29 @@ HERE = Path(__file__).resolve().parent
 WORKER_SECONDS = 1800.0
 
 
-def run_worker(
-    name: str, script: str, args: list[str], *, threads: int, python: str = sys.executable, output: bool = True
-) -> dict[str, Any]:
-    """The JSON object of the worker's last line, if `output`. RuntimeError with the end of its log if it fails."""
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE)}
-    if python == sys.executable:
-        env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, sys.path)])
-    try:
-        done = subprocess.run(
-            [python, str(HERE / script), *args], capture_output=True, text=True, timeout=WORKER_SECONDS, env=env
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"{name} took more than {WORKER_SECONDS:g} s") from None
-    if done.returncode != 0:
-        raise RuntimeError(f"{name} failed:\n{done.stderr[-2000:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if output else {}
-    return result
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """What a process of its own runs. `task`: what it is told beside what all are told."""
+
+    name: str
+    script: str
+    python: str = sys.executable
+    task: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, args: list[str], *, threads: int, output: bool = True) -> dict[str, Any]:
+        """The JSON object of its last line, if `output`. RuntimeError with the end of its log if it fails."""
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE)}
+        if self.python == sys.executable:
+            env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, sys.path)])
+        command = [self.python, str(HERE / self.script), *args]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_SECONDS, env=env)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{self.name} took more than {WORKER_SECONDS:g} s") from None
+        if done.returncode != 0:
+            raise RuntimeError(f"{self.name} failed:\n{done.stderr[-2000:]}")
+        result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if output else {}
+        return result
 
 
 def has_modules(python: str, *modules: str) -> bool:

@@ -16,6 +16,14 @@ from openai.types.realtime import RealtimeServerEvent
 
 PATIENCE = 60.0  # seconds for the next event
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
+# How every turn begins that the server finds by itself.
+SPOKEN_TURN = [
+    "input_audio_buffer.speech_started",
+    "input_audio_buffer.speech_stopped",
+    "input_audio_buffer.committed",
+    "conversation.item.added",
+    "conversation.item.done",
+]
 
 
 @dataclass

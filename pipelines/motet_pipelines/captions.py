@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from motet_shared.bus import Bus
 from motet_shared.errors import MotetError, as_motet_error
@@ -25,19 +24,11 @@ from motet_shared.messages import Listen, Partial, Segment
 
 from .continuation import continued
 from .excerpt import Excerpt
-from .moves import Moves
+from .moves import Moved, Moves
 from .sound import Sound
 
 ROLE = "asr"
 LONG_MS = 20_000  # of a turn: what was understood of so much at a pause is not heard again
-
-
-@dataclass(slots=True)
-class _Outcome:
-    """Where a hearing is; kept by `Moves`."""
-
-    instance: str | None = None
-    moves: int = 0
 
 
 class Captions:
@@ -52,7 +43,7 @@ class Captions:
         self.hearings = 0
         self._bus, self._request, self._patience = bus, request, patience
         self._excerpt = Excerpt(sound, start)
-        self._outcome = _Outcome()
+        self._outcome = Moved()
         self._watchers: list[Callable[[], object]] = []
         self._before = ""  # what was said before the excerpt
         self._settled: asyncio.Future[None] = _future()

@@ -25,16 +25,14 @@ from motet_shared.epochs import NO_EPOCH, Epoch
 from motet_shared.messages import Chat, Complete, End, Resume, Text
 
 from .models import check_known
-from .moves import Moves
+from .moves import Moved, Moves
 
 
-@dataclass(slots=True)
-class Outcome:
+@dataclass(slots=True, kw_only=True)
+class Outcome(Moved):
     """What there is to know of a reply besides its text; complete once the generator has ended."""
 
     end: End | None = None
-    instance: str | None = None
-    moves: int = 0
 
 
 async def chat(

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 from motet_shared.blobs import BlobStore
-from motet_shared.messages import BlobRef, End
+from motet_shared.messages import BlobRef
 
 _TTL = 60.0  # seconds in which it is fetched, or not at all
 
 Bytes = bytes | memoryview
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How a request about a file went."""
-
-    instance: str | None = None
-    moves: int = 0
-    end: End | None = None
 
 
 @asynccontextmanager

@@ -15,9 +15,9 @@ How a request is resumed is known to its pipeline alone; this is only where and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Protocol
 
 from motet_shared.bus import Bus
 from motet_shared.discovery import Directory
@@ -31,11 +31,12 @@ LASTED = 1.0  # seconds after which an endless stream that breaks had been worki
 RETRYABLE = (StreamBroken, Unavailable, Overloaded)
 
 
-class Moved(Protocol):
+@dataclass(slots=True, kw_only=True)
+class Moved:
     """Where a stream is, and how often it was lost."""
 
-    instance: str | None
-    moves: int
+    instance: str | None = None
+    moves: int = 0
 
 
 class EndlessMoves:

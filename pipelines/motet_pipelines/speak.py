@@ -26,17 +26,15 @@ from motet_shared.epochs import NO_EPOCH, Epoch
 from motet_shared.messages import Audio, Speak, SpeechResume, Usage
 from motet_shared.sentences import Chunk, Cutter
 
-from .moves import Moves
+from .moves import Moved, Moves
 
 RATE = 24_000  # Hz of the PCM
 
 
-@dataclass(slots=True)
-class Outcome:
+@dataclass(slots=True, kw_only=True)
+class Outcome(Moved):
     """What there is to know of speech besides its sound; complete once the generator has ended."""
 
-    instance: str | None = None
-    moves: int = 0
     samples: int = 0
     usage: Usage = field(default_factory=Usage)  # of all whole sentences: tokens of their text, frames
 

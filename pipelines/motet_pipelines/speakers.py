@@ -30,9 +30,9 @@ from motet_shared.errors import Unavailable
 from motet_shared.messages import Segment, Survey, Transcribe, Voice, Voices
 
 from .diarize import Known, Span, Turn, identify, turns, who_says, windows
-from .files import Bytes, Outcome, lent
+from .files import Bytes, lent
 from .instances import served
-from .moves import Moves
+from .moves import Moved, Moves
 from .survey import survey
 from .transcribe import NO_AUDIO, Hearing, transcribe
 
@@ -77,8 +77,8 @@ async def voices(
     model = speakers_model(bus.directory, request.model)
     vectors: list[array[float]] = []
     alike, wanted = 1.0, len(request.spans) or 1
-    outcome, what = Outcome(), "comparison of the speakers"
-    moves = Moves(bus, ROLE, model, outcome, lambda: len(vectors), patience=patience, deadline=deadline, what=what)
+    what = "comparison of the speakers"
+    moves = Moves(bus, ROLE, model, Moved(), lambda: len(vectors), patience=patience, deadline=deadline, what=what)
     while len(vectors) < wanted:
         async with moves as instance, lent(store, data, instance) as ref:
             left = request.spans[len(vectors) :]

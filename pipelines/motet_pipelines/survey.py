@@ -9,10 +9,9 @@ from motet_shared.bus import Bus
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Spoken, Survey
 
-from .files import Bytes, Outcome, lent
-from .moves import Moves
-
-ROLE, MODEL = "vad", "silero-vad"
+from .files import Bytes, lent
+from .listen import MODEL, ROLE
+from .moves import Moved, Moves
 
 
 async def survey(
@@ -23,7 +22,7 @@ async def survey(
     `deadline`: seconds for all of it. `patience`: seconds without a ready instance before Unavailable is raised.
     """
     moves = Moves(
-        bus, ROLE, request.model or MODEL, Outcome(), lambda: 0, patience=patience, deadline=deadline, what="survey"
+        bus, ROLE, request.model or MODEL, Moved(), lambda: 0, patience=patience, deadline=deadline, what="survey"
     )
     while True:
         async with moves as instance, lent(store, data, instance) as ref:

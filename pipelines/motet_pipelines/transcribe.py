@@ -25,24 +25,22 @@ from motet_shared.bus import Bus
 from motet_shared.messages import BlobRef, End, HearingResume, Recording, Segment, Survey, Transcribe
 from motet_shared.stream import Stream
 
-from . import survey
+from . import listen, survey
 from .files import Bytes, lent
-from .moves import RETRYABLE, Moves
+from .moves import RETRYABLE, Moved, Moves
 
 ROLE = "asr"
 NO_AUDIO = BlobRef("shm", "", "", 0)  # in a request whose file comes beside it
 
 
-@dataclass(slots=True)
-class Hearing:
+@dataclass(slots=True, kw_only=True)
+class Hearing(Moved):
     """What there is to know of a recording besides its text; complete once the generator has ended."""
 
     duration: float = 0.0
     language: str = ""
     language_name: str = ""
     end: End | None = None
-    instance: str | None = None
-    moves: int = 0
 
 
 async def transcribe(
@@ -91,7 +89,7 @@ async def _spans(
     bus: Bus, store: BlobStore, data: Bytes, request: Survey, deadline: float | None
 ) -> list[tuple[float, float]] | None:
     """Where somebody speaks; None if there is nobody to ask."""
-    if not bus.directory.ready(survey.ROLE, model=request.model or survey.MODEL):
+    if not bus.directory.ready(listen.ROLE, model=request.model or listen.MODEL):
         return None
     try:
         return (await survey.survey(bus, store, data, request, deadline=deadline, patience=0.0)).spans

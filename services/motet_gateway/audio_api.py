@@ -8,9 +8,9 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from motet_pipelines.instances import check_served
+from motet_pipelines.listen import MODEL as VAD_MODEL
+from motet_pipelines.listen import ROLE as VAD
 from motet_pipelines.speakers import Part, speakers_model, transcribe_speakers
-from motet_pipelines.survey import MODEL as VAD_MODEL
-from motet_pipelines.survey import ROLE as VAD
 from motet_pipelines.transcribe import NO_AUDIO, ROLE, Hearing, transcribe
 from motet_shared.errors import MotetError
 from motet_shared.messages import Transcribe

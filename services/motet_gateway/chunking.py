@@ -43,7 +43,9 @@ def parse_chunking(form: Form) -> tuple[Survey, bool]:
 def _given(form: Form) -> dict[str, Any] | None:
     """The object, or None for "auto" and for nothing."""
     prefix = f"{NAME}["
-    parts = {name[len(prefix) :].rstrip("]"): values[-1] for name, values in form.fields.items() if prefix in name}
+    parts = {
+        name[len(prefix) :].rstrip("]"): values[-1] for name, values in form.fields.items() if name.startswith(prefix)
+    }
     text = form.fields.get(NAME, ["auto"])[-1]
     if parts or text == "auto":
         return parts or None

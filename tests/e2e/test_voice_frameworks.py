@@ -21,7 +21,7 @@ from e2e.voice_stack import VoiceStack, voice_stack
 from fake_services import MODEL, words
 from motet_shared.audio import pcm_bytes
 from motet_shared.messages import Text, ToolCallDelta
-from realtime_client import kinds
+from realtime_client import SPOKEN_TURN, kinds
 from spoken import say, silence
 from voice_services import WORD_MS
 
@@ -157,12 +157,8 @@ def answering(replies: dict[str, str], otherwise: str = "Very well.") -> Callabl
     return lambda request: words(replies.get(request.messages[-1]["content"], otherwise))
 
 
-SPOKEN_TURN = [
-    "input_audio_buffer.speech_started",
-    "input_audio_buffer.speech_stopped",
-    "input_audio_buffer.committed",
-    "conversation.item.added",
-    "conversation.item.done",
+ANSWERED_TURN = [
+    *SPOKEN_TURN,
     "response.created",
     "response.output_item.added",
     "conversation.item.added",
@@ -187,8 +183,8 @@ async def test_livekit_talks_and_interrupts(stack: VoiceStack, pace: float) -> N
         await talk.until(lambda: len(talk.loudspeaker.played) == 2 and len(talk.replies()) == 2, "the second reply")
     assert talk.heard == ["tell me a story", "stop"]
     seen = kinds(talk.events, heard=False)
-    start = seen.index(SPOKEN_TURN[0])
-    assert seen[start : start + len(SPOKEN_TURN)] == SPOKEN_TURN
+    start = seen.index(ANSWERED_TURN[0])
+    assert seen[start : start + len(ANSWERED_TURN)] == ANSWERED_TURN
     (until, interrupted), (seconds, again) = talk.loudspeaker.played
     assert (interrupted, again) == (True, False)
     assert seconds * 1000 == pytest.approx(2 * WORD_MS, abs=FRAME_MS)

@@ -24,7 +24,7 @@ from motet_shared.testing import running
 from motet_tts.service import Tts
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from realtime_client import TRANSCRIPTION, Client, kinds, one, sound
+from realtime_client import SPOKEN_TURN, TRANSCRIPTION, Client, kinds, one, sound
 from spoken import say, silence
 from tts_stage import config as tts_config
 from voice_services import EARS, WORD_MS, tone_ms
@@ -45,13 +45,6 @@ SPOKEN_REPLY = [
     "response.output_item.done",
     "response.done",
     "rate_limits.updated",
-]
-SPOKEN_TURN = [
-    "input_audio_buffer.speech_started",
-    "input_audio_buffer.speech_stopped",
-    "input_audio_buffer.committed",
-    "conversation.item.added",
-    "conversation.item.done",
 ]
 
 
@@ -242,7 +235,7 @@ async def test_speech_interrupts_the_reply(whole: Stage) -> None:
     assert whole.tts is not None
     whole.asr.script = ["tell me a story", "stop it"]
     whole.tokenizer.reply = lambda request: words("Once upon a time. " * 40)
-    whole.tts.pace = 0.02
+    whole.tts.pace = 0.15
     async with whole.talk() as client:
         await client.audio(silence(500) + say(HELLO) + silence(900))
         events = await client.until("response.output_audio_transcript.delta")

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from motet_pipelines.moves import MOVES, EndlessMoves, Moves
+from motet_pipelines.moves import MOVES, EndlessMoves, Moved, Moves
 from motet_shared.actor import Actor
 from motet_shared.bus import Bus
 from motet_shared.errors import (
@@ -39,9 +39,7 @@ class Idle(Actor):
 
 
 @dataclass
-class Outcome:
-    instance: str | None = None
-    moves: int = 0
+class Outcome(Moved):
     count: int = 0
 
 
@@ -137,7 +135,7 @@ async def test_what_a_retry_cannot_mend_ends_it_at_once() -> None:
 
 async def test_the_next_attempt_is_at_another_instance() -> None:
     async with stage(2) as (bus, clock):
-        outcome, seen = Outcome(), []
+        outcome, seen = Moved(), []
         moves = Moves(bus, "tts", MODEL, outcome, lambda: 0, patience=PATIENCE)
         with pytest.raises(StreamBroken):
             await tried(moves, clock, StreamBroken("gone"), before=lambda: seen.append(outcome.instance))
@@ -160,10 +158,10 @@ async def test_an_unknown_model_is_refused_by_the_check() -> None:
 
 async def test_the_deadline_is_one_for_all_attempts() -> None:
     async with stage(1) as (bus, clock):
-        moves = Moves(bus, "tts", MODEL, Outcome(), lambda: 0, deadline=1.0, what="speech")
+        moves = Moves(bus, "tts", MODEL, Moved(), lambda: 0, deadline=1.0, what="speech")
         await clock.advance(0.4)
         assert moves.left() == pytest.approx(0.6)
         await clock.advance(0.7)
         with pytest.raises(DeadlineExceeded, match="before the speech was complete"):
             moves.left()
-        assert Moves(bus, "tts", MODEL, Outcome(), lambda: 0).left() is None
+        assert Moves(bus, "tts", MODEL, Moved(), lambda: 0).left() is None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +11,25 @@ import numpy as np
 import pytest
 
 from asr_checkpoints import RATE, noise, tiny_whisper, wav
+from file_world import FileWorld, file_world
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
 from motet_pipelines.transcribe import NO_AUDIO, Hearing, transcribe
-from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Segment, Survey, Transcribe
-from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
-from motet_vad.config import VadConfig
-from motet_vad.service import Vad
+from motet_shared.testing import die, memory_bus, running, settle
 from spoken import say
 
 MODEL = "ears"
 
 
-@dataclass
-class World:
-    hub: MemoryHub
-    bus: Bus
-    store: BlobStore
-    stack: AsyncExitStack
+class World(FileWorld):
     asr: Asr
 
     @property
     def encoded(self) -> int:
         """Windows that were heard so far."""
         return self.asr.recognizer.thread.engine.counts.encoded
-
-    async def listen(self) -> Vad:
-        vad = Vad(VadConfig(metrics_port=-1), await memory_bus(self.hub, "vad"))
-        await self.stack.enter_async_context(running(vad))
-        await settle()
-        return vad
 
     async def hear(self, sound: Any, hearing: Hearing | None = None, **fields: Any) -> list[Segment]:
         request = Transcribe(model=MODEL, audio=NO_AUDIO, language="en", **fields)
@@ -61,18 +46,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def world(folder: Path) -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        hub = MemoryHub()
-        bus = await memory_bus(hub, "gateway")
-        stack.push_async_callback(bus.close)
-        store = await stack.enter_async_context(BlobStore(bus.instance, 16 << 20))
+    async with file_world(World, 16 << 20) as made:
         config = AsrConfig(model=str(folder), name=MODEL, fallback=False, threads=1)
-        asr = Asr(config, await memory_bus(hub, "asr"))
-        await stack.enter_async_context(running(asr))
+        made.asr = Asr(config, await memory_bus(made.hub, "asr"))
+        await made.stack.enter_async_context(running(made.asr))
         await settle()
-        yield World(hub, bus, store, stack, asr)
-        store.check_integrity()
-        assert store.stats()["blobs"] == 0
+        yield made
 
 
 def sentence() -> Any:
@@ -92,7 +71,7 @@ async def test_only_what_is_speech_is_heard(world: World) -> None:
     sound = scattered()
     await world.hear(sound)
     by_level = world.encoded
-    await world.listen()
+    await world.start_vad()
     hearing = Hearing()
     segments = await world.hear(sound, hearing)
     assert hearing.duration == pytest.approx(30.0)
@@ -115,6 +94,6 @@ async def test_the_spans_of_a_request_are_those_that_count(world: World) -> None
 
 async def test_without_anybody_who_listens_the_level_decides(world: World) -> None:
     due = await world.hear(scattered())
-    vad = await world.listen()
+    vad = await world.start_vad()
     die(vad.bus)
     assert [one.text for one in await world.hear(scattered())] == [one.text for one in due]

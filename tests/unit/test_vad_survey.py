@@ -4,43 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from file_world import FileWorld, file_world
 from motet_pipelines.survey import survey
 from motet_pipelines.transcribe import NO_AUDIO
 from motet_shared.audio import wav_header
-from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
 from motet_shared.errors import BadRequest, Unavailable, UnknownModel
 from motet_shared.messages import Spoken, Survey
-from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
-from motet_vad.config import VadConfig
+from motet_shared.testing import die
 from motet_vad.recording import BEFORE, SHORTEST
-from motet_vad.service import Vad
 from spoken import mixed, noise, say, silence
 
 RATE = 16000
 SENTENCES = ("Two red circles and a blue square.", "Where is the large green star?", "Nothing is left of it.")
 
 
-@dataclass
-class World:
-    hub: MemoryHub
-    bus: Bus
-    store: BlobStore
-    stack: AsyncExitStack
-
-    async def start(self, **options: Any) -> Vad:
-        vad = Vad(VadConfig(metrics_port=-1, **options), await memory_bus(self.hub, "vad"))
-        await self.stack.enter_async_context(running(vad))
-        await settle()
-        return vad
-
+class World(FileWorld):
     async def find(self, data: bytes, patience: float = 5.0, **fields: Any) -> Spoken:
         asked = Survey(audio=NO_AUDIO, **fields)
         return await survey(self.bus, self.store, data, asked, deadline=60.0, patience=patience)
@@ -48,14 +31,8 @@ class World:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    async with AsyncExitStack() as stack:
-        hub = MemoryHub()
-        bus = await memory_bus(hub, "gateway")
-        stack.push_async_callback(bus.close)
-        store = await stack.enter_async_context(BlobStore(bus.instance, 32 << 20))
-        yield World(hub, bus, store, stack)
-        store.check_integrity()
-        assert store.stats()["blobs"] == 0
+    async with file_world(World, 32 << 20) as made:
+        yield made
 
 
 def wav(pcm: bytes) -> bytes:
@@ -84,7 +61,7 @@ def assert_found(spoken: Spoken, turns: list[tuple[float, float]]) -> None:
 
 
 async def test_the_speech_of_a_file_is_found(world: World) -> None:
-    await world.start()
+    await world.start_vad()
     pcm, turns = recording([900, 1100, 800])
     found = await world.find(wav(pcm))
     assert_found(found, turns)
@@ -95,7 +72,7 @@ async def test_the_speech_of_a_file_is_found(world: World) -> None:
 
 async def test_a_long_file_is_heard_in_parts_side_by_side(world: World) -> None:
     """Two minutes: what is found does not depend on where it was cut, and takes few passes."""
-    vad = await world.start()
+    vad = await world.start_vad()
     pcm, turns = recording([700.0] * 50)
     before = vad.batcher.counters.passes
     found = await world.find(wav(pcm))
@@ -112,12 +89,12 @@ async def test_a_long_file_is_heard_in_parts_side_by_side(world: World) -> None:
 
 @pytest.mark.parametrize("pcm", [silence(9000, RATE), noise(9000, RATE, level=0.02), silence(10, RATE)])
 async def test_where_nobody_speaks_nothing_is_found(world: World, pcm: bytes) -> None:
-    await world.start()
+    await world.start_vad()
     assert (await world.find(wav(pcm))).spans == []
 
 
 async def test_padding_and_pauses_are_the_caller_s(world: World) -> None:
-    await world.start()
+    await world.start_vad()
     pcm, _ = recording([900, 300, 1500])
     wide = await world.find(wav(pcm), silence_duration_ms=600, prefix_padding_ms=300)
     assert len(wide.spans) == 2, "a pause of 300 ms does not end speech"
@@ -126,7 +103,7 @@ async def test_padding_and_pauses_are_the_caller_s(world: World) -> None:
 
 
 async def test_what_is_wrong_is_named(world: World) -> None:
-    await world.start(max_audio=5.0)
+    await world.start_vad(max_audio=5.0)
     with pytest.raises(BadRequest, match="empty"):
         await world.find(b"")
     with pytest.raises(BadRequest, match="longer than 5 s"):
@@ -144,11 +121,11 @@ async def test_nobody_there_is_told_after_the_patience(world: World) -> None:
 
 async def test_another_instance_finds_it_when_one_dies(world: World) -> None:
     pcm, turns = recording([900.0] * 12)
-    victim = await world.start()
+    victim = await world.start_vad()
     asking = asyncio.create_task(world.find(wav(pcm)))
     async with asyncio.timeout(10):
         while not victim.batcher.waiting:  # noqa: ASYNC110
             await asyncio.sleep(0)
     die(victim.bus)
-    await world.start()
+    await world.start_vad()
     assert_found(await asking, turns)
