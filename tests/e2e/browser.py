@@ -46,6 +46,15 @@ _TAPS = """
     ear.getFloatFrequencyData(bins);
     return (bins.indexOf(Math.max(...bins)) * ear.context.sampleRate) / ear.fftSize;
   };
+  let voice = null;
+  setInterval(() => {
+    if (window.loudness() > LOUD) voice = { pitch: window.pitch() };
+  }, 25);
+  window.takeVoice = () => {
+    const taken = voice;
+    voice = null;
+    return taken;
+  };
   window.sent = { ms: 0, loudest: 0, types: [] };
   const send = WebSocket.prototype.send;
   WebSocket.prototype.send = function (text) {
@@ -82,7 +91,7 @@ async def browsing(url: str, args: Sequence[str] = (), **options: Any) -> AsyncI
         page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
         page.set_default_timeout(MILLISECONDS)
         expect.set_options(timeout=MILLISECONDS)
-        await page.add_init_script(_TAPS)
+        await page.add_init_script(_TAPS.replace("LOUD", str(LOUD)))
         await page.goto(url)
         try:
             yield page
@@ -91,9 +100,10 @@ async def browsing(url: str, args: Sequence[str] = (), **options: Any) -> AsyncI
         assert not problems
 
 
-async def eventually(page: Page, condition: str) -> None:
+async def eventually(page: Page, condition: str) -> Any:
     """Wait for a JavaScript expression to be true. (The page's own policy forbids Playwright to evaluate it there.)"""
     give_up = time.monotonic() + WAIT_SECONDS
-    while not await page.evaluate(condition):
+    while not (value := await page.evaluate(condition)):
         assert time.monotonic() < give_up, f"{condition}: not within {WAIT_SECONDS:g} s"
         await asyncio.sleep(0.02)
+    return value

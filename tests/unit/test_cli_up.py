@@ -13,8 +13,9 @@ from motet_shared.errors import ConfigError
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Looks like a checkpoint from outside."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Looks like a checkpoint from outside; no other models are known, those of the project neither."""
+    monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path])
     path = tmp_path / "tiny-llama"
     path.mkdir()
     (path / "config.json").write_text('{"model_type": "llama"}')
@@ -70,13 +71,11 @@ def test_a_folder_that_is_no_checkpoint_names_what_it_lacks(part: str, folder: P
     assert f"it lacks {part}" in message
 
 
-def test_a_path_that_is_not_there_names_the_known_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOTET_MODELS", str(folder.parent))
+def test_a_path_that_is_not_there_names_the_known_models(folder: Path) -> None:
     assert "known: tiny-llama" in refusal("--llm", "/nowhere", "--port", "0")
 
 
-def test_models_are_found_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOTET_MODELS", str(folder.parent))
+def test_models_are_found_by_name(folder: Path) -> None:
     assert models.resolve("tiny-llama").path == folder
 
 
@@ -110,11 +109,8 @@ def test_voice_activity_may_be_left_out(folder: Path) -> None:
     assert "--vad" in refusal(*common, "--vad", "-1")
 
 
-def test_a_speech_model_is_served_where_there_is_one(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_speech_model_is_served_where_there_is_one(folder: Path, tmp_path: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    monkeypatch.setattr(models, "model_dirs", lambda: [tmp_path])
     assert plan(*common).stack.tts is None
     speech = tmp_path / "pocket-tts"
     speech.mkdir()
@@ -129,11 +125,8 @@ def test_a_speech_model_is_served_where_there_is_one(
     assert "neither a folder nor a local model" in refusal(*common, "--tts", "nobody")
 
 
-def test_a_model_that_listens_is_served_where_there_is_one(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_listens_is_served_where_there_is_one(folder: Path, tmp_path: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    monkeypatch.setattr("motet_cli.models.model_dirs", lambda: [tmp_path])
     assert plan(*common).stack.asr is None
     ears = tmp_path / "pocket-asr"
     ears.mkdir()
@@ -161,6 +154,20 @@ def test_speakers_are_told_apart_where_that_is_asked_for(
     for given in (("--speakers",), ("--speakers", str(voices))):
         (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "speakers"]
         assert spec.argv[1:5] == ("-m", "motet_speakers", "--model", str(voices))
+
+
+def test_a_sentence_encoder_is_served_where_there_is_one(folder: Path, tmp_path: Path) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    assert plan(*common).stack.embed is None
+    encoder = tmp_path / "pocket-embed"
+    encoder.mkdir()
+    (encoder / "config.json").write_text('{"model_type": "bert"}')
+    (encoder / "model.safetensors").write_bytes(b"")
+    for given in ((), ("--embed", "pocket-embed"), ("--embed", str(encoder))):
+        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "embedding"]
+        assert spec.argv[1:5] == ("-m", "motet_embedding", "--model", str(encoder))
+    assert plan(*common, "--embed", "none").stack.embed is None
+    assert "--embed: 'nobody' is neither a folder nor a local model" in refusal(*common, "--embed", "nobody")
 
 
 def test_the_judge_of_turns_is_used_where_it_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
