@@ -1,4 +1,4 @@
-"""Activations of gates: sigmoid, SiLU, softplus, and gates times what they let through.
+"""Activations: sigmoid, SiLU, softplus, GELU, and gates times what they let through.
 
 torch computes the last elements of a tensor, and of each thread's part of it, in other code than the rest, so that an
 element's bits depend on where it lies. Native code does not. Shapes: M rows, C channels.
@@ -20,7 +20,7 @@ from .native import Kernel
 _GATE = Kernel("motet_gate", "pipiii")
 _GATED_KERNEL = Kernel("motet_gated", "pipiii")
 _GATED: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
-_TWINS = (torch.sigmoid, F.silu, F.softplus)
+_TWINS = (torch.sigmoid, F.silu, F.softplus, F.gelu)
 
 
 def sigmoid(x_MC: Tensor) -> Tensor:
@@ -36,6 +36,11 @@ def silu(x_MC: Tensor) -> Tensor:
 def softplus(x_MC: Tensor) -> Tensor:
     """`log(1 + e^x)`."""
     return _gate(x_MC, 2)
+
+
+def gelu(x_MC: Tensor) -> Tensor:
+    """`x · Φ(x)`, Φ the normal distribution (Hendrycks and Gimpel 2016), within 2e-7 · |x|."""
+    return _gate(x_MC, 3)
 
 
 def gated(x: Tensor, activation: str) -> Tensor:

@@ -29,10 +29,18 @@ from .errors import KernelError
 TORCH = "torch"
 _CTYPES: dict[str, type[ctypes._SimpleCData]] = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 
+
+class _Noting(threading.local):
+    """Who is told of this thread's native calls."""
+
+    note: Callable[[Kernel, tuple[object, ...]], None] | None = None
+
+
 log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _kernels: list[Kernel] = []
 _library: ctypes.CDLL | None = None
+_noting = _Noting()
 _status: dict[str, str] | None = None
 
 
@@ -43,7 +51,7 @@ class Kernel:
     """
 
     def __init__(self, name: str, signature: str):
-        self.name = name
+        self.name, self.signature = name, signature
         self._types = [_CTYPES[letter] for letter in signature]
         self._function: Callable[..., int] | None = None
         self._plain: Callable[..., int] | None = None
@@ -55,7 +63,19 @@ class Kernel:
         """The C function, or None where torch computes. Loads the library on first use."""
         if _status is None:
             load()
-        return self._function
+        return self._function if _noting.note is None or self._plain is None else self._noted
+
+    def replayed(self) -> int | None:
+        """The address of the entry that a tape calls; None if it has none."""
+        entry = getattr(_library, f"{self.name}_replay", None)
+        return None if entry is None else ctypes.cast(entry, ctypes.c_void_p).value
+
+    def _noted(self, *args: object) -> int:
+        assert self._plain is not None
+        result = self._plain(*args)
+        if result == 0 and _noting.note is not None:
+            _noting.note(self, args)
+        return result
 
     def _bind(self, library: ctypes.CDLL | None) -> None:
         self._function = self._plain = None
@@ -98,6 +118,16 @@ def named_calls() -> Iterator[None]:
     finally:
         for kernel in _kernels:
             kernel._function = kernel._plain
+
+
+@contextmanager
+def noting(note: Callable[[Kernel, tuple[object, ...]], None]) -> Iterator[None]:
+    """Within, `note` is told of every native call of this thread that succeeded."""
+    _noting.note = note
+    try:
+        yield
+    finally:
+        _noting.note = None
 
 
 def status() -> dict[str, str]:

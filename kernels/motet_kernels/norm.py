@@ -1,4 +1,4 @@
-"""Root mean square norm (Zhang and Sennrich 2019). A row's bits depend on that row alone.
+"""Root mean square norm (Zhang and Sennrich 2019) and layer norm (Ba et al. 2016). A row's bits depend on it alone.
 
 Shapes: M rows, C channels.
 """
@@ -6,6 +6,7 @@ Shapes: M rows, C channels.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .arguments import check_floats, is_cpu
@@ -13,6 +14,7 @@ from .errors import KernelError
 from .native import Kernel
 
 _RMS = Kernel("motet_rms_norm", "pippiiff")
+_LAYER = Kernel("motet_layer_norm", "pipppiif")
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -25,13 +27,41 @@ def rms_norm(x: Tensor, weight_C: Tensor, eps: float, offset: float = 0.0) -> Te
     native = _RMS.native() if is_cpu(x) and x.dtype == torch.float32 else None
     if native is None:
         return rms_norm_torch(x, weight_C, eps, offset)
+    x_MC, out = _rows(x), torch.empty(x.shape)
+    native(x_MC.data_ptr(), x_MC.stride(0), weight_C.data_ptr(), out.data_ptr(), *x_MC.shape, eps, offset)
+    return out
+
+
+def layer_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:
+    """`(x - mean) / sqrt(variance + eps) · weight + bias` over the last dimension of x `[..., C]`, in x's type.
+
+    Weights and biases are dense float32. Native for float32 on the CPU. Raises `KernelError` on others.
+    """
+    for name, part in (("weight_C", weight_C), ("bias_C", bias_C)):
+        if part.dtype != torch.float32 or part.shape != x.shape[-1:] or not part.is_contiguous():
+            raise KernelError(f"{name}: {part.dtype} {list(part.shape)} must be dense float32 [{x.shape[-1]}]")
+    native = _LAYER.native() if is_cpu(x) and x.dtype == torch.float32 else None
+    if native is None:
+        return layer_norm_torch(x, weight_C, bias_C, eps)
+    x_MC, out = _rows(x), torch.empty(x.shape)
+    weights = weight_C.data_ptr(), bias_C.data_ptr()
+    native(x_MC.data_ptr(), x_MC.stride(0), *weights, out.data_ptr(), *x_MC.shape, eps)
+    return out
+
+
+def layer_norm_torch(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:
+    """The twin."""
+    wide = x.to(weight_C.dtype)
+    return F.layer_norm(wide, wide.shape[-1:], weight_C, bias_C, eps).to(x.dtype)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Rows [M, C] whose channels lie side by side."""
     x_MC = x.reshape(-1, x.shape[-1])
     if x_MC.stride(1) != 1 and x_MC.shape[1] > 1:
         x_MC = x_MC.contiguous()
     check_floats("x", x_MC, 2)
-    out = torch.empty(x.shape)
-    native(x_MC.data_ptr(), x_MC.stride(0), weight_C.data_ptr(), out.data_ptr(), *x_MC.shape, eps, offset)
-    return out
+    return x_MC
 
 
 def rms_norm_torch(x: Tensor, weight_C: Tensor, eps: float, offset: float = 0.0) -> Tensor:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from motet_kernels.errors import KernelError
 from motet_kernels.gates import gated
-from motet_kernels.norm import rms_norm, rms_norm_torch
+from motet_kernels.norm import layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
 from motet_kernels.rotary import HeadNorm, rotate_heads, rotate_heads_torch
 
 
@@ -24,20 +24,32 @@ def test_rms_norm(backend: str, width: int, offset: float) -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-6, offset).double(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [1, 5, 16, 100, 1024])
+def test_layer_norm(backend: str, width: int) -> None:
+    x, weight, bias = randn(2, 3, width * 2)[..., ::2] * 3 + 5, randn(width), randn(width + 1)[1:]
+    expected = layer_norm_torch(x.double(), weight.double(), bias.double(), 1e-5)
+    torch.testing.assert_close(layer_norm(x, weight, bias, 1e-5).double(), expected, rtol=1e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("width", [3, 48, 130])
 def test_a_row_s_bits_do_not_depend_on_its_company(isa: str, width: int) -> None:
     x, weight = randn(40, width), randn(width)
     whole = (
         rms_norm(x, weight, 1e-6),
+        layer_norm(x, weight, weight, 1e-5),
         gated(torch.cat((x, x), dim=1), "silu"),
         gated(torch.cat((x, x), dim=1), "gelu_tanh"),
     )
     for start, stop in ((0, 1), (1, 4), (17, 40)):
         part = x[start:stop]
         twice = torch.cat((part, part), dim=1)
-        for one, all_rows in zip(
-            (rms_norm(part, weight, 1e-6), gated(twice, "silu"), gated(twice, "gelu_tanh")), whole, strict=True
-        ):
+        parts = (
+            rms_norm(part, weight, 1e-6),
+            layer_norm(part, weight, weight, 1e-5),
+            gated(twice, "silu"),
+            gated(twice, "gelu_tanh"),
+        )
+        for one, all_rows in zip(parts, whole, strict=True):
             assert torch.equal(one, all_rows[start:stop])
 
 

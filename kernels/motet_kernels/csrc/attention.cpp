@@ -15,6 +15,7 @@
 
 #include "attention_parts.h"
 #include "parallel.h"
+#include "replay.h"
 
 namespace {
 
@@ -297,3 +298,5 @@ EXPORT int64_t motet_paged_attention(const void* arguments) {
     run(a);
     return 0;
 }
+
+REPLAYABLE(motet_paged_attention)

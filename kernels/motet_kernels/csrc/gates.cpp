@@ -1,6 +1,7 @@
 // Activations of gates, row by row in whole vectors: an element's bits depend on nothing but its value.
 #include "parallel.h"
 #include "parts.h"
+#include "replay.h"
 
 namespace {
 
@@ -13,6 +14,15 @@ INLINE vec softplus(vec x) {
     vec y = vset(1.0f / 15);
     for (int k = 13; k > 0; k -= 2) y = fma(y, square, vset(1.0f / k));
     return fma(s + s, y, vselect_less(x, vset(0.0f), x - x, x));
+}
+
+// x · Φ(x), where Φ(-|x|) = polynomial(t) · e^(-x²/2), t = 1 / (1 + p|x|/√2) (Abramowitz and Stegun 7.1.26).
+INLINE vec gelu(vec x) {
+    vec size = vabs(x), t = vset(1.0f) / fma(size, vset(0.3275911f * 0.70710678f), vset(1.0f));
+    vec y = vset(1.061405429f);
+    for (float a : {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f}) y = fma(y, t, vset(a));
+    vec tail = vset(0.5f) * y * t * vexp(vset(-0.5f) * x * x);
+    return x * vselect_less(x, vset(0.0f), tail, vset(1.0f) - tail);
 }
 
 template <vec (*F)(vec)>
@@ -49,11 +59,15 @@ EXPORT int64_t motet_gated(const float* x, int64_t stride, float* out, int64_t r
     return 0;
 }
 
-// out [M, width], dense, of x [M, width]. Kind 0 is sigmoid, 1 SiLU, 2 softplus.
+// out [M, width], dense, of x [M, width]. Kind 0 is sigmoid, 1 SiLU, 2 softplus, 3 GELU.
 EXPORT int64_t motet_gate(const float* x, int64_t stride, float* out, int64_t rows, int64_t width, int64_t kind) {
-    void (*const run)(const float*, float*, int64_t) = kind == 0 ? row<sigmoid> : kind == 1 ? row<silu> : row<softplus>;
+    constexpr void (*kinds[])(const float*, float*, int64_t) = {row<sigmoid>, row<silu>, row<softplus>, row<gelu>};
+    void (*const run)(const float*, float*, int64_t) = kinds[kind];
     const int threads = threads_for(rows * width * 10, rows);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t m = 0; m < rows; m++) run(x + m * stride, out + m * width, width);
     return 0;
 }
+
+REPLAYABLE(motet_gated)
+REPLAYABLE(motet_gate)

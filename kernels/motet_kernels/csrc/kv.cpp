@@ -3,6 +3,7 @@
 // Shapes: N packed tokens, K key/value heads, D dim, P blocks, S slots per block.
 #include "parallel.h"
 #include "simd.h"
+#include "replay.h"
 
 namespace {
 
@@ -51,3 +52,5 @@ EXPORT int64_t motet_store_kv(const void* packed, int64_t count, const int64_t* 
             stores[i].token(n, slots_N[n] / slots_per_block, slots_N[n] % slots_per_block, heads);
     return 0;
 }
+
+REPLAYABLE(motet_store_kv)

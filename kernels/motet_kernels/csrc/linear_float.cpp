@@ -7,6 +7,7 @@
 // Packed weights: [N/32][K/2][2][32] float32, or [N/32][K/2][32][2] bfloat16, that is, 32-bit words that hold k and
 // k + 1 of a column. N and K are padded with zeros.
 #include "linear.h"
+#include "replay.h"
 
 namespace {
 
@@ -345,3 +346,5 @@ EXPORT int64_t motet_linear_rows(const void* weights, int64_t weights_bf16, cons
     }
     return 0;
 }
+
+REPLAYABLE(motet_linear_float)

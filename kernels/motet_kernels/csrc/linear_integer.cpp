@@ -7,6 +7,7 @@
 // Groups are added up from the first to the last: a row has the same bits in every batch. K is padded with zeros.
 #include "integer.h"
 #include "integer_wide.h"
+#include "replay.h"
 
 namespace {
 
@@ -169,3 +170,5 @@ EXPORT int64_t motet_linear_integer(const void* input, int64_t input_bf16, int64
         scales ? run<Int8>(product) : run<Int4>(product);
     return 0;
 }
+
+REPLAYABLE(motet_linear_integer)

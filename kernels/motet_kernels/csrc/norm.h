@@ -1,4 +1,4 @@
-// The norm of one row, for kernels that have one in hand.
+// The norms of one row, for kernels that have one in hand.
 #pragma once
 
 #include <cmath>
@@ -28,5 +28,29 @@ INLINE void rms_norm(const float* x, const float* weight, float* out, int64_t wi
     if (i < width) {
         vec part = vload_part(x + i, width - i) * scale * (shift + vload_part(weight + i, width - i));
         vstore_part(out + i, part, width - i);
+    }
+}
+
+// out = (x - mean) / sqrt(variance + eps) * weight + bias. In place if out is x.
+INLINE void layer_norm(const float* x, const float* weight, const float* bias, float* out, int64_t width, float eps) {
+    const int64_t whole = width / W * W, rest = width - whole;
+    vec sum = vset(0);
+    for (int64_t i = 0; i < whole; i += W) sum = sum + vload(x + i);
+    if (rest) sum = sum + vload_part(x + whole, rest);
+    const float middle = vsum_lanes(sum) / float(width);
+    const vec mean = vset(middle);
+    vec squares = vset(0);
+    for (int64_t i = 0; i < whole; i += W) {
+        vec v = vload(x + i) - mean;
+        squares = fma(v, v, squares);
+    }
+    float variance = vsum_lanes(squares);
+    for (int64_t i = whole; i < width; i++) variance += (x[i] - middle) * (x[i] - middle);
+    const vec scale = vset(1.0f / std::sqrt(variance / float(width) + eps));
+    for (int64_t i = 0; i < whole; i += W)
+        vstore(out + i, fma((vload(x + i) - mean) * scale, vload(weight + i), vload(bias + i)));
+    if (rest) {
+        vec v = (vload_part(x + whole, rest) - mean) * scale;
+        vstore_part(out + whole, fma(v, vload_part(weight + whole, rest), vload_part(bias + whole, rest)), rest);
     }
 }

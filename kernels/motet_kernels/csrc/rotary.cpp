@@ -1,6 +1,7 @@
 // Rotary embedding of attention heads, with the norm that some models put before it.
 #include "norm.h"
 #include "parallel.h"
+#include "replay.h"
 
 namespace {
 
@@ -40,3 +41,5 @@ EXPORT int64_t motet_rotary(const float* x, int64_t stride, const float* cos, co
         }
     return 0;
 }
+
+REPLAYABLE(motet_rotary)

@@ -1,0 +1,108 @@
+"""Native calls written down once and made again as one: a step without Python between its kernels.
+
+The step of a small model spends more time between its kernels than in them. A `Tape` runs a step, notes every call of
+a native kernel with its arguments, and keeps the tensors that were made on the way; `replay` makes the same calls on
+the same memory, and lets go of the GIL once for all of them. It is to a CPU what a CUDA graph is to a GPU: shapes and
+addresses stay, so what differs from step to step has to be written in place, into tensors that the step reads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from array import array
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .errors import KernelError
+from .native import Kernel, noting
+
+T = TypeVar("T")
+
+_REPLAY = Kernel("motet_replay", "pi")
+_FLOAT = struct.Struct("<fxxxx").pack
+# What gives memory and computes nothing.
+_ALLOCATES = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+
+
+def can_replay() -> bool:
+    """Whether there is a native library: torch twins cannot be replayed."""
+    return _REPLAY.native() is not None
+
+
+class Tape(Generic[T]):
+    """A step that was run once. `result`: what it returned, overwritten by each `replay`.
+
+    Raises `KernelError` if the step computes anything outside of the native kernels: that would not be done again.
+    Views and allocations are no computation. The step's inputs must outlive the tape.
+    """
+
+    def __init__(self, step: Callable[[], T]):
+        self._names: list[str] = []
+        self._calls = array("q")
+        self._kept: list[object] = []  # what the calls point to
+        with noting(self._note), _Kept(self._kept):
+            self.result = step()
+        self._native = _REPLAY.native()
+
+    def replay(self) -> T:
+        """Make all calls again. Raises `KernelError` if a kernel refuses what it finds, say a slot beyond the cache."""
+        if self._native is None:
+            raise KernelError("a tape needs the native library: see motet_kernels.native.status()")
+        failed = self._native(self._calls.buffer_info()[0], len(self._names))
+        if failed:
+            raise KernelError(f"{self._names[failed - 1]}, call {failed} of a tape, refused its arguments")
+        return self.result
+
+    def _note(self, kernel: Kernel, args: tuple[Any, ...]) -> None:
+        address = kernel.replayed()
+        if address is None:
+            raise KernelError(f"{kernel.name} cannot be replayed: declare it REPLAYABLE in csrc/")
+        packed = b"".join(self._pack(letter, arg) for letter, arg in zip(kernel.signature, args, strict=True))
+        self._kept.append(packed)
+        self._names.append(kernel.name)
+        self._calls.extend((address, _address(packed)))
+
+    def _pack(self, letter: str, arg: Any) -> bytes:
+        if letter == "f":
+            return _FLOAT(arg)
+        if isinstance(arg, bytes):
+            self._kept.append(arg)
+            arg = _address(arg)
+        return int(arg or 0).to_bytes(8, "little", signed=True)
+
+
+class _Kept(TorchDispatchMode):
+    """Keeps every tensor that is made within, and refuses what computes."""
+
+    def __init__(self, kept: list[object]):
+        super().__init__()
+        self._tensors = kept
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        if func not in _ALLOCATES:
+            given = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
+            views = not func._schema.is_mutable and {one.untyped_storage().data_ptr() for one in made} <= given
+            if not views:
+                raise KernelError(f"{func} computes outside of the native kernels: a step with it cannot be replayed")
+        self._tensors += made
+        return out
+
+
+def _address(data: bytes) -> int:
+    return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

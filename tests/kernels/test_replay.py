@@ -1,0 +1,130 @@
+"""Tapes: a step that is replayed computes what it would compute, and nothing that cannot be replayed is recorded."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+from motet_kernels import native
+from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.errors import KernelError
+from motet_kernels.gates import gated, gelu
+from motet_kernels.kv import store_kv
+from motet_kernels.linear import FORMATS, Linear
+from motet_kernels.norm import layer_norm, rms_norm
+from motet_kernels.replay import Tape, can_replay
+
+HEADS, DIM, SLOTS = 2, 8, 4
+WIDTH = HEADS * DIM
+
+
+class Step:
+    """A layer that has all kinds of kernels: `x`, `slots` and `lengths` are written between two runs."""
+
+    def __init__(self, form: str, rows: int):
+        draw = torch.Generator().manual_seed(rows)
+        self.rows = rows
+        self.qkv, self.out, self.up = (
+            Linear.pack(torch.randn(n, WIDTH, generator=draw) * 0.3, torch.randn(n, generator=draw), form)
+            for n in (3 * WIDTH, WIDTH, 2 * WIDTH)
+        )
+        self.weight = torch.randn(WIDTH, generator=draw)
+        self.keys, self.values = torch.zeros(2, rows, HEADS, SLOTS, DIM).unbind()
+        self.x, self.slots = torch.zeros(rows, WIDTH), torch.zeros(rows, dtype=torch.int64)
+        starts, tables = torch.arange(rows + 1, dtype=torch.int32), torch.arange(rows, dtype=torch.int32)[:, None]
+        self.batch = PagedBatch(tables, starts, torch.ones(rows, dtype=torch.int32))
+
+    def write(self, position: int, seed: int) -> None:
+        self.x.copy_(torch.randn(self.x.shape, generator=torch.Generator().manual_seed(seed)))
+        self.slots.copy_(torch.arange(self.rows) * SLOTS + position)
+        self.batch.lengths_B.fill_(position + 1)
+
+    def run(self) -> Tensor:
+        normed = layer_norm(self.x, self.weight, self.weight, 1e-5)
+        query, key, value = self.qkv(normed).unflatten(1, (3, HEADS, -1)).unbind(1)
+        store_kv(key, value, self.keys, self.values, self.slots)
+        attended = paged_attention(query, self.keys, self.values, self.batch, scale=0.3)
+        x = self.out(attended.flatten(1), self.x)
+        return rms_norm(gelu(gated(self.up(x), "silu")), self.weight, 1e-6)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.inference_mode()
+def test_a_replayed_step_is_the_step(isa: str, form: str, rows: int) -> None:
+    taped, plain = Step(form, rows), Step(form, rows)
+    taped.write(0, 0)
+    plain.write(0, 0)
+    tape = Tape(taped.run)
+    assert torch.equal(tape.result, plain.run())
+    for position in range(1, SLOTS):
+        taped.write(position, position)
+        plain.write(position, position)
+        assert torch.equal(tape.replay(), plain.run())
+        assert torch.equal(taped.keys, plain.keys)
+
+
+def test_results_are_overwritten_and_memory_is_kept() -> None:
+    step = Step("float32", 2)
+    step.write(0, 0)
+    tape = Tape(step.run)
+    before, address = tape.result.clone(), tape.result.data_ptr()
+    others = [torch.full((2, WIDTH), float("nan")) for _ in range(50)]  # would lie where a step's memory was freed
+    step.write(0, 1)
+    assert tape.replay().data_ptr() == address
+    assert not torch.equal(tape.result, before)
+    assert all(bool(other.isnan().all()) for other in others)
+
+
+@pytest.mark.parametrize(
+    "compute", [lambda x: x + 1, lambda x: x.clone(), lambda x: x.add_(1), lambda x: x.t().flatten()]
+)
+def test_what_torch_computes_is_refused(compute: object) -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(KernelError, match="computes outside of the native kernels"):
+        Tape(lambda: compute(x))  # type: ignore[operator]
+    gelu(x)  # nobody notes it
+
+
+def test_a_kernel_without_an_entry_for_tapes_is_refused() -> None:
+    table = Linear.pack(torch.randn(4, 8), None, "float32")
+    ids = torch.tensor([1, 2])
+    with pytest.raises(KernelError, match=r"motet_linear_rows.*REPLAYABLE|computes outside"):
+        Tape(lambda: table.rows(ids))
+
+
+def test_a_refused_call_is_named() -> None:
+    step = Step("int8", 2)
+    step.write(0, 0)
+    tape = Tape(step.run)
+    step.slots[1] = 2 * SLOTS
+    with pytest.raises(KernelError, match="motet_store_kv, call 3 of a tape, refused its arguments"):
+        tape.replay()
+
+
+def test_another_thread_is_not_recorded() -> None:
+    step, other = Step("float32", 1), torch.randn(1, WIDTH)
+
+    def both() -> Tensor:
+        thread = threading.Thread(target=lambda: gelu(other))
+        thread.start()
+        thread.join()
+        return gelu(step.x)
+
+    step.write(0, 0)
+    tape = Tape(both)
+    assert tape._names == ["motet_gate"]
+
+
+def test_without_the_native_library_there_are_no_tapes() -> None:
+    native.select("off")
+    try:
+        assert not can_replay()
+        with pytest.raises(KernelError, match="computes outside of the native kernels"):
+            Tape(Step("float32", 1).run)
+    finally:
+        native.select("")
+    assert can_replay()
