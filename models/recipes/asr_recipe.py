@@ -12,9 +12,9 @@ class Recipe:
     """Sizes of the model, what it hears and how it learns."""
 
     seed: int = 30
-    width: int = 192
-    heads: int = 3
-    feed_forward: int = 768
+    width: int = 128
+    heads: int = 2
+    feed_forward: int = 512
     encoder_layers: int = 4
     decoder_layers: int = 2
     vocabulary: int = 1280  # text tokens
@@ -26,8 +26,8 @@ class Recipe:
     timestamp_share: float = 0.3  # of the clips: the text stands between timestamps
     whole_share: float = 0.08  # of the batches: padded to the whole window, as most users of the model do
     shard: int = 512  # clips per file
-    group: int = 16  # shards that are gone through together
-    passes: int = 2  # how often each clip is heard, every time in another company
+    group: int = 32  # shards that are gone through together
+    passes: int = 4  # how often each clip is heard, every time in another company
     batch: int = 16
     matrix_lr: float = 0.01
     other_lr: float = 2e-3

@@ -73,6 +73,11 @@ class Trainer(Training[Batch, Report]):
         speed = round(sum(r.clips for r in reports) / seconds, 1)
         return json.dumps({"step": self.step, **means, "clips_per_s": speed})
 
+    def start_from(self, folder: Path) -> None:
+        """The weights of a checkpoint that `export` wrote; the phoneme head, which it lacks, is learnt anew."""
+        weights = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).state_dict()
+        self.model.whisper.load_state_dict(weights)
+
     def export(self, out: Path) -> None:
         """Write the checkpoint folder: half-precision weights, tokenizer, feature extractor, generation config."""
         trained = self.model.whisper
@@ -91,6 +96,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-asr/state.pt"))
     parser.add_argument("--resume", action="store_true", help="go on from --state if it is there")
+    parser.add_argument("--init", type=Path, help="a checkpoint of this recipe to begin with, where there is no state")
     parser.add_argument("--export", action="store_true", help="only write --out from --state")
     parser.add_argument("--makers", type=int, default=0, help="processes that make examples ahead of the trainer")
     parser.add_argument("--float32", action="store_true", help="no bfloat16, for CPUs without it")
@@ -100,6 +106,8 @@ def main() -> None:
     trainer = Trainer(recipe, schedule, data=args.state.parent / "data", half=not args.float32)
     if args.export or (args.resume and args.state.exists()):
         trainer.load_state(args.state)
+    elif args.init:
+        trainer.start_from(args.init)
     end_on_sigterm()
     if not args.export:
         trainer.shards.start(args.makers, visit=trainer.step // trainer.stream.per_visit)

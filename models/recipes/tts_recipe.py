@@ -45,4 +45,4 @@ class Recipe:
     fitted_on: int = 800  # sentences that the codebooks are found from
     reader: Stage = Stage(steps=900, batch=64, matrix_lr=0.01, other_lr=2e-3)
     codec: Stage = Stage(steps=700, batch=12, matrix_lr=None, other_lr=2e-3)
-    speaker: Stage = Stage(steps=480, batch=32, matrix_lr=0.01, other_lr=2e-3)
+    speaker: Stage = Stage(steps=2000, batch=32, matrix_lr=0.01, other_lr=2e-3)

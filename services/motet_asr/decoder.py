@@ -8,17 +8,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from motet_kernels.linear import Linear
+from motet_kernels.norm import layer_norm
 
 from .slots import Slots
 
 Matrix = Callable[..., Tensor]
+Norm = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,13 @@ class _Plain:
 def matrix(weight: Tensor, bias: Tensor | None, form: str = "torch") -> Matrix:
     """`x · Wᵀ + b (+ residual)`: torch's own, or packed by `motet_kernels` in the format `form`."""
     return _Plain(weight, bias) if form == "torch" else Linear.pack(weight, bias, form)
+
+
+def norm(module: nn.LayerNorm, native: bool) -> Norm:
+    """A layer norm: torch's own, or that of `motet_kernels`."""
+    if not native:
+        return module
+    return partial(layer_norm, weight_C=module.weight.detach(), bias_C=module.bias.detach(), eps=module.eps)
 
 
 def cross_matrix(layers: Sequence[Any], form: str = "torch") -> Matrix:
@@ -80,7 +90,7 @@ class Decoder(ABC):
         """Read one token into every row: their states [B, E], and the alignment heads' attention of the rows `watch`.
 
         That attention is [rows watched, heads, S], zero behind a row's last frame; None if nothing is watched, or the
-        model has no such heads.
+        model has no such heads. The next step may overwrite the states.
         """
         states, attention = self._step(slots, torch.tensor(ids), watch or [])
         slots.filled = [filled + 1 for filled in slots.filled]

@@ -6,6 +6,8 @@ gathering anything; a row that ends is overwritten by the last one, which is rar
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,7 @@ class Slots:
         self.frames: list[int] = []  # encoder frames of each row
         self._shape = (layers, heads, head_size)
         self._dtype = dtype
+        self.recorded: dict[int, Any] = {}  # steps over this memory by number of rows: gone when it moves
         self.own = self._empty(0, length)  # [layers, 2, rows, H, L, D]
         self.cross = self._empty(0, 0)  # [layers, 2, rows, H, S, D]
 
@@ -52,6 +55,7 @@ class Slots:
 
     def _grow(self, capacity: int, longest: int) -> None:
         own, cross = self.own, self.cross
+        self.recorded.clear()
         if capacity > own.shape[2]:
             self.own = self._empty(capacity, self.length)
             self.own[:, :, : own.shape[2]] = own

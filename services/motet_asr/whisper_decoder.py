@@ -2,7 +2,8 @@
 
 N packed tokens · B rows · T tokens of each · E model size · H heads · D head size · V vocabulary. Queries, keys and
 values come from one matrix, the cross-attention's keys and values are computed once per window, and a step touches
-only rows that are running. To the attention kernel a row of the slots is one block.
+only rows that are running. To the attention kernel a row of the slots is one block. Where all of it is native, a step
+is recorded once per number of rows and then replayed: half of a small model's step is Python otherwise.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.gates import gelu
 from motet_kernels.kv import store_kv
+from motet_kernels.replay import Tape, can_replay
 
-from .decoder import Decoder, cross_matrix, matrix
+from .decoder import Decoder, Norm, cross_matrix, matrix, norm
 from .slots import Slots
 
 Heads = Sequence[tuple[int, int]]  # (layer, head)
@@ -28,14 +31,11 @@ _ROUNDED = ("bfloat16", "int8")  # formats beside which keys and values need no 
 class _Layer:
     """One decoder layer's weights, as this decoder uses them."""
 
-    def __init__(self, layer: Any, heads: list[int], form: str):
+    def __init__(self, layer: Any, heads: list[int], form: str, native: bool):
         own, cross = layer.self_attn, layer.encoder_attn
         scale = own.scaling
-        self.norms: tuple[nn.Module, ...] = (
-            layer.self_attn_layer_norm,
-            layer.encoder_attn_layer_norm,
-            layer.final_layer_norm,
-        )
+        norms = layer.self_attn_layer_norm, layer.encoder_attn_layer_norm, layer.final_layer_norm
+        self.norms: tuple[Norm, ...] = tuple(norm(module, native) for module in norms)
         no_bias = torch.zeros_like(own.v_proj.bias)
         qkv = torch.cat([own.q_proj.weight * scale, own.k_proj.weight, own.v_proj.weight])
         self.qkv = matrix(qkv, torch.cat([own.q_proj.bias * scale, no_bias, own.v_proj.bias]), form)
@@ -44,7 +44,7 @@ class _Layer:
         self.cross_out = matrix(cross.out_proj.weight, cross.out_proj.bias, form)
         self.up = matrix(layer.fc1.weight, layer.fc1.bias, form)
         self.down = matrix(layer.fc2.weight, layer.fc2.bias, form)
-        self.activation = layer.activation_fn
+        self.activation = gelu if native else layer.activation_fn
         self.heads = heads  # whose attention tells where a word is
 
 
@@ -71,6 +71,24 @@ class _Place:
         self.slots_N = (begin_B[:, None] + torch.arange(self.count)).flatten()
 
 
+class _Step:
+    """A recorded step of so many rows; what differs from step to step is written into `x_BE` and `place`."""
+
+    def __init__(self, decoder: WhisperDecoder, slots: Slots, x_BE: Tensor):
+        self._x_BE, self._place = x_BE.clone(), _Place(slots, 0, slots.filled, 1)
+        self._begin_B = torch.arange(len(x_BE)) * slots.length
+        self._tape = Tape(lambda: decoder._read(self._x_BE, self._place)[0])
+        self.states_BE = self._tape.result
+
+    def again(self, slots: Slots, x_BE: Tensor) -> Tensor:
+        place, before_B = self._place, torch.tensor(slots.filled)
+        self._x_BE.copy_(x_BE)
+        torch.add(self._begin_B, before_B, out=place.slots_N)
+        place.own.lengths_B.copy_(before_B + 1)
+        place.cross.lengths_B.copy_(torch.tensor(slots.frames))
+        return self._tape.replay()
+
+
 class WhisperDecoder(Decoder):
     """Takes a transformers `WhisperForConditionalGeneration`. `alignment`: the heads that `watch` records.
 
@@ -85,10 +103,12 @@ class WhisperDecoder(Decoder):
         self.dtype = decoder.embed_tokens.weight.dtype
         self.kv_dtype = torch.bfloat16 if form in _ROUNDED else self.dtype
         self._tokens, self._positions = decoder.embed_tokens.weight, decoder.embed_positions.weight
-        self._head, self._norm = matrix(model.proj_out.weight, None, form), decoder.layer_norm
+        native = form != "torch" and self.dtype == torch.float32 and model.config.activation_function == "gelu"
+        self._records = native and can_replay()
+        self._head, self._norm = matrix(model.proj_out.weight, None, form), norm(decoder.layer_norm, native)
         self._cross_kv = cross_matrix(decoder.layers, form)
         self._layers = [
-            _Layer(layer, [head for where, head in alignment if where == index], form)
+            _Layer(layer, [head for where, head in alignment if where == index], form, native)
             for index, layer in enumerate(decoder.layers)
         ]
 
@@ -100,8 +120,17 @@ class WhisperDecoder(Decoder):
 
     def _step(self, slots: Slots, ids_B: Tensor, watch: list[int]) -> tuple[Tensor, Tensor | None]:
         x_BE = F.embedding(ids_B, self._tokens) + self._positions[slots.filled]
+        if self._records and not watch:
+            return self._replayed(slots, x_BE), None
         states, seen = self._read(x_BE, _Place(slots, 0, slots.filled, 1), watch)
         return states, torch.cat(seen, dim=1) if seen else None
+
+    def _replayed(self, slots: Slots, x_BE: Tensor) -> Tensor:
+        rows = len(x_BE)
+        if rows in slots.recorded:
+            return slots.recorded[rows].again(slots, x_BE)
+        slots.recorded[rows] = step = _Step(self, slots, x_BE)
+        return step.states_BE
 
     def _read(self, x_NE: Tensor, place: _Place, watch: list[int] | None = None) -> tuple[Tensor, list[Tensor]]:
         """States [N, E] of the tokens, whose keys and values are stored; what the alignment heads of each layer saw."""

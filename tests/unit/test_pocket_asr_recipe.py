@@ -175,6 +175,15 @@ def test_a_file_stop_ends_a_run_after_a_step(tmp_path: Path) -> None:
     assert (tmp_path / "state.pt").exists()
 
 
+def test_a_run_begins_with_an_exported_folder(trained, folder: Path, tmp_path: Path) -> None:
+    trainer = Trainer(TINY, Schedule(steps=9, warmup=2), data=tmp_path / "data")
+    trainer.start_from(folder)
+    begun, wanted = (one.model.whisper.state_dict() for one in (trainer, trained[0]))
+    for name, weight in wanted.items():
+        torch.testing.assert_close(begun[name], weight, rtol=1e-3, atol=1e-4)  # it is written in half precision
+    assert trainer.step == 0
+
+
 def test_the_folder_loads_and_transcribes(folder: Path) -> None:
     model, processor = asr_evaluate.load(folder)
     wave = asr_data.held_out("question", 0).wave
