@@ -35,6 +35,9 @@ head. *Exact* means: on a tiny model of the class with random float32 weights, g
 moved or found in the prefix cache (`tests/unit/test_llm_exactness.py`). Everything else is refused when it is loaded,
 with the reason given here: found from what the model's code does (`services/motet_llm/support.py`), not from its name.
 
+Checkpoints that see are served with pictures, and as exactly (`tests/unit/test_vlm_engine.py`), if they are of LLaVA,
+Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3: the engine reads their language model, `services/motet_vision` the rest.
+
 `scripts/list_families.py` writes this page; a test compares the two.
 """
 

@@ -56,7 +56,7 @@ class FakeTokenizer(Actor):
         self.sent = 0
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=MODEL, context=4096, created=1_750_000_000, tools=True)]
+        return [ModelCard(name=MODEL, context=4096, created=1_750_000_000, tools=True, images=True)]
 
     @operation(Chat)
     async def chat(self, call: Call, request: Chat) -> None:

@@ -39,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_say(commands)
     _add_listen(commands)
+    _add_draw(commands)
     _add_models(commands)
     bench = _command(commands, "bench", "bench.command", "Measure a server that speaks OpenAI's API under load.")
     add_bench(bench, DEFAULT_URL)
@@ -84,7 +85,18 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         default="none",
         help="tell speakers apart, with this model (default: none; without PATH: pocket-speakers)",
     )
+    up.add_argument(
+        "--draw",
+        metavar="PATH",
+        help="model that draws: folder of diffusers, name or none (default: pocket-draw, if there)",
+    )
+    up.add_argument(
+        "--embed",
+        metavar="PATH",
+        help="sentence encoder: folder, name or none (default: pocket-embed, if there)",
+    )
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
+    up.add_argument("--store", metavar="FOLDER", help="keep jobs, and pictures that have a URL, in this folder")
     up.add_argument("--api-key-file", metavar="PATH", help="file with the key that clients must show")
     up.add_argument("--insecure", action="store_true", help="let other machines in without a key")
     up.add_argument("--log-format", choices=("text", "json"), default="text", help="text for people, json for machines")
@@ -133,6 +145,24 @@ def _add_listen(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     listen.add_argument(
         "file", metavar="FILE", nargs="?", help="wav, mp3, flac, ogg, m4a, webm or another that FFmpeg reads"
     )
+
+
+def _add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    draw = _command(commands, "draw", "draw", "Draw TEXT into a file, and show how it gets on.")
+    _add_server(draw)
+    draw.add_argument(
+        "-o", "--output", metavar="FILE", default="drawing.png", help="write it: .png .jpg .webp (default: %(default)s)"
+    )
+    draw.add_argument("--model", help="the model that draws (default: the server's first)")
+    draw.add_argument("--size", metavar="WxH", help="pixels, such as 512x512 (default: the model's own)")
+    draw.add_argument("--steps", type=int, help="denoising steps (default: the model's own)")
+    draw.add_argument("--guidance", type=float, help="how closely to follow the text (default: the model's own)")
+    draw.add_argument("--negative", metavar="TEXT", default="", help="what is not to be in it")
+    draw.add_argument("--seed", type=int, help="the same one gives the same picture (default: a new one)")
+    draw.add_argument("--image", metavar="FILE", help="a picture to be changed")
+    draw.add_argument("--mask", metavar="FILE", help="where: what is transparent, or white, is drawn anew")
+    draw.add_argument("--strength", type=float, help="how far from the picture, up to 1 (default: the model's own)")
+    draw.add_argument("text", metavar="TEXT", nargs="+", help="what to draw")
 
 
 def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

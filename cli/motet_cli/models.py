@@ -11,13 +11,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from motet_shared.errors import ConfigError
+from motet_shared.seeing import sees
 
 BUILT_IN = "pocket-chat"
 BUILT_IN_LISTENER = "pocket-asr"
 BUILT_IN_SPEECH = "pocket-tts"
 BUILT_IN_SPEAKERS = "pocket-speakers"
+BUILT_IN_DRAWING = "pocket-draw"
+BUILT_IN_EMBEDDING = "pocket-embed"
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -25,6 +29,11 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 class ModelFolder:
     name: str
     path: Path
+
+    @property
+    def sees(self) -> bool:
+        """Whether it is a language model that also takes pictures."""
+        return sees(_config(self.path))
 
 
 def model_dirs(env: dict[str, str] | None = None) -> list[Path]:
@@ -48,11 +57,16 @@ def missing_parts(folder: Path) -> list[str]:
 
 
 def _model_type(folder: Path) -> str | None:
+    return _config(folder).get("model_type")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The contents of config.json; {} where there is none."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
-        return None
-    return config.get("model_type") if isinstance(config, dict) else None
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def local_models() -> list[ModelFolder]:
@@ -99,6 +113,25 @@ def resolve_all(given: Sequence[str]) -> list[ModelFolder]:
 
 def resolve_optional(given: str | None, flag: str, built_in: str) -> ModelFolder | None:
     """The model for what `flag` was given. Without it the built-in one, where it is there; "none": none."""
+    path = _optional_folder(given, flag, built_in)
+    if path is None:
+        return None
+    if _model_type(path) is None or not any((path / name).is_file() for name in _WEIGHTS):
+        raise ConfigError(f'{flag}: {str(path)!r} lacks config.json with a "model_type", or {_WEIGHTS[0]}')
+    return ModelFolder(path.name, path)
+
+
+def resolve_drawing(given: str | None) -> ModelFolder | None:
+    """`resolve_optional` for `--draw`, whose folders are those of diffusers."""
+    path = _optional_folder(given, "--draw", BUILT_IN_DRAWING)
+    if path is None:
+        return None
+    if not (path / "model_index.json").is_file():
+        raise ConfigError(f"--draw: {str(path)!r} lacks model_index.json; give a folder that diffusers loads")
+    return ModelFolder(path.name, path)
+
+
+def _optional_folder(given: str | None, flag: str, built_in: str) -> Path | None:
     if given == "none":
         return None
     named = [directory / (given or built_in) for directory in model_dirs()]
@@ -107,10 +140,7 @@ def resolve_optional(given: str | None, flag: str, built_in: str) -> ModelFolder
         if given is None:
             return None
         raise ConfigError(f"{flag}: {given!r} is neither a folder nor a local model; give a checkpoint folder")
-    path = found[0].resolve()
-    if _model_type(path) is None or not any((path / name).is_file() for name in _WEIGHTS):
-        raise ConfigError(f'{flag}: {str(path)!r} lacks config.json with a "model_type", or {_WEIGHTS[0]}')
-    return ModelFolder(path.name, path)
+    return found[0].resolve()
 
 
 def _known() -> str:

@@ -38,7 +38,11 @@ def find_config() -> Path:
     raise ConfigError("services/nats.conf was not found beside this installation; use a running server with --nats URL")
 
 
-def spec(port: int, env: dict[str, str]) -> ChildSpec:
-    """A server on loopback only. Passwords come by environment: a command line can be read by everyone."""
-    argv = (str(find_server()), "--config", str(find_config()), "--addr", "127.0.0.1", "--port", str(port))
+def spec(port: int, env: dict[str, str], store: Path | None = None) -> ChildSpec:
+    """A server on loopback only. Passwords come by environment: a command line can be read by everyone.
+
+    `store`: the folder of JetStream, which is off without one.
+    """
+    keeping = () if store is None else ("--jetstream", "--store_dir", str(store))
+    argv = (str(find_server()), "--config", str(find_config()), "--addr", "127.0.0.1", "--port", str(port), *keeping)
     return ChildSpec(name="nats", role="nats", argv=argv, env=env, stage=STAGE, grace=3.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -98,6 +99,26 @@ class Server:
                 yield from _events(reply.iter_lines())
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
+
+    def drawing(self, fields: dict[str, Any], files: dict[str, Path]) -> Iterator[dict[str, Any]]:
+        """Events of a picture that forms, the picture last. Closing the iterator cancels the request on the server."""
+        body = fields | {"stream": True, "progress": True}
+        with ExitStack() as opened:
+            try:
+                if files:
+                    form = {name: str(value) for name, value in body.items()}
+                    sent: dict[str, Any] = {"data": form}
+                    sent["files"] = {name: opened.enter_context(path.open("rb")) for name, path in files.items()}
+                else:
+                    sent = {"json": body}
+                path = "/v1/images/edits" if files else "/v1/images/generations"
+                reply = opened.enter_context(self._http.stream("POST", path, **sent))
+                if reply.status_code != 200:
+                    reply.read()
+                _check(reply)
+                yield from _events(reply.iter_lines())
+            except httpx.HTTPError as error:
+                raise self._unreachable(error) from None
 
     def translation(self, model: str, path: Path, fields: dict[str, str]) -> str:
         """What is said in a sound file, in English."""

@@ -35,6 +35,8 @@ class Stack:
     turns: Path | None = None  # the model that tells the end of a turn
     tts: ModelFolder | None = None  # what speaks; None: nothing does
     speakers: ModelFolder | None = None  # what tells speakers apart; None: nothing does
+    draw: ModelFolder | None = None  # what draws; None: nothing does
+    embed: ModelFolder | None = None  # what embeds texts; None: nothing does
     api_key_file: Path | None = None
     insecure: bool = False
     log_format: LogFormat = "text"
@@ -45,10 +47,13 @@ class Stack:
             self._gateway(),
             *self._tokenizers(),
             *self._decoders(),
+            *self._eyes(),
             *self._vads(),
             *self._listeners(),
             *self._voices(),
             *self._speakers(),
+            *self._painters(),
+            *self._embedders(),
         ]
 
     def _gateway(self) -> ChildSpec:
@@ -72,6 +77,12 @@ class Stack:
             for _ in range(self.decode):
                 yield self._spec(next(names), "decode", "motet_llm", argv, threads=threads, model=model.name)
 
+    def _eyes(self) -> Iterator[ChildSpec]:
+        seeing = [model for model in self.models if model.sees]
+        for name, model in zip(_numbered("vision", len(seeing)), seeing, strict=True):
+            argv = ["--model", str(model.path), "--name", model.name]
+            yield self._spec(name, "vision", "motet_vision", argv, threads=compute_cores(), model=model.name)
+
     def _listeners(self) -> Iterator[ChildSpec]:
         if self.asr is not None:
             argv = ["--model", str(self.asr.path), "--name", self.asr.name]
@@ -87,6 +98,18 @@ class Stack:
         if self.speakers is not None:
             argv = ["--model", str(self.speakers.path), "--name", self.speakers.name]
             yield self._spec("speakers", "speakers", "motet_speakers", argv, model=self.speakers.name)
+
+    def _painters(self) -> Iterator[ChildSpec]:
+        if self.draw is not None:
+            argv = ["--model", str(self.draw.path), "--name", self.draw.name]
+            threads = compute_cores()
+            yield self._spec("diffusion", "diffusion", "motet_diffusion", argv, threads=threads, model=self.draw.name)
+
+    def _embedders(self) -> Iterator[ChildSpec]:
+        if self.embed is not None:
+            argv = ["--model", str(self.embed.path), "--name", self.embed.name]
+            threads = compute_cores()
+            yield self._spec("embedding", "embedding", "motet_embedding", argv, threads=threads, model=self.embed.name)
 
     def _voices(self) -> Iterator[ChildSpec]:
         if self.tts is not None:

@@ -31,6 +31,7 @@ class Plan:
     stack: Stack
     nats_port: int | None  # None: a server of the user's own
     state_file: Path | None
+    store: Path | None = None  # where NATS keeps jobs and pictures; None: nothing is kept
 
 
 def plan(args: Namespace) -> Plan:
@@ -42,6 +43,8 @@ def plan(args: Namespace) -> Plan:
     for name, least in (("decode", 1), ("tokenizer", 1), ("vad", 0)):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name}: {getattr(args, name)} is too few; give at least {least}")
+    if args.store and args.nats:
+        raise ConfigError("--store: the server of --nats has its own store; start it with --jetstream instead")
     nats_port = None if args.nats else address.free_port("127.0.0.1")
     password = os.environ.get("MOTET_NATS_PASSWORD")
     stack = Stack(
@@ -57,13 +60,16 @@ def plan(args: Namespace) -> Plan:
         turns=models.pocket("pocket-turns"),
         tts=models.resolve_optional(args.tts, "--tts", models.BUILT_IN_SPEECH),
         speakers=models.resolve_optional(args.speakers, "--speakers", models.BUILT_IN_SPEAKERS),
+        draw=models.resolve_drawing(args.draw),
+        embed=models.resolve_optional(args.embed, "--embed", models.BUILT_IN_EMBEDDING),
         api_key_file=Path(args.api_key_file) if args.api_key_file else None,
         insecure=args.insecure,
         log_format=args.log_format,
     )
     if nats_port is not None:
         nats.find_server(), nats.find_config()
-    return Plan(stack, nats_port, Path(args.state_file) if args.state_file else None)
+    state_file = Path(args.state_file) if args.state_file else None
+    return Plan(stack, nats_port, state_file, Path(args.store).expanduser().resolve() if args.store else None)
 
 
 def _new_password() -> str:
@@ -139,7 +145,8 @@ class Up:
         self._supervisor.start(services)
         stack = self._plan.stack
         speech = [f"{stack.tts.name} (speech)"] if stack.tts is not None else []
-        self._log.note("serving " + ", ".join([*(model.name for model in stack.models), *speech]))
+        images = [f"{stack.draw.name} (images)"] if stack.draw is not None else []
+        self._log.note("serving " + ", ".join([*(model.name for model in stack.models), *speech, *images]))
         host, port = address.local_view(self._plan.stack.host), self._plan.stack.port
         while True:
             self._unready.clear()
@@ -154,7 +161,7 @@ class Up:
         if port is None:
             return
         env = {"MOTET_NATS_PASSWORD": self._plan.stack.nats_password or ""}
-        self._supervisor.start([nats.spec(port, env)])
+        self._supervisor.start([nats.spec(port, env, self._plan.store)])
         while not await wait_for_port("127.0.0.1", port, _NATS_START):
             self._log.note(f"NATS does not listen on port {port} yet", "warning")
 

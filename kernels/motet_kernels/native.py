@@ -41,6 +41,7 @@ _lock = threading.Lock()
 _kernels: list[Kernel] = []
 _library: ctypes.CDLL | None = None
 _noting = _Noting()
+_naming = False
 _status: dict[str, str] | None = None
 
 
@@ -111,13 +112,21 @@ def select(name: str) -> dict[str, str]:
 @contextmanager
 def named_calls() -> Iterator[None]:
     """Within, torch's profiler sees every call of a native kernel under the kernel's name."""
+    global _naming
+    _naming = True
     for kernel in _kernels:
         kernel._function = kernel._named if kernel._plain is not None else None
     try:
         yield
     finally:
+        _naming = False
         for kernel in _kernels:
             kernel._function = kernel._plain
+
+
+def naming() -> bool:
+    """Whether calls are named just now."""
+    return _naming
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Names of OpenAI's speech models, which clients send without asking: each stands for the model that is here."""
+"""Names of OpenAI's models of speech and of embeddings, which clients send unasked: each stands for what is here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _KNOWN = {
         "gpt-realtime-whisper",
     ),
     "tts": ("tts-1", "tts-1-hd", "gpt-4o-mini-tts"),
+    "diffusion": ("dall-e-2", "dall-e-3", "gpt-image-1", "gpt-image-1-mini", "gpt-image-1.5", "gpt-image-2"),
+    "embedding": ("text-embedding-3-small", "text-embedding-3-large", "text-embedding-ada-002"),
 }
 
 

@@ -19,7 +19,10 @@ from motet_shared.errors import MotetError
 from .asgi import ClientGone, Exchange, Receive, Scope, Send, header
 from .audio_api import transcriptions, translations
 from .chat_api import chat_completions, completions
+from .embeddings_api import embeddings
 from .health import health_router
+from .images_api import edits, generations
+from .jobs_api import jobs_router, submit
 from .models_api import models_router
 from .problems import MethodNotAllowed, NotFound, Problem
 from .realtime.endpoint import realtime
@@ -37,10 +40,16 @@ _STREAMS: dict[str, Endpoint] = {
     "/v1/audio/transcriptions": transcriptions,
     "/v1/audio/translations": translations,
     "/v1/audio/speech": speech,
+    "/v1/embeddings": embeddings,
+    "/v1/images/generations": generations,
+    "/v1/images/edits": edits,
+    "/v1/images/jobs": submit,
 }
 _STATIC = Path(__file__).parent / "static"
 _PAGE_HEADERS = {
-    "content-security-policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "content-security-policy": (
+        "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
@@ -138,6 +147,7 @@ def build_api(service: Service) -> FastAPI:
 
     api.include_router(models_router(service))
     api.include_router(health_router(service))
+    api.include_router(jobs_router(service))
     api.mount("/", _Page(directory=_STATIC, html=True))
     return api
 

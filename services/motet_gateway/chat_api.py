@@ -6,7 +6,10 @@ import secrets
 import time
 from functools import partial
 
+import msgspec
+
 from .asgi import Exchange
+from .chat_images import lent_images
 from .generate import Generation
 from .render import ChatChunks, CompletionChunks
 from .results import chat_result, completion_result
@@ -21,12 +24,14 @@ async def chat_completions(service: Service, http: Exchange) -> None:
     service.admit(body.model)
     requests = chat_requests(body, http.request_id)
     with service.limits.take(len(requests)):
-        generation = Generation(service, http, requests)
-        head = ("chatcmpl-" + secrets.token_hex(12), int(time.time()), body.model)
-        if body.stream:
-            await generation.stream(ChatChunks(*head, include_usage=_wants_usage(body)))
-        else:
-            await generation.collect(partial(chat_result, *head))
+        async with lent_images(service, body) as images:
+            requests = [msgspec.structs.replace(request, images=images) for request in requests]
+            generation = Generation(service, http, requests)
+            head = ("chatcmpl-" + secrets.token_hex(12), int(time.time()), body.model)
+            if body.stream:
+                await generation.stream(ChatChunks(*head, include_usage=_wants_usage(body)))
+            else:
+                await generation.collect(partial(chat_result, *head))
 
 
 async def completions(service: Service, http: Exchange) -> None:

@@ -45,6 +45,7 @@ class Gateway(Actor):
     async def warm(self) -> None:
         """Listen. ConfigError if the address cannot be had."""
         self.service = Service(self.config, self.bus, self.metrics or Metrics(self.role, self.bus.instance))
+        await self.service.open_keep()
         listener = _listen(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
         self._server = _Server(_uvicorn_config(self.config, App(self.service)))

@@ -40,12 +40,20 @@ def models_router(service: Service) -> APIRouter:
 
 
 def _models(service: Service) -> list[dict[str, Any]]:
-    """Those that chat, then those that speak, then those that listen. `kind` tells them apart."""
+    """Those that chat, then those that speak, listen, embed and draw. `kind` tells them apart."""
     directory = service.bus.directory
-    chat = [_shape(card) | {"kind": "chat", "context_length": card.context} for card in servable(directory).values()]
+    chat = [
+        _shape(card) | {"kind": "chat", "context_length": card.context, "images": card.images}
+        for card in servable(directory).values()
+    ]
     speech = [_shape(card) | {"kind": "speech", "voices": card.voices} for card in served(directory, "tts").values()]
     listening = [_shape(card) | {"kind": "transcription"} for card in served(directory, "asr").values()]
-    return chat + speech + listening
+    embedding = [
+        _shape(card) | {"kind": "embedding", "context_length": card.context}
+        for card in served(directory, "embedding").values()
+    ]
+    drawing = [_shape(card) | {"kind": "image"} for card in served(directory, "diffusion").values()]
+    return chat + speech + listening + embedding + drawing
 
 
 def _shape(card: ModelCard) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""multipart/form-data: one file and some fields."""
+"""multipart/form-data: files and fields."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from starlette.datastructures import FormData, Headers, UploadFile
@@ -19,15 +19,19 @@ _PATIENCE = (256 << 20, 10.0)  # bytes and seconds of a body that is too large
 
 @dataclass(slots=True)
 class Form:
-    """The file, None if there is none, and the values of each field in order; `name[]` is the field `name`."""
+    """`file`, None if there is none, all files, and the values of each field, in order; `name[]` means `name`."""
 
     file: bytes | None = None
     filename: str = ""
+    files: dict[str, list[bytes]] = field(default_factory=dict)
     fields: dict[str, list[str]] = field(default_factory=dict)
 
 
-async def read_form(http: Exchange, limit: int) -> Form:
-    """The form of a request. BadRequest for what is no form; PayloadTooLarge beyond `limit` bytes."""
+async def read_form(http: Exchange, limit: int, files: Sequence[str] = ("file",)) -> Form:
+    """The form of a request, in which `files` may be files, as many as there are names.
+
+    BadRequest for what is no form; PayloadTooLarge beyond `limit` bytes.
+    """
     kind = header(http.scope, b"content-type")
     if not kind.lower().startswith(b"multipart/form-data"):
         raise BadRequest(f"the body must be multipart/form-data, not {kind.decode('latin-1') or 'without a type'}")
@@ -41,24 +45,29 @@ async def read_form(http: Exchange, limit: int) -> Form:
         yield body
 
     headers = Headers(raw=list(http.scope["headers"]))
-    parser = MultiPartParser(headers, whole(), max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD)
+    parser = MultiPartParser(headers, whole(), max_files=len(files), max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD)
     try:
         parts = await parser.parse()
     except MultiPartException as error:
         raise BadRequest(f"the form cannot be read: {error.message}") from None
     try:
-        return await _read(parts)
+        return await _read(parts, files)
     finally:
         await parts.close()
 
 
-async def _read(parts: FormData) -> Form:
+async def _read(parts: FormData, files: Sequence[str]) -> Form:
     form = Form()
-    for name, value in parts.multi_items():
+    for key, value in parts.multi_items():
+        name = key.removesuffix("[]")
         if not isinstance(value, UploadFile):
-            form.fields.setdefault(name.removesuffix("[]"), []).append(value)
-        elif name == "file":
-            form.file, form.filename = await value.read(), value.filename or ""
-        else:
-            raise BadRequest(f"`{name}` must not be a file; only `file` is one", param=name)
+            form.fields.setdefault(name, []).append(value)
+            continue
+        if name not in files:
+            known = " and ".join(f"`{file}`" for file in files)
+            raise BadRequest(f"`{name}` must not be a file; only {known} may be", param=name)
+        data = await value.read()
+        form.files.setdefault(name, []).append(data)
+        if name == "file":
+            form.file, form.filename = data, value.filename or ""
     return form

@@ -51,6 +51,7 @@ def add_usage(ends: list[End | None], prompts: int = 1) -> Usage:
         prompt_tokens=sum(usage.prompt_tokens for usage in known[::share]),
         completion_tokens=sum(usage.completion_tokens for usage in known),
         cached_tokens=sum(usage.cached_tokens for usage in known[::share]),
+        image_tokens=sum(usage.image_tokens for usage in known[::share]),
         reasoning_tokens=sum(usage.reasoning_tokens for usage in known),
     )
 

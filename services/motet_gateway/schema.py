@@ -40,8 +40,16 @@ class TextPart(Strict, tag="text"):
     text: str
 
 
+class ImageUrl(Strict):
+    """`max_pixels` is an extension of ours; given, it counts instead of `detail`."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+    max_pixels: Positive | None = None
+
+
 class ImagePart(Strict, tag="image_url"):
-    image_url: Any
+    image_url: ImageUrl
 
 
 class AudioPart(Strict, tag="input_audio"):

@@ -17,6 +17,8 @@ from .limits import Limits
 from .metrics import GatewayMetrics
 
 if TYPE_CHECKING:
+    from .image_jobs import ImageJobs
+    from .keep import Keep
     from .realtime.session import Session
 
 
@@ -32,6 +34,8 @@ class Service:
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.metrics.sockets.set_function(lambda: len(self.sessions))
         self.sessions: set[Session] = set()
+        self.keep: Keep | None = None  # where the server of NATS keeps something
+        self.jobs: ImageJobs | None = None
         self._uploads: asyncio.Task[BlobStore] | None = None
 
     def admit(self, model: str) -> None:
@@ -51,7 +55,20 @@ class Service:
             self._uploads = asyncio.create_task(store.start(), name="uploads")
         return await asyncio.shield(self._uploads)
 
+    async def open_keep(self) -> None:
+        """Have pictures kept, and jobs drawn, where NATS can."""
+        from .image_jobs import ImageJobs
+        from .keep import Keep
+
+        config = self.config
+        self.keep = await Keep.open(self.bus, config.picture_ttl, config.job_ttl)
+        if self.keep is not None:
+            self.jobs = ImageJobs(self.bus, self.keep, self.uploads, config.request_timeout)
+            self.jobs.start(config.jobs)
+
     async def close(self) -> None:
+        if self.jobs is not None:
+            await self.jobs.close()
         if self._uploads is not None:
             await asyncio.wait([self._uploads])
             if self._uploads.exception() is None:

@@ -15,11 +15,14 @@ from .schema import (
     ChatBody,
     CompletionBody,
     Content,
+    ImagePart,
     Message,
+    Part,
     RefusalPart,
     SamplingFields,
     TextPart,
     Tool,
+    UserMessage,
 )
 
 _SEED_MASK = 2**63 - 1
@@ -71,14 +74,17 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[Complete]
 
 
 def wire_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    """OpenAI's shape with plain strings as content. `developer` is the newer name of `system`."""
+    """OpenAI's shape with plain strings as content. `developer` is the newer name of `system`.
+
+    A user's message with images keeps its parts; {"type": "image"} stands for the next one of `images.sources`.
+    """
     plain = []
     for index, message in enumerate(messages):
         shape: dict[str, Any] = msgspec.to_builtins(message)
         if shape["role"] == "developer":
             shape["role"] = "system"
         if message.content is not None:
-            shape["content"] = flatten(message.content, f"messages[{index}].content")
+            shape["content"] = _content(message, f"messages[{index}].content")
         if isinstance(message, AssistantMessage):
             _check_assistant(message, index)
             shape.setdefault("content", "")
@@ -87,18 +93,35 @@ def wire_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return plain
 
 
-def flatten(content: Content, where: str) -> str:
+def _content(message: Message, where: str) -> str | list[dict[str, str]]:
+    content = message.content or ""
+    if isinstance(content, str) or not (isinstance(message, UserMessage) and _has_image(content)):
+        return flatten(content, where)
+    return [
+        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": flatten([part], where, index)}
+        for index, part in enumerate(content)
+    ]
+
+
+def _has_image(content: list[Part]) -> bool:
+    return any(isinstance(part, ImagePart) for part in content)
+
+
+def flatten(content: Content, where: str, first: int = 0) -> str:
     """The text of a message: several text parts are lines of it. UnsupportedParameter for other media."""
     if isinstance(content, str):
         return content
     texts = []
-    for index, part in enumerate(content):
+    for index, part in enumerate(content, first):
         if isinstance(part, TextPart):
             texts.append(part.text)
         elif isinstance(part, RefusalPart):
             texts.append(part.refusal)
         else:
             kind, param = part.__struct_config__.tag, f"{where}[{index}]"
+            if isinstance(part, ImagePart):
+                message = f"`{param}`: images are read in messages of the user alone; move it there"
+                raise UnsupportedParameter(message, param=param)
             raise UnsupportedParameter(f"`{param}`: no service here reads `{kind}`; send text parts", param=param)
     return "\n".join(texts)
 

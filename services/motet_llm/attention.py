@@ -23,6 +23,7 @@ from motet_shared.errors import ConfigError
 from .kv_cache import KvCache, LayerShape
 from .recurrent import Recurrent
 from .state_cache import StateCache, StateShape
+from .step_memory import StepMemory
 
 NAME = "motet_paged"
 
@@ -92,12 +93,16 @@ class GroupStep:
 
 @dataclass(slots=True)
 class StepLayout:
-    """The rows of one step, for every group of layers, and for the recurrent states if the model has some."""
+    """The rows of one step, for every group of layers, and for the recurrent states if the model has some.
+
+    memory: where the groups lie, if that is where they lay in the last step of its kind.
+    """
 
     kv: KvCache
     groups: list[GroupStep]
     states: StateCache | None = None
     state_rows: PackedRows | None = None
+    memory: StepMemory | None = None
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: AttentionOptions

@@ -23,8 +23,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from motet_shared.errors import ConfigError
+from motet_shared.seeing import MODEL_TYPES
 
-from . import attention, mixers, support
+from . import attention, language_part, mixers, support
 
 INDEX = "model.safetensors.index.json"
 SPARSE_LAYERS = {
@@ -53,13 +54,24 @@ UNLIMITED = 1 << 20  # tokens: up to where masks are looked at, for a model that
 
 
 def load_config(folder: Path) -> PreTrainedConfig:
-    """The folder's config.json. Raises ConfigError for what the engine cannot run."""
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except UNUSABLE as error:
-        raise ConfigError(f"{folder}/config.json is not of a model that transformers knows: {error}") from error
+    """The folder's config.json, of a model that also sees its text part. ConfigError for what the engine cannot run."""
+    config = _read_config(folder)
+    if language_part.sees(config):
+        config = language_part.text_config(config)
     check_config(config)
     return config
+
+
+def sight_shape(folder: Path) -> language_part.SightShape | None:
+    """What the folder's model takes for a picture; None if it sees nothing."""
+    return language_part.sight_shape(_read_config(folder))
+
+
+def _read_config(folder: Path) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except UNUSABLE as error:
+        raise ConfigError(f"{folder}/config.json is not of a model that transformers knows: {error}") from error
 
 
 def check_config(config: PreTrainedConfig) -> None:
@@ -92,6 +104,8 @@ def find_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The causal language model for `config`: transformers' choice, else the one that its `architectures` name."""
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if config.model_type.endswith("_text") and config.model_type.removesuffix("_text") in MODEL_TYPES:
+        return language_part.LanguageModel
     for name in config.architectures or ():
         found: Any = getattr(transformers, name, None)
         if getattr(found, "config_class", None) is type(config) and found.can_generate():
@@ -182,6 +196,9 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     _check_readable(folder)
     disable_progress_bar()  # standard error is the service's log
     found: Any = find_class(config)
+    options: dict[str, Any] = {}
+    if language_part.sees(_read_config(folder)):
+        found, options = language_part.without_eyes(found), {"key_mapping": language_part.RENAMED}
     try:
         model, report = found.from_pretrained(
             folder,
@@ -192,18 +209,22 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, with the rest
             output_loading_info=True,
+            **options,
         )
     except UNUSABLE as error:
         raise ConfigError(f"{folder}: transformers cannot make {found.__name__} of it: {error!r}") from error
-    faults = [f"missing {name}" for name in sorted(report["missing_keys"])]
-    faults += [f"unknown {name}" for name in sorted(report["unexpected_keys"])]
-    faults += [f"{name} is {list(has)}, not {list(wants)}" for name, has, wants in sorted(report["mismatched_keys"])]
-    faults += [str(message) for message in report.get("error_msgs") or ()]
-    faults += _untied(model)
-    if faults:
+    if faults := [*_faults(report), *_untied(model)]:
         shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
         raise ConfigError(f"{folder}: the weights contradict config.json: {shown}")
     return prepare(model.eval().requires_grad_(False))
+
+
+def _faults(report: dict[str, Any]) -> list[str]:
+    """What transformers found when it loaded a checkpoint."""
+    faults = [f"missing {name}" for name in sorted(report["missing_keys"])]
+    faults += [f"unknown {name}" for name in sorted(report["unexpected_keys"])]
+    faults += [f"{name} is {list(has)}, not {list(wants)}" for name, has, wants in sorted(report["mismatched_keys"])]
+    return faults + [str(message) for message in report.get("error_msgs") or ()]
 
 
 def prepare(model: PreTrainedModel) -> PreTrainedModel:

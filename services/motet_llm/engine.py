@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -25,6 +25,7 @@ from .prefix_cache import PrefixCache
 from .request import Key, Options, Request
 from .sampler import Sampled, sample
 from .scheduler import Limits, Scheduler, Work
+from .sights import Sight, place
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -150,8 +151,16 @@ class Engine:
         created = int((Path(self.config.model) / "config.json").stat().st_mtime)
         return ModelCard(name=self.config.model_name, context=self.context, created=created, vocab=self.runner.vocab)
 
-    def add(self, key: Key, prompt: list[int], sampling: Sampling, **options: Unpack[Options]) -> None:
-        """Queue a request.
+    def add(
+        self,
+        key: Key,
+        prompt: list[int],
+        sampling: Sampling,
+        *,
+        sights: Sequence[Sight] = (),
+        **options: Unpack[Options],
+    ) -> None:
+        """Queue a request. `sights` are the pictures in its prompt, in the order of their placeholders.
 
         Raises ContextTooLong, BadRequest, Overloaded when the queue is full, or DeadlineExceeded if not even the first
         token can be there in time.
@@ -164,7 +173,10 @@ class Engine:
         self._check_fits(len(prompt) + len(output))
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.runner.eos_ids)
         max_length = min(len(prompt) + sampling.max_tokens, self.context)
-        request = Request(key, self._arrivals, prompt, sampling, max_length=max_length, stop_ids=stop_ids, **options)
+        placed = place(prompt, sights, self.runner.sight)
+        request = Request(
+            key, self._arrivals, prompt, sampling, max_length=max_length, stop_ids=stop_ids, sights=placed, **options
+        )
         self._check_deadline(request)
         self.scheduler.add(request)
         self._requests[key] = request
@@ -185,7 +197,7 @@ class Engine:
             return
         num_prefill = self.scheduler.tokens_before(request)
         if self.prefix_cache is not None:
-            num_prefill -= len(self.prefix_cache.match(request.tokens).nodes) * self.pool.block_size
+            num_prefill -= len(self.prefix_cache.match(request.names).nodes) * self.pool.block_size
         least = self.pace.at_least(num_prefill, request.sampling.min_tokens)
         left = request.deadline - time.monotonic()
         if left < least:
@@ -290,7 +302,7 @@ class Engine:
         request.first_token_at = request.first_token_at or time.monotonic()
         if token in request.stop_ids:
             return self._finish(request, [], None, "stop")
-        request.tokens.append(token)
+        request.append(token)
         request.emitted += 1
         logprobs = None if logprob is None else [logprob]
         if request.is_full:

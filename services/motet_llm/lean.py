@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from motet_shared.errors import ConfigError
 
 from .attention import AttentionOptions, Layout
 from .joined import Joined, Part
+from .step_memory import StepMemory
 
 POSITIONS = (0, 41, 997, 30_011, 123_457)  # of the tokens on which parts are compared: far apart, some scale with them
 TOKENS = len(POSITIONS)
@@ -155,6 +157,12 @@ class Layer(nn.Module):
         """In and out `[1, N, hidden]`. Raises ConfigError without a layout, and for a mask: rows are packed."""
         if layout is None or position_embeddings is None or attention_mask is not None:
             raise ConfigError(f"layer {self.layer_idx}: packed rows come with a layout and positions, without a mask")
+        memory: StepMemory | None = getattr(layout, "memory", None)
+        if memory is None:
+            return self._read(hidden_states, position_embeddings, layout)
+        return memory.run(self.layer_idx, partial(self._read, layout=layout), hidden_states, position_embeddings)
+
+    def _read(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
         heads_NC = self.qkv.linear(self.first_norm(hidden_states))[0]
         turned_NHD = self._rotate(heads_NC[:, : self.rotated], *position_embeddings)
         value_NKD = heads_NC[:, self.rotated :].unflatten(1, (-1, self.dim))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from motet_kernels import native
 from motet_kernels.attention import PagedBatch
 from motet_kernels.memory import return_freed
 from motet_kernels.recurrent import PackedRows
+from motet_kernels.replay import can_replay
 from motet_shared.capacity import KvLayout
 from motet_shared.errors import ConfigError
 
@@ -30,6 +31,7 @@ from .fuse import optimize
 from .kv_cache import KvCache, layout_of
 from .scheduler import Work
 from .state_cache import StateCache
+from .step_memory import MAX_ROWS, StepMemory
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,6 +50,7 @@ class ModelRunner:
         if config.threads:
             torch.set_num_threads(config.threads)
         model_config = checkpoint.load_config(folder)
+        self.sight = checkpoint.sight_shape(folder)
         self.context = checkpoint.context_of(model_config, config.context)
         self.dtype = checkpoint.resolve_dtype(config.dtype)
         self.eos_ids = checkpoint.eos_ids(folder, model_config)
@@ -59,6 +62,7 @@ class ModelRunner:
         self.fused = optimize(self.model, self._weights, self.dtype)
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
         self._hidden_1ND = torch.empty(0)
+        self._memories: dict[int, StepMemory] = {}  # by number of rows
         self._shapes = self._probe()
         self._kv_dtype = checkpoint.resolve_kv_dtype(model_config, config.kv_dtype)
         layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype)
@@ -75,7 +79,7 @@ class ModelRunner:
     def _probe(self) -> ShapeProbe:
         probe = ShapeProbe()
         zero = torch.zeros(1, dtype=torch.long)
-        self._call(zero, zero, probe, zero)
+        self._call({"input_ids": zero.unsqueeze(0)}, zero, probe, zero)
         return probe
 
     def _make_states(self, num_running: int, num_snapshots: int) -> StateCache | None:
@@ -84,14 +88,14 @@ class ModelRunner:
     @contextmanager
     def other_caches(self, num_sequences: int, length: int) -> Iterator[None]:
         """Within, the runner computes with empty caches that hold so many sequences of so many tokens."""
-        own = self.kv, self.states
+        own = self.kv, self.states, self._memories
         num_blocks = num_sequences * len(self.kv.groups) * -(-length // self.kv.block_size)
         try:
             self.kv = KvCache(self._shapes.layers, num_blocks, self.kv.block_size, self._kv_dtype)
-            self.states = self._make_states(num_sequences, 0)
+            self.states, self._memories = self._make_states(num_sequences, 0), {}
             yield
         finally:
-            self.kv, self.states = own
+            self.kv, self.states, self._memories = own
 
     @property
     def model_type(self) -> str:
@@ -121,47 +125,89 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, works: list[Work]) -> Forward:
         """Compute `works`: those of a single token first, as the scheduler gives them."""
-        positions_N = _positions(works)
+        positions_N = np.concatenate([np.arange(*work.span) for work in works])
         ids_N = np.fromiter(
-            (
-                t
-                for w in works
-                for t in w.request.tokens[w.request.num_computed : w.request.num_computed + w.num_tokens]
-            ),
+            (t for w in works for t in w.request.tokens[slice(*w.span)]),
             dtype=np.int64,
             count=len(positions_N),
         )
         ends = np.cumsum([work.num_tokens for work in works])
         draws_R = torch.from_numpy(ends[[work.draws for work in works]] - 1)
         layout = self._layout(works, positions_N, ends)
-        logits_RV = self._call(torch.from_numpy(ids_N), torch.from_numpy(positions_N), layout, draws_R)
+        inputs = self._see(torch.from_numpy(ids_N), works)
+        logits_RV = self._call(inputs, self._turned(torch.from_numpy(positions_N), works), layout, draws_R)
         return Forward(logits_RV, self._finite(works))
 
-    def _call(self, ids_N: Tensor, positions_N: Tensor, layout: Layout, draws_R: Tensor) -> Tensor:
+    def _call(self, inputs: dict[str, Any], positions: Tensor, layout: Layout, draws_R: Tensor) -> Tensor:
+        """`inputs` of N tokens, as the model names them; `positions` are `[N]` or, of several axes, `[3, N]`."""
         output = self.model(
-            input_ids=ids_N.unsqueeze(0),
-            position_ids=positions_N.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=draws_R,
-            layout=layout,
+            **inputs, position_ids=positions.unsqueeze(-2), use_cache=False, logits_to_keep=draws_R, layout=layout
         )
         return output.logits[0]
 
+    def _see(self, ids_N: Tensor, works: list[Work]) -> dict[str, Any]:
+        """The tokens of a step; where placeholders are among them, as embeddings with what the pictures show."""
+        if self.sight is None:
+            return {"input_ids": ids_N.unsqueeze(0)}
+        seen = [
+            (start + places, shown)
+            for start, work in zip(_starts(works), works, strict=True)
+            if (sights := work.request.sights) is not None
+            for places, shown in [sights.between(*work.span)]
+            if len(places)
+        ]
+        if not seen:
+            return {"input_ids": ids_N.unsqueeze(0)}
+        places_T = torch.from_numpy(np.concatenate([places for places, _ in seen]))
+        shown_LTX = torch.cat([shown for _, shown in seen], dim=1)
+        embeddings_NX = self.model.get_input_embeddings()(ids_N)
+        shown_LTX = shown_LTX.to(embeddings_NX.dtype)
+        inputs: dict[str, Any] = {"inputs_embeds": embeddings_NX.index_copy(0, places_T, shown_LTX[0]).unsqueeze(0)}
+        if len(shown_LTX) > 1:
+            mask_N = torch.zeros(len(ids_N), dtype=torch.bool)
+            mask_N[places_T] = True
+            inputs |= {"visual_pos_masks": mask_N.unsqueeze(0), "deepstack_visual_embeds": list(shown_LTX[1:])}
+        return inputs
+
+    def _turned(self, positions_N: Tensor, works: list[Work]) -> Tensor:
+        """Positions as the model's rotary embedding takes them: `[3, N]` where a picture has more than one axis."""
+        if self.sight is None or self.sight.axes == 1 or all(work.request.sights is None for work in works):
+            return positions_N
+        turned_3N = positions_N.expand(3, -1).clone()
+        for start, work in zip(_starts(works), works, strict=True):
+            if work.request.sights is not None:
+                rows = work.request.sights.positions(*work.span)
+                turned_3N[:, start : start + work.num_tokens] = torch.from_numpy(rows)
+        return turned_3N
+
     def _layout(self, works: list[Work], positions_N: np.ndarray, ends: np.ndarray) -> StepLayout:
         starts = [0, *ends.tolist()]
-        starts_B1 = torch.tensor(starts, dtype=torch.int32)
         lengths_B = torch.tensor([w.request.num_computed + w.num_tokens for w in works], dtype=torch.int32)
-        groups = []
-        for g in range(len(self.kv.groups)):
-            tables_BM = self._tables(works, g)
-            slots_N = self._slots(works, tables_BM, positions_N)
-            batch = PagedBatch(torch.from_numpy(tables_BM), starts_B1, lengths_B)
-            groups.append(GroupStep(torch.from_numpy(slots_N), batch))
-        layout = StepLayout(self.kv, groups)
+        tables = [self._tables(works, g) for g in range(len(self.kv.groups))]
+        slots = [torch.from_numpy(self._slots(works, tables_BM, positions_N)) for tables_BM in tables]
+        pages = [torch.from_numpy(tables_BM) for tables_BM in tables]
+        memory = self._memory(len(works), max(table.shape[1] for table in pages)) if ends[-1] == len(works) else None
+        if memory is not None:
+            memory.write(pages, slots, lengths_B)
+            layout = StepLayout(self.kv, list(map(GroupStep, memory.slots, memory.batches)), memory=memory)
+        else:
+            starts_B1 = torch.tensor(starts, dtype=torch.int32)
+            batches = [PagedBatch(table, starts_B1, lengths_B) for table in pages]
+            layout = StepLayout(self.kv, list(map(GroupStep, slots, batches)))
         if self.states is not None:
             layout.states = self.states
             layout.state_rows = PackedRows(torch.tensor([work.request.state_slot for work in works]), starts)
         return layout
+
+    def _memory(self, rows: int, num_blocks: int) -> StepMemory | None:
+        """Where a step of so many rows lies, whose tables have so many blocks; None if it is not to be replayed."""
+        if not self.fused.get("layers") or rows > MAX_ROWS or not can_replay():
+            return None
+        memory = self._memories.get(rows)
+        if memory is None or memory.max_blocks < num_blocks:
+            longest = max(num_blocks, -(-self.context // self.kv.block_size))
+            memory = self._memories[rows] = StepMemory(rows, len(self.kv.groups), longest)
+        return memory
 
     def _tables(self, works: list[Work], group: int) -> np.ndarray:
         """Block tables `[B, M]`, padded with the block that belongs to nobody."""
@@ -188,6 +234,6 @@ class ModelRunner:
         self.kv.scrub(blocks)
 
 
-def _positions(works: list[Work]) -> np.ndarray:
-    spans = [(w.request.num_computed, w.request.num_computed + w.num_tokens) for w in works]
-    return np.concatenate([np.arange(start, stop) for start, stop in spans])
+def _starts(works: list[Work]) -> list[int]:
+    """Where each work's tokens begin among those of the step."""
+    return [0, *accumulate(work.num_tokens for work in works[:-1])]

@@ -1,11 +1,11 @@
 """Blocks of earlier requests, found again by the tokens that lead to them.
 
 A tree whose edges are the tokens of one block: a child is found by the tokens themselves, so that two prompts never
-meet in a block by chance. A node knows the block of each KV group that holds its tokens, or that the offload tiers
-have a copy. What a sliding window has passed is not needed: a match wants, per group, only the blocks that the next
-token still sees. Where a prompt leaves the tree in the middle of a block, that block is copied and used up to there
-(copy on write). A model with recurrent layers also needs their state after the last token of the match; nodes with a
-snapshot of it are where its matches end.
+meet in a block by chance. (Tokens that stand for a picture go by its name instead: `Request.names`.) A node knows the
+block of each KV group that holds its tokens, or that the offload tiers have a copy. What a sliding window has passed is
+not needed: a match wants, per group, only the blocks that the next token still sees. Where a prompt leaves the tree in
+the middle of a block, that block is copied and used up to there (copy on write). A model with recurrent layers also
+needs their state after the last token of the match; nodes with a snapshot of it are where its matches end.
 
 (A radix tree at the granularity of blocks, after SGLang's RadixAttention and vLLM's hashed blocks.)
 """
@@ -139,7 +139,7 @@ class PrefixCache:
         What comes from the tiers is checked; where it is damaged, a shorter match is taken and the rest computed again.
         """
         while (fetched := self._fetch(match)) is None:
-            match = self.match(request.tokens)
+            match = self.match(request.names)
         for node, g in self._needed(match):
             if (block := node.blocks[g]) is not None:
                 self._pool.share(block)
@@ -195,7 +195,7 @@ class PrefixCache:
         size = self._pool.block_size
         node = request.node or self._root
         for index in range(request.num_published, request.num_computed // size):
-            tokens = tuple(request.tokens[index * size : (index + 1) * size])
+            tokens = tuple(request.names[index * size : (index + 1) * size])
             child = node.children.get(tokens)
             if child is None:
                 child = node.children[tokens] = Node(node, tokens, len(self._groups))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from motet_shared.messages import Sampling
 
+from .sights import Sights
+
 if TYPE_CHECKING:
     from .prefix_cache import Node
 
@@ -45,7 +47,8 @@ class Request:
 
     `tokens` is prompt plus output; the first `num_computed` of them have their keys and values in `tables`, a block
     table for each group of layers, and the first `num_published` blocks of them are in the prefix cache, below `node`.
-    Output that was emitted before a move counts as output in every respect but is not emitted again.
+    Output that was emitted before a move counts as output in every respect but is not emitted again. `names` are what
+    the tokens are called in the prefix cache: themselves, but for those that stand for a picture.
     """
 
     __slots__ = (
@@ -57,6 +60,7 @@ class Request:
         "key",
         "max_length",
         "model_seconds",
+        "names",
         "node",
         "num_cached",
         "num_computed",
@@ -67,6 +71,7 @@ class Request:
         "priority",
         "queued_at",
         "sampling",
+        "sights",
         "started_at",
         "state_slot",
         "status",
@@ -90,10 +95,13 @@ class Request:
         deadline: float | None = None,
         priority: int = 0,
         tenant: str = "",
+        sights: Sights | None = None,
     ):
         self.key = key
         self.arrival = arrival
         self.tokens = [*prompt, *output]
+        self.sights = sights
+        self.names = self.tokens if sights is None else [*sights.names, *output]
         self.num_prompt = len(prompt)
         self.sampling = sampling
         self.stop_ids = stop_ids
@@ -116,6 +124,12 @@ class Request:
         self.started_at: float | None = None
         self.first_token_at: float | None = None
         self.model_seconds = 0.0
+
+    def append(self, token: int) -> None:
+        """A token that was drawn."""
+        self.tokens.append(token)
+        if self.names is not self.tokens:
+            self.names.append(token)
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -41,6 +41,11 @@ class Work:
     def draws(self) -> bool:
         return self.num_tokens == self.request.num_uncomputed
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """First token to compute, and the one after the last."""
+        return self.request.num_computed, self.request.num_computed + self.num_tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -183,7 +188,7 @@ class Scheduler:
         insort(self.running, request, key=_rank)
         self._tables.open(request)
         if self._prefix_cache is not None:
-            self._prefix_cache.take(request, self._prefix_cache.match(request.tokens))
+            self._prefix_cache.take(request, self._prefix_cache.match(request.names))
         if request.num_cached is None:
             request.num_cached = min(request.num_computed, request.num_prompt)
         if self.limits.contiguous_kv:
@@ -210,7 +215,7 @@ class Scheduler:
         needed = self._tables.blocks_for(length)
         if self._prefix_cache is None or needed <= self._tables.num_free - self._promised([]):
             return needed
-        return needed - self._prefix_cache.num_held(self._prefix_cache.match(request.tokens))
+        return needed - self._prefix_cache.num_held(self._prefix_cache.match(request.names))
 
     def _fits(self, needed: int, victims: list[Request]) -> bool:
         """Whether a request that needs so many blocks could run if `victims` did not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Unpack
 
@@ -14,6 +14,7 @@ from motet_shared.messages import Sampling
 
 from .engine import Engine, StepOutput
 from .request import Key, Options
+from .sights import Sight
 
 Step = Callable[[], list[StepOutput]]
 
@@ -28,9 +29,17 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
         super().stop()
         self.engine.close()
 
-    def submit(self, key: Key, prompt: list[int], sampling: Sampling, **options: Unpack[Options]) -> None:
+    def submit(
+        self,
+        key: Key,
+        prompt: list[int],
+        sampling: Sampling,
+        *,
+        sights: Sequence[Sight] = (),
+        **options: Unpack[Options],
+    ) -> None:
         """`Engine.add`; its refusal arrives as a `StepOutput` with `error`."""
-        self._submit(key, partial(self.engine.add, key, prompt, sampling, **options))
+        self._submit(key, partial(self.engine.add, key, prompt, sampling, sights=sights, **options))
 
     def grant(self, key: Key, total: int) -> None:
         self.between_steps(partial(self.engine.grant, key, total))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from motet_shared.actor import Actor, operation
+from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.config import Bytes, ProcessConfig, setting
@@ -22,6 +23,8 @@ from .config import EngineConfig
 from .engine import Engine, StepOutput
 from .profile import Profiler
 from .request import Key
+from .sight_reader import SightReader
+from .sights import Sight
 from .thread import EngineThread
 
 log = logging.getLogger(__name__)
@@ -50,6 +53,7 @@ class DecodeConfig(ProcessConfig):
     decode_slowdown: float = setting("how much prefilling may stretch the steps of running streams", default=1.8, min=0)
     max_running: int = setting("most requests in one step", default=64, min=1)
     max_waiting: int = setting("most requests in the queue; further ones are refused", default=256, min=1)
+    image_memory: Bytes = setting("embeddings of images that requests hold", default=1 << 30, min=1 << 20)
     step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
     context: int = setting("longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0)
 
@@ -70,11 +74,14 @@ class Decode(Actor):
         self._thread: EngineThread | None = None
         self._card: ModelCard | None = None
         self._profiler = Profiler()
+        self._store = BlobStore(bus.instance)
+        self._sights = SightReader(self._store, config.image_memory)
 
     async def warm(self) -> None:
         soon = asyncio.get_running_loop().call_soon_threadsafe
         engine = await asyncio.to_thread(Engine, self.config.engine())
         self._card = engine.card()
+        await self._store.start()
         self._thread = EngineThread(
             engine,
             on_outputs=lambda outputs: soon(self._deliver, outputs),
@@ -87,6 +94,7 @@ class Decode(Actor):
     async def close(self) -> None:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop)
+            await self._store.close()
 
     @property
     def thread(self) -> EngineThread:
@@ -98,6 +106,10 @@ class Decode(Actor):
     async def generate(self, call: Call, request: Generate) -> None:
         """Tokens of one request, one item per engine step, until it ends."""
         self.check_served(request.model)
+        async with self._sights.reading(request.sights) as sights:
+            await self._generate(call, request, sights)
+
+    async def _generate(self, call: Call, request: Generate, sights: list[Sight]) -> None:
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
         call.on_credit = functools.partial(self.thread.grant, call.id)
@@ -110,6 +122,7 @@ class Decode(Actor):
             deadline=call.expires,
             priority=request.priority,
             tenant=request.tenant,
+            sights=sights,
         )
         try:
             last = await done
@@ -157,7 +170,7 @@ class Decode(Actor):
         """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
         if self._thread is None:
             return {}
-        return self._thread.stats() | self._thread.engine.runner.describe()
+        return self._thread.stats() | {"image_bytes": self._sights.held} | self._thread.engine.runner.describe()
 
     def check_integrity(self) -> None:
         """For an idle actor: the engine is checked on this thread."""

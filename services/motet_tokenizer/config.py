@@ -24,6 +24,7 @@ class TokenizerConfig(ProcessConfig):
     max_active: int = setting("requests at a time; more are refused as overloaded", default=1024, min=1)
     window: int = setting("items that a decode instance may send ahead of a slow client", default=64, min=2)
     decode_wait: Duration = setting("how long a request waits for a ready decode instance", default=5.0, min=0)
+    max_images: int = setting("most images in one chat", default=64, min=0)
     max_moves: int = setting("how often one request may move to another decode instance", default=8, min=0)
 
     def __post_init__(self) -> None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import chain
 from typing import cast
 
 from motet_shared.bus import Bus
 from motet_shared.call import Call
-from motet_shared.errors import MotetError, Overloaded, StreamBroken, Unavailable
-from motet_shared.messages import Body, End, Generate, Resume, TextLogprob, TokenLogprob, Tokens, Usage
+from motet_shared.errors import BlobError, MotetError, Overloaded, StreamBroken, Unavailable
+from motet_shared.messages import Body, End, Generate, Resume, Seen, TextLogprob, TokenLogprob, Tokens, Usage
 from motet_shared.telemetry import Stopwatch
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.router import ROLE, Router
 from motet_tokenizer.text import TextState
 from motet_tokenizer.vocabulary import Vocabulary
 
+Look = Callable[[], Awaitable[list[Seen]]]
+
 PAUSE = 0.05  # seconds before another attempt where the last one failed
+
+
+async def _blind() -> list[Seen]:
+    """Of a request without pictures."""
+    return []
 
 
 @dataclass(slots=True)
@@ -60,6 +68,7 @@ class Generation:
         self._watch = watch
         self._end: End | None = None
         self._moves = 0
+        self.look: Look = _blind  # at the chat's pictures again, when decode finds that they are gone
         self._give_up = 0.0  # loop time, after a move, at which overload elsewhere is passed on
 
     def resume(self, resume: Resume) -> None:
@@ -85,6 +94,8 @@ class Generation:
             except Overloaded as error:
                 avoid.add(instance)
                 await self._try_another(error, avoid)
+            except BlobError as error:
+                await self._see_again(error)
             except (StreamBroken, Unavailable) as error:
                 if not self._text.status:  # else only its End is missing
                     await self._move(instance, error)
@@ -113,11 +124,24 @@ class Generation:
         avoid.clear()
         await asyncio.sleep(PAUSE)
 
-    async def _move(self, instance: str, error: MotetError) -> None:
-        """Go on elsewhere. Raises `error` after too many moves: a request may be what kills its instances."""
+    async def _see_again(self, error: BlobError) -> None:
+        """The vision instance that held the embeddings has died, or given them up for others."""
+        self._count_move(error)
+        with self._watch.stage("see"):
+            seen = await self.look()
+        if len(seen) != len(self._request.sights):
+            raise error
+        self._request.sights = [picture.sight for picture in seen]
+
+    def _count_move(self, error: MotetError) -> None:
+        """Raises `error` after too many moves: a request may be what kills its instances."""
         self._moves += 1
         if self._moves > self._around.config.max_moves:
             raise error
+
+    async def _move(self, instance: str, error: MotetError) -> None:
+        """Go on elsewhere."""
+        self._count_move(error)
         self._around.counters.moves += 1
         if not isinstance(error, StreamBroken):  # nobody there, or draining; of the lost the wire knows
             self._around.bus.directory.suspect(instance)
@@ -173,7 +197,11 @@ class Generation:
             await self._call.send(rest)
 
     def _conclude(self) -> None:
-        usage = Usage(prompt_tokens=len(self._request.prompt), completion_tokens=self._text.tokens)
+        usage = Usage(
+            prompt_tokens=len(self._request.prompt),
+            completion_tokens=self._text.tokens,
+            image_tokens=sum([sight.embeddings.shape[1] for sight in self._request.sights]),
+        )
         if self._end is not None:
             self._watch.merge(self._end.timing)
             if self._end.usage is not None:

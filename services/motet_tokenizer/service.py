@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,11 +16,12 @@ from motet_shared.actor import Actor, operation
 from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
-from motet_shared.messages import Chat, Complete, Generate, ModelCard, Sampling
+from motet_shared.messages import Chat, Complete, Generate, ModelCard, Sampling, Seen
 from motet_shared.telemetry import Stopwatch
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.generation import Counters, Generation, Surroundings
 from motet_tokenizer.router import Router
+from motet_tokenizer.seeing import Eyes
 from motet_tokenizer.text import TextState
 from motet_tokenizer.tools import ToolParser
 from motet_tokenizer.vocabulary import Vocabulary
@@ -38,6 +40,7 @@ class Tokenizer(Actor):
         self.vocabularies: dict[str, Vocabulary] = {}
         self.counters = Counters()
         self._around = Surroundings(bus, Router(bus.directory), config, self.counters)
+        self._eyes = Eyes(bus, config)
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="encode")
 
     async def warm(self) -> None:
@@ -72,8 +75,13 @@ class Tokenizer(Actor):
         with watch.stage("encode"):
             size = _characters(request.messages, tools)
             prompt = await self._encode(size, lambda: vocabulary.template.encode(request.messages, tools))
+        seen: list[Seen] = []
+        if request.images or (vocabulary.placeholder is not None and vocabulary.placeholder in prompt):
+            with watch.stage("see"):
+                seen = await self._eyes.look(call, request)
+            prompt = vocabulary.template.put_pictures(prompt, [picture.ids for picture in seen])
         parser = ToolParser(request.request_id or call.id) if tools else None
-        await self._generate(call, request, vocabulary, prompt, watch, parser=parser)
+        await self._generate(call, request, vocabulary, prompt, watch, parser=parser, seen=seen)
 
     @operation(Complete)
     async def complete(self, call: Call, request: Complete) -> None:
@@ -101,6 +109,7 @@ class Tokenizer(Actor):
         parser: ToolParser | None = None,
         continues: bool = False,
         echo: str = "",
+        seen: Sequence[Seen] = (),
     ) -> None:
         self.counters.prompt_tokens += len(prompt)
         room = self._room(vocabulary, prompt)
@@ -113,15 +122,10 @@ class Tokenizer(Actor):
             tools=parser,
             echo=echo,
         )
-        generate = Generate(
-            model=request.model,
-            prompt=prompt,
-            sampling=sampling,
-            request_id=request.request_id,
-            priority=request.priority,
-            tenant=request.tenant,
-        )
+        generate = _generate_request(request, prompt, sampling, seen)
         generation = Generation(call, self._around, vocabulary, generate, text, watch)
+        if isinstance(request, Chat):
+            generation.look = partial(self._eyes.look, call, request)
         if request.resume is not None:
             generation.resume(request.resume)
         await generation.run()
@@ -161,6 +165,20 @@ def _load(name: str, path: str) -> Vocabulary:
         with contextlib.suppress(BadRequest):  # a template may insist on a system message
             vocabulary.template.encode([{"role": "user", "content": "Hello"}], [])
     return vocabulary
+
+
+def _generate_request(
+    request: Chat | Complete, prompt: list[int], sampling: Sampling, seen: Sequence[Seen]
+) -> Generate:
+    return Generate(
+        model=request.model,
+        prompt=prompt,
+        sampling=sampling,
+        request_id=request.request_id,
+        priority=request.priority,
+        tenant=request.tenant,
+        sights=[picture.sight for picture in seen],
+    )
 
 
 def _sampling(request: Chat | Complete, vocabulary: Vocabulary, room: int) -> Sampling:

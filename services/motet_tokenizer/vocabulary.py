@@ -14,6 +14,7 @@ from transformers.utils import cached_file
 
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
+from motet_shared.seeing import placeholder, sees
 from motet_tokenizer.detokenizer import ByteDetokenizer, Detokenizer, FallbackDetokenizer, WindowDetokenizer
 from motet_tokenizer.pieces import build_pieces, hidden_ids
 from motet_tokenizer.template import ChatTemplate
@@ -43,12 +44,16 @@ class Vocabulary:
         self.size = max(int(text_config.get("vocab_size") or 0), known)
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
-        self.template = ChatTemplate(tokenizer, name)
+        self.placeholder = placeholder(config) if sees(config) else None
+        self.template = ChatTemplate(tokenizer, name, self.placeholder)
         self._hidden = hidden_ids(self.backend)
         self._pieces = build_pieces(self.backend, self.size)
         self._spelling: dict[int, bytes] = {}
         tools = self.template.takes_tools
-        self.card = ModelCard(name=name, context=self.context, created=created, tools=tools, vocab=self.size)
+        images = self.placeholder is not None and bool(self.template.source)
+        self.card = ModelCard(
+            name=name, context=self.context, created=created, tools=tools, images=images, vocab=self.size
+        )
 
     @classmethod
     def load(cls, name: str, path: str) -> Vocabulary:
@@ -61,6 +66,9 @@ class Vocabulary:
         if config_file is None:
             raise ConfigError(f"model: {name}={path} has no config.json; give a checkpoint folder", param="model")
         generation_file = cached_file(path, "generation_config.json", _raise_exceptions_for_missing_entries=False)
+        if tokenizer.chat_template is None:  # older checkpoints that see keep it apart
+            template_file = cached_file(path, "chat_template.json", _raise_exceptions_for_missing_entries=False)
+            tokenizer.chat_template = _read(template_file).get("chat_template")
         created = int(Path(config_file).stat().st_mtime)
         return cls(name, tokenizer, _read(config_file), _read(generation_file), created)
 

@@ -1,15 +1,17 @@
 """An engine on a thread of its own, so that whoever talks to the network never waits for the model.
 
-What the engine computes, and what it is asked, is its service's: this is the queue of commands, the loop of steps, and
-an honest end.
+What the engine computes, and what it is asked, is its service's: this is the queue of commands, the loop of steps, an
+honest end, and a place for those who wait.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, Protocol, TypeVar
@@ -32,6 +34,43 @@ class Steppable(Protocol):
 
 Engine = TypeVar("Engine", bound=Steppable)
 Output = TypeVar("Output")
+Result = TypeVar("Result")
+
+
+class Pending(Generic[Result]):
+    """What callers on an event loop wait for while an engine works on it: one result each. Use it from that loop."""
+
+    def __init__(self) -> None:
+        self._futures: dict[Hashable, asyncio.Future[Result]] = {}
+        self._keys = itertools.count()
+
+    async def result(self, submit: Callable[[int], object], cancel: Callable[[int], object]) -> Result:
+        """What `settle` is given for the key that `submit` gets. If the caller leaves before, `cancel` gets it too."""
+        key = next(self._keys)
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._futures[key] = future
+        try:
+            submit(key)
+            return await future
+        finally:
+            del self._futures[key]
+            if not future.done() or future.cancelled():
+                cancel(key)
+
+    def settle(self, key: Hashable, result: Result | MotetError) -> None:
+        """An error is raised there. What was cancelled meanwhile is no longer listed."""
+        future = self._futures.get(key)
+        if future is None or future.done():
+            return
+        if isinstance(result, MotetError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        """The engine has ended: so does all that waits for it."""
+        for key in self._futures:
+            self.settle(key, InternalError(f"the engine ended: {error}"))
 
 
 class EngineThread(ABC, Generic[Engine, Output]):

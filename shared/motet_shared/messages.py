@@ -48,6 +48,7 @@ class Usage(Struct, omit_defaults=True, gc=False):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0  # of prompt_tokens, served from a prefix cache
+    image_tokens: int = 0  # of prompt_tokens, that stand for images
     reasoning_tokens: int = 0
 
 
@@ -93,6 +94,22 @@ class TextLogprob(Struct, array_like=True, gc=False):
     top: list[tuple[bytes, float]] = []
 
 
+class Image(Struct, omit_defaults=True, kw_only=True):
+    """A picture in a chat: a file in any format, and how much of it the model is to see."""
+
+    file: BlobRef
+    max_pixels: int = 0  # it is scaled down to about so many; 0: as many as the model takes
+    param: str = ""  # where it stands in the client's request, which errors name
+
+
+class Sight(Struct, omit_defaults=True, kw_only=True):
+    """What a model sees of a picture: an embedding for each of its placeholders in the prompt."""
+
+    embeddings: BlobRef  # float32 [layers, tokens, hidden]: the first layer's are embeddings, others are added deeper
+    name: str  # of the content: what bears one name looks the same
+    grid: tuple[int, ...] = ()  # (frames, rows, columns) of its tokens, where the model's positions have as many axes
+
+
 class Resume(Struct, omit_defaults=True):
     """What a client already has of a broken stream. Replaying `ids` restores all text state; `text_len` checks it."""
 
@@ -106,11 +123,15 @@ class Request(Struct, kw_only=True, omit_defaults=True):
 
 
 class Chat(Request, tag="chat"):
-    """gateway → tokenizer: messages in OpenAI's shape, text (and tool calls) back as `Text` items."""
+    """gateway → tokenizer: messages in OpenAI's shape, text (and tool calls) back as `Text` items.
+
+    A content part {"type": "image"} stands for the next one of `images`.
+    """
 
     model: str
     messages: list[dict[str, Any]]
     sampling: Sampling
+    images: list[Image] = []
     tools: list[dict[str, Any]] = []
     tool_choice: str = "auto"  # "auto" | "none" | "required"
     stop: list[str] = []
@@ -137,15 +158,27 @@ class Complete(Request, tag="complete"):
 
 
 class Generate(Request, tag="generate"):
-    """tokenizer → decode: token ids in, `Tokens` items back. `output` holds tokens that were emitted before a move."""
+    """tokenizer → decode: token ids in, `Tokens` items back. `output` holds tokens that were emitted before a move.
+
+    The placeholders in the prompt belong to `sights`, in order.
+    """
 
     model: str
     prompt: list[int]
     sampling: Sampling
     output: list[int] = []
+    sights: list[Sight] = []
     request_id: str = ""
     priority: int = 0  # higher ones go first
     tenant: str = ""  # whose share of the engine it uses
+
+
+class Encode(Request, tag="encode"):
+    """anyone → vision: a picture; one `Seen` comes back."""
+
+    model: str
+    image: Image
+    request_id: str = ""
 
 
 class Profile(Request, tag="profile"):
@@ -258,6 +291,51 @@ class Speak(Request, tag="speak"):
     request_id: str = ""
 
 
+class Embed(Request, tag="embed"):
+    """anyone → embedding: texts, or token ids of texts; `Vectors` of them come back, in order."""
+
+    model: str
+    input: list[str | list[int]]  # all of one kind
+    prompt: str = ""  # name of the prompt that goes before each text; empty: the model's default, if it has one
+    dimensions: int = 0  # the first numbers of each vector, of unit length; 0: all
+    first: int = 0  # number of the first text, for errors; above 0: texts before it are embedded elsewhere
+    request_id: str = ""
+
+
+class Checkpoint(Struct, omit_defaults=True):
+    """A picture that is half done, as safetensors: inline where it is small. Any instance of its model goes on."""
+
+    step: int  # steps that are done
+    data: bytes = b""
+    ref: BlobRef | None = None
+
+
+class Draw(Request, tag="draw"):
+    """anyone → diffusion: a prompt in, `Stroke` items while the picture forms, one `Picture` at the end.
+
+    The noise depends on `seed` alone. Zero (None for the scales) stands for the model's own default. With `image` that
+    picture is changed, with `mask` too (a picture of the same size) only where the mask is white.
+    """
+
+    model: str
+    prompt: str
+    negative_prompt: str = ""
+    width: int = 0  # pixels
+    height: int = 0
+    steps: int = 0
+    guidance_scale: float | None = None
+    seed: int = 0
+    image: BlobRef | None = None
+    mask: BlobRef | None = None
+    strength: float | None = None  # how far from `image`, 0 to 1
+    previews: int = 0  # pictures of the estimate, evenly spread over the steps
+    checkpoint_every: int = 0  # steps; 0: no checkpoints
+    format: Literal["png", "jpeg", "webp"] = "png"
+    quality: int = 90  # of jpeg and webp
+    resume: Checkpoint | None = None
+    request_id: str = ""
+
+
 class Echo(Request, tag="echo"):
     """To any actor that serves it (tests, the doctor): `count` items come back, `delay_ms` apart."""
 
@@ -330,6 +408,21 @@ class Voice(Struct, array_like=True, gc=False, tag="n"):
     alike: float  # the cosine from which two such vectors are rather one person's than two's
 
 
+class Seen(Struct, array_like=True, tag="l"):
+    """vision: a picture as the model sees it, and the token ids that stand for it in a prompt."""
+
+    sight: Sight
+    ids: list[int]  # placeholders, and the marks between them
+
+
+class Vectors(Struct, array_like=True, gc=False, tag="m"):
+    """embedding: the vectors of the next `count` texts."""
+
+    data: bytes  # float32, little-endian, one vector after the other
+    count: int
+    tokens: int  # of these texts
+
+
 class Recording(Struct, array_like=True, gc=False, tag="h"):
     """asr: what a file is, once per stream. The language is "" where nobody speaks, or the model cannot tell."""
 
@@ -378,7 +471,42 @@ class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
     usage: Usage | None = None
 
 
-Body = Tokens | Text | Blob | Chunk | SpeechEdge | Verdict | Spoken | Voice | Recording | Segment | Partial | Audio
+class Stroke(Struct, array_like=True, omit_defaults=True, tag="k"):
+    """diffusion: a step is done. One that the caller has no credit for is left out: only the newest tells anything."""
+
+    step: int  # from 1
+    steps: int
+    preview: bytes = b""  # the estimate so far, a file in the request's format
+    checkpoint: Checkpoint | None = None
+
+
+class Picture(Struct, array_like=True, tag="z"):
+    """diffusion: the picture is done: a file in the request's format, lent to the caller."""
+
+    ref: BlobRef
+    width: int
+    height: int
+    steps: int
+
+
+Body = (
+    Tokens
+    | Text
+    | Blob
+    | Chunk
+    | SpeechEdge
+    | Verdict
+    | Spoken
+    | Voice
+    | Seen
+    | Vectors
+    | Recording
+    | Segment
+    | Partial
+    | Audio
+    | Stroke
+    | Picture
+)
 
 
 # ------------------------------------------------------------------------------------------------------------- frames
@@ -446,7 +574,23 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     caller: str  # instance id, "<role>-<hex>"
     stream: int
     credit: int  # items that may be sent before the first Credit
-    body: Chat | Complete | Generate | Profile | Detect | Judge | Survey | Voices | Transcribe | Listen | Speak | Echo
+    body: (
+        Chat
+        | Draw
+        | Complete
+        | Generate
+        | Encode
+        | Profile
+        | Detect
+        | Judge
+        | Survey
+        | Voices
+        | Transcribe
+        | Listen
+        | Speak
+        | Embed
+        | Echo
+    )
     deadline_ms: int | None = None
     session: str = ""  # the realtime session that it is for, if it is part of a reply
     epoch: int = 0  # of that session: what is older than the newest is out of date, see `epochs`
@@ -505,6 +649,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     context: int  # longest prompt plus output, tokens
     created: int = 0  # Unix seconds of the checkpoint
     tools: bool = False
+    images: bool = False  # its chats may hold them
     vocab: int = 0
     voices: list[str] = []
     live: bool = False  # it hears while somebody speaks: `Listen`

@@ -66,6 +66,11 @@ def heartbeat(instance: str) -> str:
     return f"{ROOT}.ev.{role_of(instance)}.{instance}.heartbeat"
 
 
+def jobs(kind: str) -> str:
+    """A work queue in JetStream."""
+    return f"{ROOT}.jobs.{kind}"
+
+
 def service(verb: str, name: str = "", instance: str = "") -> str:
     """A subject of the NATS service API (ADR-32): $SRV.PING, .INFO or .STATS, of all, of a name, of an instance."""
     return ".".join(part for part in ("$SRV", verb, name, instance) if part)

@@ -52,13 +52,17 @@ def _spawn(argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 class NatsServer:
-    """A real nats-server under the project's permissions. `restart()` keeps its port, `kill()` is SIGKILL."""
+    """A real nats-server under the project's permissions. `restart()` keeps its port, `kill()` is SIGKILL.
 
-    def __init__(self, config: Path = NATS_CONF):
+    `store`: a folder for JetStream, which is off without one.
+    """
+
+    def __init__(self, config: Path = NATS_CONF, store: Path | None = None):
         self.port = free_port()
         self.password = "t" + secrets.token_hex(8)
         self.url = f"nats://127.0.0.1:{self.port}"
         self._config = config
+        self._store = [] if store is None else ["--jetstream", "--store_dir", str(store)]
         self._process: subprocess.Popen[bytes] | None = None
 
     async def __aenter__(self) -> NatsServer:
@@ -74,7 +78,7 @@ class NatsServer:
         return self._process.pid if self._process is not None else 0
 
     async def start(self, timeout: float = 20.0) -> None:
-        argv = [str(nats_binary()), "-c", str(self._config), "-a", "127.0.0.1", "-p", str(self.port)]
+        argv = [str(nats_binary()), "-c", str(self._config), "-a", "127.0.0.1", "-p", str(self.port), *self._store]
         env = {**os.environ, "MOTET_NATS_PASSWORD": self.password}
         self._process = _spawn(argv, env)
         async with asyncio.timeout(timeout):

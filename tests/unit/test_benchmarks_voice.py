@@ -156,8 +156,7 @@ def test_recognizers_and_voices_are_measured(
     found = json.loads(output.read_text())["findings"]
     ours, theirs = (found["asr"]["heard"][name]["runs"] for name in ("motet float32", "transformers pipeline, float32"))
     assert list(ours) == ["1 × 1 s", "2 × 1 s", "1 × 4 s", "2 × 4 s"]
-    same = [a == b for load in ours for a, b in zip(tokens(ours[load]), tokens(theirs[load]), strict=True)]
-    assert sum(same) >= 0.7 * len(same)  # of random weights, the likeliest tokens lie close together
+    assert {load: tokens(ours[load]) for load in ours} == {load: tokens(theirs[load]) for load in theirs}
     for runs in ours.values():
         assert 0 < runs["features"][0] < runs["whole"][0]
     assert list(found["asr"]["missing"]) == ["faster-whisper int8"]

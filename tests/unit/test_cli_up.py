@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from motet_cli import models, up
+from motet_cli import models, nats, up
 from motet_cli.main import main, parser
 from motet_cli.stack import Stack, compute_cores
 from motet_shared.errors import ConfigError
@@ -154,6 +154,29 @@ def test_speakers_are_told_apart_where_that_is_asked_for(
     for given in (("--speakers",), ("--speakers", str(voices))):
         (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "speakers"]
         assert spec.argv[1:5] == ("-m", "motet_speakers", "--model", str(voices))
+
+
+def test_a_model_that_draws_is_served_where_there_is_one(folder: Path, tmp_path: Path) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    assert plan(*common).stack.draw is None
+    brush = tmp_path / "pocket-draw"
+    brush.mkdir()
+    assert "lacks model_index.json; give a folder that diffusers loads" in refusal(*common, "--draw", str(brush))
+    (brush / "model_index.json").write_text("{}")
+    for given in ((), ("--draw", "pocket-draw"), ("--draw", str(brush))):
+        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "diffusion"]
+        assert spec.argv[1:5] == ("-m", "motet_diffusion", "--model", str(brush))
+    assert plan(*common, "--draw", "none").stack.draw is None
+    assert "neither a folder nor a local model" in refusal(*common, "--draw", "nobody")
+
+
+def test_jobs_are_kept_where_a_folder_is_given(folder: Path, tmp_path: Path) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    assert plan(*common).store is None
+    assert "--jetstream" not in nats.spec(4222, {}).argv
+    assert (store := plan(*common, "--store", str(tmp_path / "kept")).store) == tmp_path / "kept"
+    assert nats.spec(4222, {}, store).argv[-3:] == ("--jetstream", "--store_dir", str(store))
+    assert "--store: the server of --nats has its own" in refusal(*common, "--store", "x", "--nats", "nats://there")
 
 
 def test_a_sentence_encoder_is_served_where_there_is_one(folder: Path, tmp_path: Path) -> None:

@@ -25,11 +25,21 @@ RULES = {
     "services/motet_asr": ("asr", {"motet_shared", "motet_kernels"}),
     "services/motet_vad": ("vad", {"motet_shared"}),
     "services/motet_speakers": ("speakers", {"motet_shared"}),
+    "services/motet_vision": ("vision", {"motet_shared"}),
+    "services/motet_diffusion": ("diffusion", {"motet_shared"}),
+    "services/motet_embedding": ("embedding", {"motet_shared", "motet_kernels"}),
     "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),
 }
 # Imported where it is installed; without it the feature is off, and the code says so.
 OPTIONAL = {
-    "motet_shared": {"av", "numpy", "opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http", "safetensors"},
+    "motet_shared": {
+        "av",
+        "numpy",
+        "opentelemetry-sdk",
+        "opentelemetry-exporter-otlp-proto-http",
+        "pillow",
+        "safetensors",
+    },
     "motet_cli": {"matplotlib"},
 }
 

@@ -11,7 +11,7 @@ from queue import Queue
 
 import pytest
 
-from motet_shared.engine_thread import EngineThread
+from motet_shared.engine_thread import EngineThread, Pending
 from motet_shared.errors import BadRequest, InternalError, MotetError
 
 LONG = 20.0  # seconds: no test waits so long unless it fails
@@ -211,3 +211,25 @@ def test_it_can_be_stopped_in_the_middle_of_work_and_twice(stage: Stage) -> None
 
 def test_one_that_never_ran_can_be_stopped() -> None:
     Stage().thread.stop()
+
+
+async def test_results_come_back_to_those_who_wait() -> None:
+    pending: Pending[str] = Pending()
+    submitted: list[int] = []
+    cancelled: list[int] = []
+    asking = [asyncio.create_task(pending.result(submitted.append, cancelled.append)) for _ in range(4)]
+    await asyncio.sleep(0)
+    asking[1].cancel()
+    await asyncio.sleep(0)
+    results: list[str | MotetError] = ["one", "late", BadRequest("no")]
+    for key, result in zip(submitted, results, strict=False):
+        pending.settle(key, result)
+    pending.fail(RuntimeError("gone"))
+    assert await asking[0] == "one"
+    assert cancelled == [submitted[1]]
+    with pytest.raises(BadRequest, match="no"):
+        await asking[2]
+    with pytest.raises(InternalError, match="the engine ended: gone"):
+        await asking[3]
+    with pytest.raises(asyncio.CancelledError):
+        await asking[1]

@@ -107,7 +107,7 @@ def test_one_is_not_true() -> None:
         ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
+            {"messages": [{"role": "system", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]},
             "messages[0].content[0]",
         ),
     ],

@@ -27,10 +27,8 @@ async function request(path, options) {
 
 const list = async (path, key) => (await (await request(path, { headers: headers(key) })).json()).data;
 
-// Names of the models that can be talked to.
-export async function listModels(key) {
-  return (await list("v1/models", key)).filter((model) => model.kind === "chat").map((model) => model.id);
-}
+// All models: `id`, `kind`, and `images` of those that can be talked to.
+export const listModels = (key) => list("v1/models", key);
 
 // Names of the voices of the model that speaks; none without one.
 export async function listVoices(key) {
@@ -63,6 +61,23 @@ export async function* streamChat(body, key, signal) {
   throw new ApiError("The connection broke before the reply was complete.");
 }
 
+// Yields the events of a picture that is drawn: estimates and steps as they come, at last the picture.
+export async function* streamPicture(body, key, signal) {
+  const response = await request("v1/images/generations", {
+    method: "POST",
+    headers: headers(key),
+    body: JSON.stringify({ ...body, stream: true }),
+    signal,
+  });
+  for await (const data of events(response.body)) {
+    const event = JSON.parse(data);
+    if (event.error) throw new ApiError(event.error.message);
+    yield event;
+    if (event.type.endsWith(".completed")) return;
+  }
+  throw new ApiError("The connection broke before the picture was complete.");
+}
+
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = "";
@@ -72,7 +87,7 @@ async function* events(stream) {
       if (done) return;
       const parts = (buffer + value).split("\n\n");
       buffer = parts.pop();
-      for (const part of parts) if (part.startsWith("data: ")) yield part.slice(6);
+      for (const line of parts.flatMap((part) => part.split("\n"))) if (line.startsWith("data: ")) yield line.slice(6);
     }
   } catch (error) {
     if (error.name === "AbortError") throw error;

@@ -1,16 +1,16 @@
-// The conversation as it is seen: one article per message. Text only; nothing a model says becomes markup.
+// The conversation as it is seen: one article per message. Text and pictures; nothing a model says becomes markup.
 
 const log = document.getElementById("log");
 const welcome = document.getElementById("welcome");
 
-// The paragraph of a new message at the end. `role`: user or assistant.
-export function bubble(role) {
+// The paragraph of a new message at the end, below its pictures. `role`: user or assistant.
+export function bubble(role, ...pictures) {
   welcome.hidden = true;
   const article = document.createElement("article");
   article.className = role;
   article.setAttribute("aria-label", role === "user" ? "You" : "Model");
   const text = document.createElement("p");
-  article.append(text);
+  article.append(...pictures, text);
   log.append(article);
   log.scrollTop = log.scrollHeight;
   return text;

@@ -1,19 +1,24 @@
 // The page: one conversation, written or spoken. What is typed goes the way of the other, if that is being spoken.
 
 import { streamChat } from "./api.js";
+import { Attachments, picture } from "./attachments.js";
 import { bubble, clear, remove, setBusy, show } from "./bubbles.js";
-import { askForKey, loadLists, onKeyChange, settings } from "./settings.js";
+import { Drawing } from "./drawing.js";
+import { askForKey, loadLists, onKeyChange, onModelChange, settings } from "./settings.js";
 import { Talk } from "./talk.js";
 
 const $ = (id) => document.getElementById(id);
 const message = $("message");
 
-let history = []; // {role, content}; without content where nothing was understood or heard
+let history = []; // {role, content, images}; without content where nothing was understood or heard
 let running = null; // the AbortController of the reply that streams
 let replied = Promise.resolve(); // when it has ended
 const talk = new Talk(quietHistory, showError);
+const attachments = new Attachments(showError);
 
 onKeyChange(loadModels);
+onModelChange(showAbilities);
+$("draw").addEventListener("click", draw);
 $("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   send();
@@ -32,6 +37,7 @@ loadModels();
 async function loadModels(tries = 60) {
   try {
     await loadLists();
+    showAbilities();
     showError("");
   } catch (error) {
     showError(error.message);
@@ -40,18 +46,57 @@ async function loadModels(tries = 60) {
   }
 }
 
+// What the chosen model and this server can do besides text.
+function showAbilities() {
+  const { painter, seesImages } = settings();
+  attachments.allow(seesImages);
+  $("draw").hidden = !painter;
+}
+
 async function send() {
   const text = message.value.trim();
   if (!text || running) return;
-  message.value = "";
-  fit();
-  showError("");
-  history.push({ role: "user", content: text });
-  const question = bubble("user");
-  question.textContent = text;
+  if (talk.on && attachments.any) return showError("Pictures do not go with speech: end the spoken conversation first.");
+  const images = attachments.take();
+  const question = ask(text, images);
+  history.push({ role: "user", content: text, images });
   if (talk.on) talk.say(text);
   else await (replied = reply(question));
   message.focus();
+}
+
+// Shows what the user says, and empties the line that it was written in.
+function ask(text, images = []) {
+  message.value = "";
+  fit();
+  showError("");
+  const question = bubble("user", ...images.map((url, index) => picture(url, `Picture ${index + 1}`)));
+  question.textContent = text;
+  return question;
+}
+
+// Draws what is written. The picture is no part of the conversation until it is asked about.
+async function draw() {
+  const prompt = message.value.trim();
+  if (running) return;
+  if (!prompt) return showError("Write what to draw.");
+  const { painter, key } = settings();
+  const question = ask(prompt);
+  running = new AbortController();
+  showBusy(true);
+  try {
+    const drawing = new Drawing(prompt);
+    const url = await drawing.run(painter, key, running.signal, (line) => ($("stats").textContent = line));
+    if (attachments.allowed) drawing.offer("Ask about it", () => attachments.add(url));
+  } catch (error) {
+    remove(question);
+    if (!message.value) message.value = prompt;
+    if (error.name === "AbortError") $("stats").textContent = "stopped";
+    else showError(error.message);
+  } finally {
+    running = null;
+    showBusy(false);
+  }
 }
 
 // The messages so far, once none is being written any more.
@@ -68,7 +113,7 @@ async function reply(question) {
   const meter = new Meter();
   const mine = history; // "New chat" may start another one meanwhile
   let text = "";
-  const draw = throttle(() => {
+  const refresh = throttle(() => {
     show(() => (target.textContent = text));
     $("stats").textContent = meter.toString();
   });
@@ -77,13 +122,13 @@ async function reply(question) {
       const piece = chunk.choices[0]?.delta?.content;
       meter.saw(piece, chunk.usage);
       text += piece ?? "";
-      draw();
+      refresh();
     }
   } catch (error) {
     if (error.name === "AbortError") meter.note = "stopped";
     else showError(error.message);
   } finally {
-    draw.now();
+    refresh.now();
     if (text) mine.push({ role: "assistant", content: text });
     else if (mine === history) discard(target, question);
     running = null;
@@ -95,21 +140,30 @@ async function reply(question) {
 function discard(answer, question) {
   remove(answer);
   remove(question);
-  const { content } = history.pop();
+  const { content, images } = history.pop();
   if (!message.value) {
     message.value = content;
     fit();
   }
+  if (!attachments.any) attachments.put(images);
 }
 
 function body() {
-  const { model, system, temperature, most } = settings();
+  const { model, system, temperature, most, seesImages } = settings();
+  const said = history.filter(({ content }) => content).map((entry) => asMessage(entry, seesImages));
   return {
     model,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...history.filter(({ content }) => content)],
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...said],
     temperature,
     ...(most ? { max_completion_tokens: most } : {}),
   };
+}
+
+// As the API takes it; a model that reads no pictures gets the words alone.
+function asMessage({ role, content, images = [] }, seesImages) {
+  if (!images.length || !seesImages) return { role, content };
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return { role, content: [...parts, { type: "text", text: content }] };
 }
 
 // Time to first token, and tokens per second after it.
@@ -141,6 +195,7 @@ class Meter {
 function startOver() {
   running?.abort();
   talk.end();
+  attachments.put([]);
   history = [];
   clear();
   showError("");
@@ -152,6 +207,7 @@ function showBusy(busy) {
   setBusy(busy);
   $("send").hidden = busy;
   $("stop").hidden = !busy;
+  $("draw").disabled = busy;
 }
 
 function showError(text) {

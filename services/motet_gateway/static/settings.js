@@ -4,6 +4,9 @@ import { ApiError, listModels, listVoices } from "./api.js";
 
 const $ = (id) => document.getElementById(id);
 
+let chats = []; // the models that can be talked to
+let painters = []; // names of those that draw
+
 $("key").value = sessionStorage.getItem("motet-key") ?? "";
 
 export function settings() {
@@ -11,6 +14,8 @@ export function settings() {
   const temperature = parseFloat($("temperature").value);
   return {
     model: $("model").value,
+    painter: painters[0] ?? "",
+    seesImages: chats.some(({ id, images }) => id === $("model").value && images),
     key: $("key").value,
     system: $("system").value.trim(),
     temperature: Number.isFinite(temperature) ? temperature : 0,
@@ -29,10 +34,16 @@ export function onKeyChange(work) {
 // Fills the lists of models and voices. ApiError if no model can be talked to.
 export async function loadLists() {
   const [models, voices] = await Promise.all([listModels($("key").value), listVoices($("key").value)]);
-  if (!models.length) throw new ApiError("No model is ready yet.", 503);
-  fill($("model"), models);
+  chats = models.filter(({ kind }) => kind === "chat");
+  painters = models.filter(({ kind }) => kind === "image").map(({ id }) => id);
+  if (!chats.length) throw new ApiError("No model is ready yet.", 503);
+  fill($("model"), chats.map(({ id }) => id));
   fill($("voice-name"), voices, new Option("the model's own", ""));
   $("voice-name").closest("label").hidden = !voices.length;
+}
+
+export function onModelChange(work) {
+  $("model").addEventListener("change", work);
 }
 
 export function askForKey() {

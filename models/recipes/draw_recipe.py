@@ -1,0 +1,42 @@
+"""Everything that decides the weights of pocket-draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One of the two trainings: its length, batch and learning rates; without a `matrix_lr`, AdamW does it all."""
+
+    steps: int
+    batch: int
+    matrix_lr: float | None
+    other_lr: float
+    warmup: int = 100
+    decay: float = 0.4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Sizes and stages. Pictures have 64 pixels a side, latents a quarter of that, and the denoiser sees every second
+    one: 64 tokens."""
+
+    seed: int = 30
+    # Prompts
+    tokenizer_prompts: int = 4000
+    prompt_tokens: int = 64  # longer prompts are cut in training; none of these is
+    text_width: int = 128
+    text_layers: int = 2
+    text_heads: int = 4
+    # Pictures into latents
+    channels: tuple[int, ...] = (16, 32, 64)
+    latents: int = 4
+    divergence: float = 1e-4  # weight of the latents' divergence from a normal distribution
+    # The denoiser
+    heads: int = 6
+    head_dim: int = 32
+    layers: int = 8
+    dropped: float = 0.1  # share of prompts that are left out, for guidance
+    vae: Stage = Stage(steps=2500, batch=16, matrix_lr=None, other_lr=2e-3)
+    painter: Stage = Stage(steps=3500, batch=64, matrix_lr=0.01, other_lr=2e-3)

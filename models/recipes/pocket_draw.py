@@ -1,0 +1,228 @@
+"""Train the pocket-draw model: `python models/recipes/pocket_draw.py --out models/pocket-draw`.
+
+Two trainings, one after another: the autoencoder, which makes latents of pictures and pictures of latents, and the
+painter, a text encoder and a transformer that turn noise into latents (flow matching: Lipman et al., 2023). The folder
+is a `PixArtSigmaPipeline` that diffusers loads by itself. Batches are a function of (seed, step): a run that is stopped
+(a file `stop` beside the state, or a signal) goes on with `--resume`.
+
+Shapes: B pictures · C channels · H height · W width · L tokens of a prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, PixArtSigmaPipeline, PixArtTransformer2DModel
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import T5Config, T5EncoderModel, T5Tokenizer
+
+from draw_data import Example, batch, example
+from draw_recipe import Recipe, Stage
+from training import Schedule, Training, end_on_sigterm, readable
+from world_pictures import SIZE, Picture
+
+STAGES = ("vae", "painter")
+_MARKS = ("<pad>", "</s>", "<unk>")
+_LETTER = -15.0  # logarithm of a letter's probability: any word is likelier than its letters
+_MEASURED = 64  # pictures whose latents tell their scale
+
+
+def build_tokenizer(recipe: Recipe) -> T5Tokenizer:
+    """The words of the first prompts, the likelier the more often they occur; other words fall into letters."""
+    prompts = [example(recipe.seed, -1 - number).prompt for number in range(recipe.tokenizer_prompts)]
+    counts = Counter(word for prompt in prompts for word in re.findall(r"[A-Za-z]+|\d", prompt))
+    words = [(f"▁{word}", math.log(count / counts.total())) for word, count in sorted(counts.items())]
+    letters = [(letter, _LETTER) for letter in ("▁", *map(chr, range(33, 127)))]
+    vocabulary = [*((mark, 0.0) for mark in _MARKS), *letters, *words]
+    return T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=recipe.prompt_tokens)
+
+
+def build_scheduler() -> DPMSolverMultistepScheduler:
+    """For directions from the picture to the noise; a step's time is a thousand times its share of noise."""
+    return DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0)
+
+
+class Painter(nn.Module):
+    """What turns noise into latents of what a prompt says."""
+
+    def __init__(self, recipe: Recipe, vocabulary: int) -> None:
+        super().__init__()
+        width = recipe.heads * recipe.head_dim
+        self.text = T5EncoderModel(
+            T5Config(
+                vocab_size=vocabulary,
+                d_model=recipe.text_width,
+                d_kv=recipe.text_width // recipe.text_heads,
+                d_ff=2 * recipe.text_width,
+                num_layers=recipe.text_layers,
+                num_heads=recipe.text_heads,
+                feed_forward_proj="gated-gelu",
+                dropout_rate=0.0,
+            )
+        )
+        self.denoiser = PixArtTransformer2DModel(
+            sample_size=SIZE // 2 ** (len(recipe.channels) - 1),
+            num_layers=recipe.layers,
+            patch_size=2,
+            attention_head_dim=recipe.head_dim,
+            num_attention_heads=recipe.heads,
+            in_channels=recipe.latents,
+            out_channels=recipe.latents,
+            cross_attention_dim=width,
+            caption_channels=recipe.text_width,
+        )
+
+    def forward(self, noisy_BCHW: Tensor, sigma_B: Tensor, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        """`[B, C, H, W]`, the direction from the picture to the noise. `sigma_B`: the share of noise, 0 to 1."""
+        said = self.text(input_ids=ids_BL, attention_mask=mask_BL).last_hidden_state
+        direction: Tensor = self.denoiser(
+            noisy_BCHW,
+            encoder_hidden_states=said,
+            encoder_attention_mask=mask_BL,
+            timestep=sigma_B * 1000,
+            added_cond_kwargs={"resolution": None, "aspect_ratio": None},
+        ).sample
+        return direction
+
+
+class Model(nn.Module):
+    """All that is learnt; its initialization depends on the seed alone."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        torch.manual_seed(recipe.seed)
+        self.tokenizer = build_tokenizer(recipe)
+        blocks = len(recipe.channels)
+        self.vae = AutoencoderKL(
+            block_out_channels=recipe.channels,
+            down_block_types=("DownEncoderBlock2D",) * blocks,
+            up_block_types=("UpDecoderBlock2D",) * blocks,
+            layers_per_block=1,
+            latent_channels=recipe.latents,
+            norm_num_groups=8,
+            sample_size=SIZE,
+        )
+        self.painter = Painter(recipe, len(self.tokenizer))
+
+    @torch.no_grad()
+    def measure(self, pictures: Sequence[Picture]) -> None:
+        """Note the latents' scale, by which they get a variance of one."""
+        latents = self.vae.encode(tensor(pictures)).latent_dist.mean
+        self.vae.register_to_config(scaling_factor=1 / float(latents.std()))
+
+    def save(self, out: Path) -> None:
+        """The folder, in half precision."""
+        pipeline = PixArtSigmaPipeline(
+            tokenizer=self.tokenizer,
+            text_encoder=self.painter.text,
+            vae=self.vae,
+            transformer=self.painter.denoiser,
+            scheduler=build_scheduler(),
+        )
+        pipeline.to(torch.float16)
+        pipeline.save_pretrained(out)
+        pipeline.to(torch.float32)
+        for folder in (out, *(path for path in out.iterdir() if path.is_dir())):
+            readable(folder)
+
+
+def tensor(pictures: Sequence[Picture]) -> Tensor:
+    """`[B, 3, H, W]` from -1 to 1."""
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+class Trainer(Training[list[Example], float]):
+    """One stage of a run: it trains its part of the model."""
+
+    saved_as = "part"
+
+    def __init__(self, recipe: Recipe, model: Model, stage: str, *, steps: int = 0) -> None:
+        self.recipe, self.model, self.name = recipe, model, stage
+        self.stage: Stage = getattr(recipe, stage)
+        schedule = Schedule(steps=steps or self.stage.steps, warmup=self.stage.warmup, decay=self.stage.decay)
+        super().__init__(getattr(model, stage), schedule, matrix_lr=self.stage.matrix_lr, other_lr=self.stage.other_lr)
+
+    def batches(self) -> Iterator[list[Example]]:
+        for step in range(self.step, self.schedule.steps):
+            yield batch(self.recipe.seed, step, self.stage.batch)
+
+    def train_step(self, batch: list[Example]) -> float:
+        generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self.step)
+        loss = self.coding(batch, generator) if self.name == "vae" else self.painting(batch, generator)
+        loss.backward()
+        self.update()
+        return float(loss.detach())
+
+    def coding(self, batch: Sequence[Example], generator: torch.Generator) -> Tensor:
+        """How far pictures are from what comes back of them, and latents from a normal distribution."""
+        pictures = tensor([one.picture for one in batch])
+        latents = self.model.vae.encode(pictures).latent_dist
+        back = self.model.vae.decode(latents.sample(generator)).sample
+        apart = functional.l1_loss(back, pictures) + functional.mse_loss(back, pictures)
+        return apart + self.recipe.divergence * latents.kl().mean() / latents.mean[0].numel()
+
+    def painting(self, batch: Sequence[Example], generator: torch.Generator) -> Tensor:
+        """How far the painter's directions are from those from pictures to noise, at random shares of noise."""
+        with torch.no_grad():
+            latents = self.model.vae.encode(tensor([one.picture for one in batch])).latent_dist.mean
+        latents = latents * self.model.vae.config.scaling_factor
+        noise = torch.randn(latents.shape, generator=generator)
+        sigma = torch.sigmoid(torch.randn(len(batch), generator=generator))
+        kept = torch.rand(len(batch), generator=generator) >= self.recipe.dropped
+        prompts = [one.prompt if keep else "" for one, keep in zip(batch, kept.tolist(), strict=True)]
+        said = self.model.tokenizer(
+            prompts, padding=True, truncation=True, max_length=self.recipe.prompt_tokens, return_tensors="pt"
+        )
+        share = sigma[:, None, None, None]
+        found = self.model.painter((1 - share) * latents + share * noise, sigma, said.input_ids, said.attention_mask)
+        return functional.mse_loss(found, noise - latents)
+
+    def progress(self, reports: Sequence[float], seconds: float) -> str:
+        """Stage, step, mean loss, pictures per second."""
+        rate = len(reports) * self.stage.batch / seconds
+        said = {"stage": self.name, "step": self.step, "loss": round(sum(reports) / len(reports), 4)}
+        return json.dumps(said | {"pictures_per_s": round(rate, 1)})
+
+
+def train(recipe: Recipe, state: Path, *, steps: dict[str, int], resume: bool, log: int = 50) -> Model:
+    """Both stages, each with a state of its own beside `state`; those that are complete are only read."""
+    model = Model(recipe)
+    for stage in STAGES:
+        trainer = Trainer(recipe, model, stage, steps=steps.get(stage, 0))
+        own = state.with_name(f"{stage}.pt")
+        if resume and own.exists():
+            trainer.load_state(own)
+        trainer.run(own, every=240.0, log=log)
+        if stage == "vae":
+            model.vae.eval().requires_grad_(False)
+            model.measure([example(recipe.seed, number).picture for number in range(_MEASURED)])
+        if trainer.step < trainer.schedule.steps:
+            break
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the folder to write")
+    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--state", type=Path, default=Path(".cache/pocket-draw/state.pt"))
+    parser.add_argument("--resume", action="store_true", help="go on from the states beside --state")
+    for stage in STAGES:
+        parser.add_argument(f"--{stage}-steps", type=int, default=0, help="0: as many as the recipe says")
+    args = parser.parse_args()
+    end_on_sigterm()
+    steps = {"vae": args.vae_steps, "painter": args.painter_steps}
+    train(Recipe(seed=args.seed), args.state, steps=steps, resume=args.resume).save(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The diffusion engine as an actor: role `diffusion`, operation `draw`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from PIL.Image import Image
+
+from motet_shared.actor import Actor, operation
+from motet_shared.blobs import BlobStore
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import BadRequest, PayloadTooLarge
+from motet_shared.messages import BlobRef, Draw, ModelCard
+from motet_shared.pictures import open_mask, open_picture
+
+from .config import DiffusionConfig
+from .drawing import Drawing, Event, Key
+from .easel import Easel
+from .engine import Engine
+from .thread import EngineThread
+
+log = logging.getLogger(__name__)
+
+
+class Diffusion(Actor):
+    """Serves one model."""
+
+    role = "diffusion"
+    config: DiffusionConfig
+
+    def __init__(self, config: DiffusionConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.max_active = config.max_running + config.max_waiting
+        self.events: dict[Key, asyncio.Queue[Event]] = {}
+        self._store = BlobStore(bus.instance, config.picture_memory)
+        self._thread: EngineThread | None = None
+        self._card: ModelCard | None = None
+
+    async def warm(self) -> None:
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        engine_config = self.config.engine()
+        engine = await asyncio.to_thread(Engine, engine_config, lambda event: soon(self._deliver, event))
+        await self._store.start()
+        created = int((Path(self.config.model) / "model_index.json").stat().st_mtime)
+        self._card = ModelCard(name=engine_config.model_name, context=0, created=created)
+        self._thread = EngineThread(
+            engine,
+            on_outputs=lambda events: [soon(self._deliver, event) for event in events],
+            on_crash=lambda error: soon(self.crash, error),
+        )
+        self.thread.start()
+        self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
+        kind = type(engine.studio.pipeline).__name__
+        log.info("model loaded", extra={"model": self._card.name, "pipeline": kind, "edits": engine.studio.rules.edits})
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.stop)
+            await self._store.close()
+
+    @property
+    def thread(self) -> EngineThread:
+        if self._thread is None:
+            raise RuntimeError("the model is not loaded yet")
+        return self._thread
+
+    def _deliver(self, event: Event) -> None:
+        """On the loop. A picture that was cancelled meanwhile is no longer listed."""
+        if (queue := self.events.get(event.key)) is not None:
+            queue.put_nowait(event)
+
+    # ------------------------------------------------------------------------------------------------------ operation
+    @operation(Draw)
+    async def draw(self, call: Call, request: Draw) -> None:
+        """One picture, as it forms."""
+        self.check_served(request.model)
+        drawing = await self._drawing(request)
+        queue = self.events[call.id] = asyncio.Queue()
+        easel = Easel(call, request, drawing, self.thread.engine.colours, self._store)
+        self.thread.submit(call.id, drawing)
+        done = False
+        try:
+            while not done:
+                done = await easel.take(await queue.get())
+        finally:
+            del self.events[call.id]
+            if not done:
+                self.thread.cancel(call.id)
+        call.finish("stop")
+
+    async def _drawing(self, request: Draw) -> Drawing:
+        """What the engine gets. All that can be refused is, before anything is fetched."""
+        if (length := len(request.prompt)) > self.config.longest_text:
+            message = f"prompt: {length} characters; at most {self.config.longest_text} are read (longest_text)"
+            raise PayloadTooLarge(message, param="prompt")
+        if request.mask is not None and request.image is None:
+            raise BadRequest("mask: there is no image that it belongs to; send `image` too", param="image")
+        drawing = Drawing(
+            prompt=request.prompt,
+            negative_prompt=request.negative_prompt,
+            width=request.width,
+            height=request.height,
+            steps=request.steps,
+            guidance_scale=request.guidance_scale,
+            seed=request.seed & (2**63 - 1),
+            strength=request.strength,
+            previews=max(request.previews, 0),
+            checkpoint_every=max(request.checkpoint_every, 0),
+        )
+        kind = "draw" if request.image is None else "change" if request.mask is None else "fill"
+        self.thread.engine.studio.rules.settled(drawing, kind)
+        if request.image is not None:
+            drawing = await self._with_images(drawing, request.image, request.mask)
+        drawing = self.thread.engine.studio.rules.settled(drawing)
+        return replace(drawing, **await self._resumed(request))
+
+    async def _with_images(self, drawing: Drawing, image: BlobRef, mask: BlobRef | None) -> Drawing:
+        picture = await self._picture(image, open_picture)
+        if mask is None:
+            return replace(drawing, image=picture)
+        where = await self._picture(mask, open_mask)
+        if where.size != picture.size:
+            sizes = "{}x{} pixels, the image {}x{}".format(*where.size, *picture.size)
+            raise BadRequest(f"mask: has {sizes}; both must be of one size", param="mask")
+        return replace(drawing, image=picture, mask=where)
+
+    async def _picture(self, ref: BlobRef, read: Callable[..., Image]) -> Image:
+        data = bytes(await self._store.get(ref))
+        return await asyncio.to_thread(read, data, max_pixels=self.config.max_pixels)
+
+    async def _resumed(self, request: Draw) -> dict[str, Any]:
+        """The checkpoint that the picture goes on from."""
+        if (resume := request.resume) is None:
+            return {}
+        data = resume.data if resume.ref is None else bytes(await self._store.get(resume.ref))
+        return {"resume": data, "resume_step": resume.step}
+
+    # --------------------------------------------------------------------------------------------------------- health
+    def load(self) -> dict[str, float]:
+        if self._thread is None:
+            return {}
+        stats = self._thread.stats()
+        return {"running": stats["running"], "queued": stats["waiting"] + stats["commands"]}
+
+    def models(self) -> list[ModelCard]:
+        return [self._card] if self._card else []
+
+    def stats(self) -> dict[str, Any]:
+        return {**self._thread.stats(), **self._store.stats()} if self._thread is not None else {}
+
+    def check_integrity(self) -> None:
+        """For an idle actor: the engine is checked on this thread."""
+        super().check_integrity()
+        if not self.bus.calls.active and self.events:
+            raise RuntimeError(f"no call is active, but {len(self.events)} pictures are waited for")
+        self.thread.engine.check_integrity()
+        self._store.check_integrity()

@@ -1,0 +1,109 @@
+"""A model's folder, loaded once, and a pipeline of it for every picture.
+
+Pictures share all weights. What a pipeline changes while it draws (its scheduler, its notes about the request) each has
+for itself: a shallow copy with a scheduler of its own. What is not safe or not wise to do for two pictures at a time
+(tokenizing, encoding text, encoding and decoding pixels) goes through one door per stage.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from motet_shared.errors import ConfigError
+
+from .config import EngineConfig
+from .drawing import Drawing
+from .rules import Rules, kind_of
+from .stand_ins import Ask, Door, SharedDenoiser, behind
+
+_DENOISERS = ("transformer", "unet")
+
+
+class Studio:
+    """Raises ConfigError for a folder that is no text-to-image model of diffusers."""
+
+    def __init__(self, config: EngineConfig):
+        self.config = config
+        self.pipeline: Any = _load(config)
+        self.denoiser_name = next((name for name in _DENOISERS if getattr(self.pipeline, name, None) is not None), "")
+        if not self.denoiser_name:
+            kind = type(self.pipeline).__name__
+            raise ConfigError(f"model={config.model!r}: a {kind} has neither of {', '.join(_DENOISERS)}; take another")
+        self.denoiser: torch.nn.Module = getattr(self.pipeline, self.denoiser_name)
+        self.denoiser_signature = inspect.signature(self.denoiser.forward)
+        self.vae = self.pipeline.vae
+        self._pipelines = {"draw": self.pipeline, **_editors(self.pipeline)}
+        self.rules = Rules(config, self._pipelines, self.denoiser.config)
+        self._text_door, self._pixel_door = threading.Lock(), threading.Lock()
+
+    # ------------------------------------------------------------------------------------------------------ pipelines
+    def open(self, drawing: Drawing, ask: Ask) -> Any:
+        """A pipeline for one picture, whose denoiser is `ask`."""
+        pipeline = copy.copy(self._pipelines.get(kind_of(drawing), self.pipeline))
+        own = vars(pipeline)
+        own[self.denoiser_name] = SharedDenoiser(self.denoiser, self.denoiser_signature, ask)
+        own["scheduler"] = copy.deepcopy(pipeline.scheduler)
+        own["vae"] = Door(self.vae, self._pixel_door, ("encode", "decode"))
+        own["encode_prompt"] = behind(self._text_door, pipeline.encode_prompt)
+        return pipeline
+
+    def spatial(self, latents: Tensor, drawing: Drawing) -> Tensor:
+        """`[1, channels, height, width]` in the scale of the VAE, from a pipeline's latents."""
+        if latents.ndim == 3:
+            latents = self.pipeline._unpack_latents(
+                latents, drawing.height, drawing.width, self.pipeline.vae_scale_factor
+            )
+        config = self.vae.config
+        shift = getattr(config, "shift_factor", None) or 0.0
+        return latents / (getattr(config, "scaling_factor", None) or 1.0) + shift
+
+
+def _load(config: EngineConfig) -> Any:
+    from diffusers import DiffusionPipeline
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    diffusers_logging.set_verbosity_error()
+    for progress in (diffusers_logging, transformers_logging):
+        progress.disable_progress_bar()
+    try:
+        pipeline = DiffusionPipeline.from_pretrained(
+            Path(config.model),
+            dtype=getattr(torch, config.dtype),
+            local_files_only=True,
+            use_safetensors=True,
+            low_cpu_mem_usage=False,
+            **_left_out(Path(config.model)),
+        )
+    except (OSError, ValueError, AttributeError, TypeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"model={config.model!r}: diffusers does not load it: {error}") from None
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline.to(config.device)
+
+
+def _left_out(folder: Path) -> dict[str, None]:
+    """Parts that a folder says it has not, such as the largest text encoder of SD3: diffusers wants to be told."""
+    index = json.loads((folder / "model_index.json").read_text())
+    return {name: None for name, kind in index.items() if kind == [None, None]}
+
+
+def _editors(pipeline: Any) -> dict[str, Any]:
+    """The pipelines that change pictures, where diffusers has them for this family."""
+    from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting
+
+    found = {}
+    for kind, auto in (("change", AutoPipelineForImage2Image), ("fill", AutoPipelineForInpainting)):
+        try:
+            found[kind] = auto.from_pipe(pipeline)
+        except ValueError:
+            continue
+        found[kind].set_progress_bar_config(disable=True)
+    return found

@@ -1,0 +1,77 @@
+"""Settings of embedding: the engine's, checked once before anything is loaded, and the process's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from motet_shared.config import ProcessConfig, setting
+from motet_shared.errors import ConfigError
+
+from .pooling import MODES
+
+DTYPES = ("float32", "bfloat16")
+NORMALIZE = ("auto", "always", "never")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    model: folder of a sentence encoder, as sentence-transformers or transformers saves it.
+    name: what clients call the model; empty: the folder's name.
+    dtype: of weights and activations.
+    threads: cores that compute; 0 leaves torch's own choice.
+    pooling: what of its tokens' vectors a text's vector is; "auto": what the folder says, else the mean of an encoder's
+        and the last of a decoder's.
+    normalize: whether vectors have unit length; "auto": what the folder says, and they have where it says nothing.
+    max_length: most tokens of one text; 0: as many as the checkpoint allows.
+    max_batch_tokens: most tokens of one forward pass, unless one text alone has more; padding counts.
+    max_waiting: most texts in the queue; requests beyond it are refused as overloaded.
+    """
+
+    model: str
+    name: str = ""
+    dtype: str = "float32"
+    threads: int = 0
+    pooling: str = "auto"
+    normalize: str = "auto"
+    max_length: int = 0
+    max_batch_tokens: int = 1024
+    max_waiting: int = 16384
+
+    def __post_init__(self) -> None:
+        folder = Path(self.model)
+        if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
+            raise ConfigError(f"model={self.model!r}: no config.json or modules.json there; give a checkpoint's folder")
+        for field, known in (("dtype", DTYPES), ("pooling", ("auto", *MODES)), ("normalize", NORMALIZE)):
+            if (value := getattr(self, field)) not in known:
+                raise ConfigError(f"{field}={value!r}: choose one of {', '.join(known)}")
+        for field, low in (("threads", 0), ("max_length", 0), ("max_batch_tokens", 1), ("max_waiting", 1)):
+            if (value := getattr(self, field)) < low:
+                raise ConfigError(f"{field}={value!r}: give a whole number of at least {low}")
+
+    @property
+    def model_name(self) -> str:
+        return self.name or Path(self.model).resolve().name
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig(ProcessConfig):
+    """Flags of `python -m motet_embedding`. `EngineConfig` says what the engine's own settings mean and checks them."""
+
+    model: str = setting("folder of the sentence encoder to serve")
+    name: str = setting("what clients call the model (default: the folder's name)", default="")
+    dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
+    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    pooling: str = setting(f"auto (what the folder says) or {', '.join(MODES)}", default="auto")
+    normalize: str = setting("vectors of unit length: auto (what the folder says), always or never", default="auto")
+    max_length: int = setting("most tokens of a text; 0: as many as the checkpoint allows", default=0, min=0)
+    max_batch_tokens: int = setting("most tokens of one forward pass", default=1024, min=1)
+    max_waiting: int = setting("most texts in the queue; requests beyond it are refused", default=16384, min=512)
+    max_requests: int = setting("most requests at a time; further ones are refused", default=256, min=1)
+    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+
+    def engine(self) -> EngineConfig:
+        shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
+        return EngineConfig(**{name: getattr(self, name) for name in shared})

@@ -1,0 +1,94 @@
+"""The embedding engine: texts of many requests in, their vectors out, one forward pass per step.
+
+engine = Engine(config, Encoder.load(config))
+engine.add("a", [Text([101, 7592, 102])])
+while engine.has_work:
+    for output in engine.step():
+        print(output.key, output.places, output.vectors)
+
+Requests are added and cancelled between steps, by the thread that steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from motet_shared.errors import InternalError, MotetError, Overloaded
+
+from .config import EngineConfig
+from .encoder import Encoder
+from .texts import Text
+from .waiting import Key, Lines, cost
+
+Vectors = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Output:
+    """Vectors of some texts of one request (in the rows of `vectors`), or why there will be none."""
+
+    key: Key
+    places: list[int]
+    vectors: Vectors
+    error: MotetError | None = None
+
+
+NO_VECTORS: Vectors = np.empty((0, 0), np.float32)
+
+
+class Engine:
+    """Serves all requests with one encoder."""
+
+    def __init__(self, config: EngineConfig, encoder: Encoder):
+        self.config = config
+        self.encoder = encoder
+        self._lines = Lines()
+        self._steps = self._texts = self._tokens = self._computed = 0
+
+    def add(self, key: Key, texts: Sequence[Text]) -> None:
+        """Queue the texts of a request, at least one. Overloaded if there is no room for all of them."""
+        if not texts or key in self._lines:
+            raise InternalError(f"request {key!r} has no texts, or is computed already")
+        if len(self._lines) + len(texts) > self.config.max_waiting:
+            raise Overloaded(
+                f"{len(self._lines)} texts wait and {len(texts)} more would exceed max_waiting="
+                f"{self.config.max_waiting}; try again in a moment"
+            )
+        self._lines.add(key, texts)
+
+    def cancel(self, key: Key) -> None:
+        """Forget a request. One that is not known has been served: nothing to do."""
+        self._lines.cancel(key)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(len(self._lines))
+
+    def step(self) -> list[Output]:
+        """One forward pass; the vectors that it made, by request. Empty if there was nothing to do."""
+        taken = self._lines.take(self.config.max_batch_tokens, packed=self.encoder.packed)
+        if not taken:
+            return []
+        vectors_BV: Vectors = self.encoder.encode([one.text for one in taken]).cpu().numpy()
+        lengths = [len(one.text) for one in taken]
+        self._steps += 1
+        self._texts += len(taken)
+        self._tokens += sum(lengths)
+        self._computed += cost(lengths, packed=self.encoder.packed)
+        rows: dict[Key, list[int]] = {}
+        for row, one in enumerate(taken):
+            rows.setdefault(one.key, []).append(row)
+        return [Output(key, [taken[row].place for row in own], vectors_BV[own]) for key, own in rows.items()]
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "waiting": len(self._lines),
+            "steps": self._steps,
+            "texts": self._texts,
+            "tokens": self._tokens,
+            "padding": self._computed - self._tokens,
+        }

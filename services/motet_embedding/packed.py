@@ -1,0 +1,170 @@
+"""Attention over many texts that lie one after the other in one row, so that no token is padding.
+
+A model whose attention comes from transformers' `AttentionInterface` computes `[1, N]` tokens of several texts at once;
+what keeps the texts apart is this function and the positions that it is given. `packs` finds out whether that holds for
+a model: it must compute two texts in a row as it computes each alone.
+
+N tokens of all texts · S of one · H query heads · K key heads · D numbers per head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
+
+from motet_kernels.full_attention import full_attention
+
+NAME = "motet_packed"
+_PROBE = (3, 160, 7)  # tokens: longer than the windows of models that look around themselves
+_TOLERANCE = {torch.float32: 1e-4}
+_COARSE = 3e-2
+# Keyword arguments that change nothing of what is computed here.
+_HARMLESS = {"position_ids", "use_cache", "deterministic", "output_attentions", "output_hidden_states", "return_dict"}
+
+
+class Unpackable(Exception):
+    """The model wants something of its attention that this one does not do."""
+
+
+@dataclass(slots=True)
+class Packed:
+    """Where the texts of a row are, and how far the layers that were asked looked around themselves."""
+
+    lengths: Sequence[int]
+    windows: set[int] = field(default_factory=set)
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        return list(pairwise(accumulate(self.lengths, initial=0)))
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query_1HND: Tensor,
+    key_1KND: Tensor,
+    value_1KND: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed: Packed | None = None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """`[1, N, H, D]`, each token attending to its own text alone. Unpackable for what it does not know."""
+    strange = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
+    if packed is None or attention_mask is not None or strange:
+        raise Unpackable(f"attention with {', '.join(strange) or 'a mask or without its texts'}")
+    causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
+    if sliding_window:
+        packed.windows.add(sliding_window)
+    scale = query_1HND.shape[-1] ** -0.5 if scaling is None else scaling
+    query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in (query_1HND, key_1KND, value_1KND))
+    out_NHD = query_NHD.new_empty(*query_NHD.shape[:2], value_NKD.shape[-1])
+    for start, end in packed.spans:
+        parts = (query_NHD[start:end], key_NKD[start:end], value_NKD[start:end])
+        out_NHD[start:end] = _attend(*parts, scale, causal, sliding_window)
+    return out_NHD[None], None
+
+
+def _attend(
+    query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scale: float, causal: bool, window: int | None
+) -> Tensor:
+    count = len(query_SHD)
+    narrow = window is not None and count > window
+    if not causal and not narrow and query_SHD.shape == key_SKD.shape == value_SKD.shape:
+        return full_attention(query_SHD, key_SKD, value_SKD, scale=scale)
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query_SHD, key_SKD, value_SKD))
+    mask = _window_mask(count, window, causal, query.device) if narrow and window is not None else None
+    out = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=causal and mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return out[0].transpose(0, 1)
+
+
+def _window_mask(count: int, window: int, causal: bool, device: torch.device) -> Tensor:
+    """`[S, S]` bool: who sees whom. A window of n reaches to those that are fewer than n away."""
+    places = torch.arange(count, device=device)
+    apart = places[:, None] - places[None, :]
+    return (apart >= 0) & (apart < window) if causal else apart.abs() < window
+
+
+# ------------------------------------------------------------------------------------------------------------ finding
+def first_position(model: PreTrainedModel) -> int:
+    """The position of a text's first token: RoBERTa and its like count from behind the padding's."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
+@torch.inference_mode()
+def forward(model: PreTrainedModel, texts: Sequence[Sequence[int]], first: int) -> tuple[Tensor, Packed]:
+    """`[N, D]`, the last hidden states of the texts one after the other; any exception of a model that cannot."""
+    packed = Packed([len(text) for text in texts])
+    ids = torch.tensor([token for text in texts for token in text], device=model.device)
+    positions = torch.cat([torch.arange(first, first + len(text), device=model.device) for text in texts])
+    output = model(input_ids=ids[None], position_ids=positions[None], packed=packed, **_no_cache(model))
+    return output.last_hidden_state[0], packed
+
+
+@torch.inference_mode()
+def forward_padded(model: PreTrainedModel, texts: Sequence[Sequence[int]], padding: int) -> list[Tensor]:
+    """`[S, D]` of each text, by a batch in which the shorter ones are padded."""
+    longest = max(map(len, texts))
+    rows = [[*text, *[padding] * (longest - len(text))] for text in texts]
+    mask = [[1] * len(text) + [0] * (longest - len(text)) for text in texts]
+    ids, seen = torch.tensor(rows, device=model.device), torch.tensor(mask, device=model.device)
+    hidden_BTD = model(input_ids=ids, attention_mask=seen, **_no_cache(model)).last_hidden_state
+    return [hidden[: len(text)] for hidden, text in zip(hidden_BTD, texts, strict=True)]
+
+
+def _no_cache(model: PreTrainedModel) -> dict[str, bool]:
+    return {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+
+
+def packs(model: PreTrainedModel, limit: int, padding: int) -> bool:
+    """Whether `model` computes texts of up to `limit` tokens in a row as each alone; it is left so that it does.
+
+    A model that does not is left as it was: with its own attention.
+    """
+    texts = _probe(limit, model.get_input_embeddings().num_embeddings, padding)
+    with torch.inference_mode():
+        alone = torch.cat([forward_padded(model, [text], padding)[0] for text in texts])
+    own = model.config._attn_implementation
+    if _agrees(model, texts, alone, limit):
+        return True
+    model.config._attn_implementation = own
+    return False
+
+
+def _agrees(model: PreTrainedModel, texts: list[list[int]], alone_ND: Tensor, limit: int) -> bool:
+    AttentionInterface.register(NAME, packed_attention)
+    model.config._attn_implementation = NAME
+    try:
+        together_ND, packed = forward(model, texts, first_position(model))
+    except Exception:  # whatever its code makes of arguments that it does not expect: then it gets batches with padding
+        return False
+    unseen = [window for window in packed.windows if max(map(len, texts)) <= window < limit]
+    apart = (together_ND.float() - alone_ND.float()).norm() / alone_ND.float().norm()
+    return not unseen and bool(apart < _TOLERANCE.get(model.dtype, _COARSE))
+
+
+def _probe(limit: int, vocabulary: int, padding: int) -> list[list[int]]:
+    tokens = [token for token in range(vocabulary) if token != padding]
+    return [[tokens[(7 * place + length) % len(tokens)] for place in range(min(length, limit))] for length in _PROBE]

@@ -1,0 +1,118 @@
+"""The embedding actor: role `embedding`, operation `embed`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+
+from motet_shared.actor import Actor, operation
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import BadRequest
+from motet_shared.messages import Embed, ModelCard, Usage, Vectors
+
+from .config import EmbeddingConfig
+from .encoder import Encoder
+from .engine import Engine
+from .folder import Folder
+from .texts import Text, Texts
+from .thread import Desk
+
+log = logging.getLogger(__name__)
+
+_ITEM = 256 * 1024  # most bytes of vectors in one item: a message stays far below `max_payload`
+
+
+class Embedding(Actor):
+    """Serves one model."""
+
+    role = "embedding"
+    config: EmbeddingConfig
+
+    def __init__(self, config: EmbeddingConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.max_active = config.max_requests
+        self._texts: Texts | None = None
+        self._desk: Desk | None = None
+        self._card: ModelCard | None = None
+
+    async def warm(self) -> None:
+        config = self.config.engine()
+        encoder = await asyncio.to_thread(Encoder.load, config)
+        folder = Folder.read(config.model)
+        self._texts = Texts(folder, encoder.limit, encoder.vocabulary)
+        self._desk = Desk(Engine(config, encoder), self.crash)
+        self.bus.monitor.duties.append(self._desk.thread.watch(self.config.step_timeout))
+        created = int((folder.transformer / "config.json").stat().st_mtime)
+        self._card = ModelCard(name=config.model_name, context=encoder.limit, created=created, vocab=encoder.vocabulary)
+        log.info("model loaded", extra={"model": self._card.name, "size": encoder.size, "packed": encoder.packed})
+
+    async def close(self) -> None:
+        if self._desk is not None:
+            await self._desk.close()
+
+    @property
+    def desk(self) -> Desk:
+        if self._desk is None:
+            raise RuntimeError("the model is not loaded yet")
+        return self._desk
+
+    @operation(Embed)
+    async def embed(self, call: Call, request: Embed) -> None:
+        """`Vectors` of all texts, in order, as they are computed."""
+        self.check_served(request.model)
+        size = self._size(request.dimensions)
+        texts = await self._read(request)
+        done = 0
+        async with self.desk.asking(texts) as answer, aclosing(answer.read(max(1, _ITEM // (4 * size)))) as vectors:
+            async for some in vectors:
+                tokens = sum(len(text) for text in texts[done : done + len(some)])
+                done += len(some)
+                await call.send(Vectors(_shortened(some, size).astype("<f4").tobytes(), len(some), tokens))
+        call.finish("stop", Usage(prompt_tokens=sum(map(len, texts))))
+
+    def _size(self, dimensions: int) -> int:
+        """How many numbers of a vector are asked for; 0: all."""
+        whole = self.desk.thread.engine.encoder.size
+        if not 0 <= dimensions <= whole:
+            message = f"dimensions: {dimensions} cannot be had, this model's vectors have {whole}; give 1 to {whole}"
+            raise BadRequest(message, param="dimensions")
+        return dimensions or whole
+
+    async def _read(self, request: Embed) -> list[Text]:
+        if self._texts is None:
+            raise RuntimeError("the model is not loaded yet")
+        if not 1 <= len(request.input) <= (most := self.config.max_waiting):
+            raise BadRequest(f"input: has {len(request.input)} texts; give 1 to {most}", param="input")
+        return await asyncio.to_thread(self._texts.read, request.input, request.prompt, request.first)
+
+    # --------------------------------------------------------------------------------------------------------- health
+    def load(self) -> dict[str, float]:
+        if self._desk is None:
+            return {}
+        stats = self._desk.thread.stats()
+        return {"queued": stats["waiting"] + stats["commands"]}
+
+    def models(self) -> list[ModelCard]:
+        return [self._card] if self._card else []
+
+    def stats(self) -> dict[str, Any]:
+        return {} if self._desk is None else self._desk.thread.stats()
+
+    def check_integrity(self) -> None:
+        """For an idle actor: nothing may be left in the engine."""
+        super().check_integrity()
+        if not self.bus.calls.active and self.desk.thread.engine.has_work:
+            raise RuntimeError("nobody asks for anything, but the engine has work")
+
+
+def _shortened(vectors_BV: np.ndarray[Any, np.dtype[np.float32]], size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """The first `size` numbers of each, of unit length again; whole vectors as they are."""
+    if size == vectors_BV.shape[1]:
+        return vectors_BV
+    cut = vectors_BV[:, :size]
+    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)

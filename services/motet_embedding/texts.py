@@ -1,0 +1,97 @@
+"""Texts into token ids, and what may be asked of them. Without torch: any thread may do it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from motet_shared.errors import BadRequest, ConfigError, ContextTooLong
+
+from .folder import Folder
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Token ids of one text, special ones included; the first `prompt` of them are a prompt's."""
+
+    ids: list[int]
+    prompt: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Texts:
+    """A folder's tokenizer and prompts. `limit`: most tokens of a text. `vocabulary`: ids are below it."""
+
+    def __init__(self, folder: Folder, limit: int, vocabulary: int):
+        self.prompts = folder.prompts
+        self._default, self._lower = folder.default_prompt, folder.lower
+        self._limit, self._vocabulary = limit, vocabulary
+        path = folder.transformer / "tokenizer.json"
+        if not path.is_file():
+            raise ConfigError(f"model={str(folder.transformer)!r}: no tokenizer.json there; save its tokenizer as one")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the tokenizers library raises nothing more special
+            raise ConfigError(f"model={str(path)!r}: the tokenizer cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._special = {token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special}
+
+    def read(self, given: Sequence[str | list[int]], prompt: str = "", first: int = 0) -> list[Text]:
+        """The tokens of each text, or of lists of ids as they are. BadRequest names what is wrong and where.
+
+        `prompt`: name of the prompt that goes before each text; empty: the folder's default, if it has one.
+        `first`: number of the first text in its request, where it has others before.
+        """
+        if prompt and prompt not in self.prompts:
+            known = ", ".join(map(repr, self.prompts)) or "none"
+            raise BadRequest(
+                f"prompt_name: {prompt!r} is no prompt of this model; there are: {known}", param="prompt_name"
+            )
+        strings = [one for one in given if isinstance(one, str)]
+        if strings and len(strings) < len(given):
+            raise BadRequest("input: texts and lists of token ids; give either", param="input")
+        if strings:
+            texts = self._encoded(strings, prompt or self._default, first)
+        elif prompt:
+            raise BadRequest("prompt_name: goes before texts, not before token ids; leave it out", param="prompt_name")
+        else:
+            texts = [Text(ids) for ids in given if not isinstance(ids, str)]
+        for index, text in enumerate(texts):
+            self._check(text, _where(index, first, len(given)))
+        return texts
+
+    def _encoded(self, strings: list[str], prompt: str, first: int) -> list[Text]:
+        before = self.prompts.get(prompt, "")
+        if empty := [index for index, text in enumerate(strings) if not text]:
+            raise BadRequest(f"{_where(empty[0], first, len(strings))}: the text is empty; leave it out", param="input")
+        prompt_tokens = self._prompt_tokens(before) if before else 0
+        whole = [self._cased(before + text) for text in strings]
+        return [Text(found.ids, prompt_tokens) for found in self._tokenizer.encode_batch_fast(whole)]
+
+    def _cased(self, text: str) -> str:
+        return text.lower() if self._lower else text
+
+    def _prompt_tokens(self, before: str) -> int:
+        """Those that begin a text with this prompt: an end token of the prompt alone is none of them."""
+        ids = self._tokenizer.encode(self._cased(before)).ids
+        return len(ids) - bool(ids and ids[-1] in self._special)
+
+    def _check(self, text: Text, where: str) -> None:
+        if not len(text):
+            raise BadRequest(f"{where}: has no tokens; leave it out", param="input")
+        if len(text) > self._limit:
+            message = f"{where}: has {len(text)} tokens, this model takes at most {self._limit}; split or shorten it"
+            raise ContextTooLong(message, param="input")
+        if min(text.ids) < 0 or max(text.ids) >= self._vocabulary:
+            place = next(place for place, token in enumerate(text.ids) if not 0 <= token < self._vocabulary)
+            message = f"{where}[{place}]: {text.ids[place]} is no token id of this model; they go from 0 to"
+            raise BadRequest(f"{message} {self._vocabulary - 1}", param="input")
+
+
+def _where(index: int, first: int, count: int) -> str:
+    return "input" if first + count == 1 else f"input[{first + index}]"

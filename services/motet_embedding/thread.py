@@ -1,0 +1,108 @@
+"""The embedding engine on its thread, and its vectors back to those who wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+
+import numpy as np
+
+from motet_shared import engine_thread
+from motet_shared.errors import InternalError, MotetError
+
+from .engine import NO_VECTORS, Engine, Output, Vectors
+from .texts import Text
+from .waiting import Key
+
+
+class EngineThread(engine_thread.EngineThread[Engine, Output]):
+    """Its outputs are vectors."""
+
+    name = "motet-embedding"
+
+    def submit(self, key: Key, texts: Sequence[Text]) -> None:
+        """`Engine.add`; its refusal arrives as an `Output` with `error`."""
+        self._submit(key, partial(self.engine.add, key, texts))
+
+    def _refusal(self, key: Key, error: MotetError) -> Output:
+        return Output(key, [], NO_VECTORS, error)
+
+    def _step(self) -> list[Output]:
+        return self.engine.step()
+
+
+class Answer:
+    """The vectors of one request as they come, read in the order of its texts."""
+
+    def __init__(self, count: int):
+        self._rows: list[Vectors | None] = [None] * count
+        self._error: MotetError | None = None
+        self._news = asyncio.Event()
+
+    def put(self, output: Output) -> None:
+        for place, row in zip(output.places, output.vectors, strict=True):
+            self._rows[place] = row
+        self._error = self._error or output.error
+        self._news.set()
+
+    def fail(self, error: MotetError) -> None:
+        self.put(Output(None, [], NO_VECTORS, error))
+
+    async def read(self, most: int) -> AsyncGenerator[Vectors, None]:
+        """(some, V) at a time, at most `most` of them: those without a gap. Raises the engine's refusal."""
+        done = 0
+        while done < len(self._rows):
+            rows = list(itertools.takewhile(lambda row: row is not None, self._rows[done : done + most]))
+            if rows:
+                done += len(rows)
+                yield np.stack([row for row in rows if row is not None])
+            elif self._error is not None:
+                raise self._error
+            else:
+                self._news.clear()
+                await self._news.wait()
+
+
+class Desk:
+    """Requests to the thread and back, from one event loop. `on_crash` gets what ended the thread."""
+
+    def __init__(self, engine: Engine, on_crash: Callable[[BaseException], object]):
+        self._on_crash = on_crash
+        self._answers: dict[Key, Answer] = {}
+        self._keys = itertools.count()
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        self.thread = EngineThread(
+            engine,
+            on_outputs=lambda outputs: soon(self._deliver, outputs),
+            on_crash=lambda error: soon(self._crashed, error),
+        )
+        self.thread.start()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.thread.stop)
+
+    @asynccontextmanager
+    async def asking(self, texts: Sequence[Text]) -> AsyncIterator[Answer]:
+        """The answer while in the block; whoever leaves early frees the queue by the next step."""
+        key = next(self._keys)
+        answer = self._answers[key] = Answer(len(texts))
+        self.thread.submit(key, texts)
+        try:
+            yield answer
+        finally:
+            del self._answers[key]
+            self.thread.cancel(key)
+
+    def _deliver(self, outputs: list[Output]) -> None:
+        """A request that was cancelled meanwhile is no longer listed."""
+        for output in outputs:
+            if (answer := self._answers.get(output.key)) is not None:
+                answer.put(output)
+
+    def _crashed(self, error: BaseException) -> None:
+        for answer in self._answers.values():
+            answer.fail(InternalError(f"the engine ended: {error}"))
+        self._on_crash(error)

@@ -1,0 +1,124 @@
+"""Pictures in a prompt, as the language model sees them: embeddings at the places of single tokens.
+
+They are the request's as long as it lives, so that it may be preempted and prefilled again. Shapes: T placeholders of a
+prompt, P tokens of it, L layers, X hidden size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from motet_shared.errors import BadRequest
+
+from .language_part import SightShape
+
+_INDEX_BITS = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sight:
+    """One picture: embeddings `[L, T, X]`. Two of one `name` are the same. `grid`: frames, rows, columns of tokens."""
+
+    embeddings_LTX: Tensor
+    name: str
+    grid: tuple[int, ...] = ()
+
+
+class Sights:
+    """All pictures of a prompt, at their places.
+
+    names: what the prompt's tokens are called in the prefix cache: text tokens by their ids, placeholders by the
+        picture and where in it they stand. No two pictures share a name, and none has that of a token.
+    """
+
+    def __init__(self, prompt: Sequence[int], sights: Sequence[Sight], shape: SightShape):
+        """Raises BadRequest for pictures that do not fit to the placeholders in `prompt`, or to the model."""
+        tokens_P = np.asarray(prompt, dtype=np.int64)
+        self.places_T = np.flatnonzero(tokens_P == shape.placeholder)
+        for number, sight in enumerate(sights):
+            _check(sight, number, shape)
+        sizes = [sight.embeddings_LTX.shape[1] for sight in sights]
+        if sum(sizes) != len(self.places_T):
+            raise BadRequest(
+                f"prompt: has {len(self.places_T)} placeholders for images (token {shape.placeholder}), "
+                f"but the {len(sights)} images have {sum(sizes)} tokens; give as many",
+                param="prompt",
+            )
+        self.embeddings_LTX = torch.cat([sight.embeddings_LTX for sight in sights], dim=1)
+        self._parts = list(zip(sights, np.split(self.places_T, np.cumsum(sizes)[:-1]), strict=True))
+        self.names = self._names(prompt)
+        self._positions_3P: np.ndarray | None = None
+        self._next = 0  # position of the first token after the prompt
+        if shape.axes > 1:
+            self._positions_3P, self._next = self._positions(len(prompt))
+
+    def _names(self, prompt: Sequence[int]) -> list[int]:
+        names = list(prompt)
+        for sight, places in self._parts:
+            first = -1 - (int(hashlib.blake2b(sight.name.encode(), digest_size=16).hexdigest(), 16) << _INDEX_BITS)
+            for index, place in enumerate(places):
+                names[place] = first - index
+        return names
+
+    def _positions(self, length: int) -> tuple[np.ndarray, int]:
+        """Positions `[3, P]` of frames, rows and columns, and that of the first token after the prompt.
+
+        As in transformers' `get_rope_index`: text moves on all axes, a picture takes as much room as its longer side.
+        """
+        positions_3P = np.empty((3, length), dtype=np.int64)
+        position = done = 0
+        for sight, places in self._parts:
+            start, stop = int(places[0]), int(places[-1]) + 1
+            if stop - start != len(places):
+                raise BadRequest(f"prompt: the placeholders of {sight.name!r} do not stand together", param="prompt")
+            positions_3P[:, done:start] = np.arange(position, position + start - done)
+            position += start - done
+            positions_3P[:, start:stop] = position + np.indices(sight.grid).reshape(3, -1)
+            position += max(sight.grid[1:])
+            done = stop
+        positions_3P[:, done:] = np.arange(position, position + length - done)
+        return positions_3P, position + length - done
+
+    def positions(self, start: int, stop: int) -> np.ndarray:
+        """Positions `[3, stop - start]` of tokens of prompt and output."""
+        if self._positions_3P is None:
+            return np.broadcast_to(np.arange(start, stop), (3, stop - start))
+        length = self._positions_3P.shape[1]
+        after = np.arange(max(start, length), max(stop, length)) + (self._next - length)
+        return np.concatenate((self._positions_3P[:, start:stop], np.broadcast_to(after, (3, len(after)))), axis=1)
+
+    def between(self, start: int, stop: int) -> tuple[np.ndarray, Tensor]:
+        """The placeholders among the tokens from `start` to `stop`: where, counted from `start`, and what they show."""
+        first, last = np.searchsorted(self.places_T, (start, stop))
+        return self.places_T[first:last] - start, self.embeddings_LTX[:, first:last]
+
+
+def _check(sight: Sight, number: int, shape: SightShape) -> None:
+    where, size = f"sights[{number}]", tuple(sight.embeddings_LTX.shape)
+    if len(size) != 3 or size[0] != shape.layers or size[2] != shape.hidden or not size[1]:
+        raise BadRequest(
+            f"{where}.embeddings: is {list(size)}, but this model takes [{shape.layers}, tokens, {shape.hidden}]; "
+            "encode images with the same checkpoint",
+            param=where,
+        )
+    if shape.axes > 1 and (len(sight.grid) != 3 or min(sight.grid) < 1 or np.prod(sight.grid) != size[1]):
+        raise BadRequest(
+            f"{where}.grid: is {list(sight.grid)}; give frames, rows and columns of {size[1]} tokens", param=where
+        )
+
+
+def place(prompt: Sequence[int], sights: Sequence[Sight], shape: SightShape | None) -> Sights | None:
+    """The pictures of a prompt; None for one without. Raises BadRequest for what does not fit."""
+    if shape is None:
+        if sights:
+            raise BadRequest("sights: this model reads no images; leave them out", param="sights")
+        return None
+    if not sights and shape.placeholder not in prompt:
+        return None
+    return Sights(prompt, sights, shape)

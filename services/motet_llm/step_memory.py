@@ -1,0 +1,80 @@
+"""A step's layout at addresses that stay, so that the layers of a decode step can be replayed.
+
+Made for so many rows of one token each; every such step writes its block tables, slots and lengths into the same
+tensors. What a layer has recorded over them (`motet_kernels.replay`) holds as long as they do.
+
+Shapes: B rows, M blocks of the longest sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from motet_kernels.attention import PagedBatch
+from motet_kernels.replay import Tape
+
+MAX_ROWS = 4  # a step of more rows is busy with its matrices, and a tape keeps what the step makes on its way
+
+Turns = tuple[Tensor, Tensor]
+Layer = Callable[[Tensor, Turns], Tensor]
+
+
+class StepMemory:
+    """Of `rows` rows for `num_groups` groups of layers, whose sequences have up to `max_blocks` blocks."""
+
+    def __init__(self, rows: int, num_groups: int, max_blocks: int):
+        self.max_blocks = max_blocks
+        self.slots = [torch.zeros(rows, dtype=torch.int64) for _ in range(num_groups)]
+        starts, lengths = torch.arange(rows + 1, dtype=torch.int32), torch.ones(rows, dtype=torch.int32)
+        tables = [torch.zeros(rows, max_blocks, dtype=torch.int32) for _ in range(num_groups)]
+        self.batches = [PagedBatch(table, starts, lengths) for table in tables]
+        self._tapes: dict[int, _LayerTape] = {}
+        self._last: Tensor | None = None  # what the layer before gave, in memory of its own
+        self._turns: Turns | None = None
+        self._given: Turns | None = None
+
+    def write(self, tables: Sequence[Tensor], slots: Sequence[Tensor], lengths_B: Tensor) -> None:
+        """The next step: by group the block tables `[B, ≤M]` and the slots `[B]` of its tokens."""
+        for batch, table, into, slot in zip(self.batches, tables, self.slots, slots, strict=True):
+            batch.tables_BM[:, : table.shape[1]] = table
+            into.copy_(slot)
+        self.batches[0].lengths_B.copy_(lengths_B)
+        self._last = self._given = None
+
+    def run(self, index: int, layer: Layer, x: Tensor, turns: Turns) -> Tensor:
+        """`layer(x, turns)`, recorded when it is met for the first time. The next step overwrites the result."""
+        if self._given is not turns:
+            self._given, self._turns = turns, self._keep(turns)
+        assert self._turns is not None
+        tape = self._tapes.get(index)
+        if tape is None:
+            tape = self._tapes[index] = _LayerTape(layer, x if x is self._last else x.clone(), self._turns)
+            self._last = tape.result
+        else:
+            self._last = tape.again(x)
+        return self._last
+
+    def _keep(self, turns: Turns) -> Turns:
+        """Cosines and sines at addresses that stay."""
+        if self._turns is None:
+            return turns[0].clone(), turns[1].clone()
+        for ours, theirs in zip(self._turns, turns, strict=True):
+            ours.copy_(theirs)
+        return self._turns
+
+
+class _LayerTape:
+    """One layer's calls, and where its input lies."""
+
+    def __init__(self, layer: Layer, x: Tensor, turns: Turns):
+        self._x = x
+        self._tape = Tape(lambda: layer(x, turns))
+        self.result = self._tape.result
+
+    def again(self, x: Tensor) -> Tensor:
+        if x.data_ptr() != self._x.data_ptr():
+            self._x.copy_(x)
+        return self._tape.replay()

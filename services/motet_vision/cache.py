@@ -1,0 +1,75 @@
+"""What was seen before: embeddings by the content of the picture, least recently used given up first.
+
+They lie in the process's blob store, where readers find them: a picture that is seen again costs a look into a table.
+A reader that comes too late finds the blob gone and asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+
+from torch import Tensor
+
+from motet_shared.blobs import BlobStore
+from motet_shared.errors import Overloaded, PayloadTooLarge
+from motet_shared.messages import Seen, Sight
+
+_READERS = 1 << 30  # nobody counts them: a blob lives until the cache drops it
+_TTL = 1e9
+
+
+class SightCache:
+    """Everything in it is in `store`, which holds nothing else."""
+
+    def __init__(self, store: BlobStore):
+        self._store = store
+        self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._room = asyncio.Lock()
+        self.hits = self.misses = self.evictions = 0
+
+    def get(self, name: str) -> Seen | None:
+        seen = self._seen.get(name)
+        if seen is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        self._seen.move_to_end(name)
+        return seen
+
+    async def put(self, name: str, embeddings: Tensor, ids: list[int], grid: tuple[int, ...]) -> Seen:
+        """Raises PayloadTooLarge for a picture that the cache can never hold."""
+        async with self._room:
+            nbytes = embeddings.nbytes
+            if nbytes > self._store.capacity:
+                raise PayloadTooLarge(
+                    f"image: its {embeddings.shape[1]} tokens take {nbytes} bytes, the vision service holds "
+                    f"{self._store.capacity} (--cache); give a lower `max_pixels`",
+                    param="max_pixels",
+                )
+            data = embeddings.contiguous().numpy().data.cast("B")
+            while True:
+                try:
+                    ref = await self._store.put_async(
+                        data, "float32", tuple(embeddings.shape), wait=0.0, readers=_READERS, ttl=_TTL, digest=False
+                    )
+                    break
+                except Overloaded:
+                    if not self._seen:
+                        raise
+                    self._give_up_one()
+            seen = self._seen[name] = Seen(Sight(embeddings=ref, name=name, grid=grid), ids)
+            return seen
+
+    def _give_up_one(self) -> None:
+        _, oldest = self._seen.popitem(last=False)
+        self._store.drop(oldest.sight.embeddings)
+        self.evictions += 1
+
+    def stats(self) -> dict[str, int]:
+        return {
+            "cached": len(self._seen),
+            "cache_hits": self.hits,
+            "cache_misses": self.misses,
+            "cache_evictions": self.evictions,
+        }

@@ -1,0 +1,96 @@
+"""The eyes of a checkpoint folder: image processor, vision tower and projector, and nothing of the language model.
+
+The model is transformers' own, of a config whose language model has no layers and one word: what is not there is not
+read. Safetensors only, no code from the folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.utils.logging import disable_progress_bar
+
+from motet_shared.errors import ConfigError
+from motet_shared.seeing import MODEL_TYPES
+
+from .families import Family, Fixed
+from .native import Native
+from .tiles import Tiles
+
+_UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
+_FAMILIES: dict[str, type[Family]] = {
+    "llava": Fixed,
+    "qwen2_5_vl": Native,
+    "qwen3_vl": Native,
+    "idefics3": Tiles,
+    "smolvlm": Tiles,
+}
+# By the names of today and, without prefix, of older checkpoints.
+_LANGUAGE = r"^(model\.)?(language_model|text_model|layers|words|norm)\.|^(language_model\.)?lm_head\."
+_WORDS = "embed_tokens"  # there is a table of one word, which no tensor is to be taken for
+
+
+def load_family(folder: Path, dtype: torch.dtype) -> Family:
+    """Everything that turns a picture into embeddings. Raises ConfigError that says what is wrong with the folder."""
+    disable_progress_bar()  # standard error is the service's log
+    config = _read(folder, "config.json", AutoConfig)
+    if config.model_type not in MODEL_TYPES:
+        known = ", ".join(sorted(MODEL_TYPES))
+        raise ConfigError(f"model={str(folder)!r}: model_type {config.model_type!r} does not see; there are {known}")
+    processor = _read(folder, "preprocessor_config.json", AutoImageProcessor)
+    tokenizer = _read(folder, "the tokenizer", AutoTokenizer)
+    return _FAMILIES[config.model_type](_load_eyes(folder, config, dtype), processor, tokenizer)
+
+
+def _read(folder: Path, what: str, kind: Any) -> Any:
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (*_UNUSABLE, StrictDataclassError) as error:
+        first = str(error).strip().split("\n")[0]
+        raise ConfigError(f"model={str(folder)!r}: {what} cannot be read: {first}") from error
+
+
+def _load_eyes(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    whole: Any = MODEL_MAPPING[type(config)]
+    members = {
+        "_keys_to_ignore_on_load_unexpected": [_LANGUAGE],
+        "_keys_to_ignore_on_load_missing": [_WORDS],
+        "__module__": whole.__module__,
+    }
+    kind: Any = type(whole.__name__, (whole,), members)
+    try:
+        model, report = kind.from_pretrained(
+            folder,
+            config=_speechless(config),
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported below
+            output_loading_info=True,
+            key_mapping={_WORDS: "words"},
+        )
+    except _UNUSABLE as error:
+        raise ConfigError(f"model={str(folder)!r}: transformers cannot make {whole.__name__} of it: {error}") from error
+    faults = [f"missing {name}" for name in sorted(report["missing_keys"])]
+    faults += [f"unknown {name}" for name in sorted(report["unexpected_keys"])]
+    faults += [f"{name} is {list(has)}, not {list(wants)}" for name, has, wants in sorted(report["mismatched_keys"])]
+    if faults:
+        shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
+        raise ConfigError(f"model={str(folder)!r}: the weights contradict config.json: {shown}")
+    eyes: PreTrainedModel = model.eval().requires_grad_(False)
+    return eyes
+
+
+def _speechless(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The same with a language model of no layers and one word; its width is the projector's business too."""
+    text = config.get_text_config()
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
+    if getattr(text, "layer_types", None) is not None:
+        text.layer_types = []
+    return config

@@ -1,0 +1,41 @@
+"""Settings of the vision process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from motet_shared.config import Bytes, ProcessConfig, setting
+from motet_shared.errors import ConfigError
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig(ProcessConfig):
+    """Encodes pictures with the vision half of the checkpoint that a decode process serves the language half of."""
+
+    model: str = setting("folder of the checkpoint: LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3")
+    name: str = setting("what clients call the model (default: the folder's name)", default="")
+    dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
+    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    max_patches: int = setting("patches encoded at a time, unless one picture alone has more", default=4096, min=1)
+    max_active: int = setting("most pictures at a time; more are refused as overloaded", default=64, min=1)
+    max_prepared: int = setting("most pictures held ready to be encoded: they are large", default=16, min=1)
+    max_picture: int = setting("largest picture, pixels", default=50_000_000, min=1)
+    max_file: Bytes = setting("largest picture file", default=32 << 20, min=1024)
+    cache: Bytes = setting("memory for encoded pictures, the least recently used given up first", default=128 << 20)
+    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (Path(self.model) / "config.json").is_file():
+            raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
+        if self.dtype not in DTYPES:
+            raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        if self.cache < 1 << 20:
+            raise ConfigError(f"cache={self.cache}: holds hardly a picture; give at least 1MB")
+
+    @property
+    def model_name(self) -> str:
+        return self.name or Path(self.model).resolve().name

@@ -1,0 +1,86 @@
+"""How families of models look at a picture: what it is made into, how many tokens it takes, and how it is encoded.
+
+Preparing and encoding are transformers' own code: its image processors, and `get_image_features` of its models. What is
+here decides what goes in together and what comes out for whom. Shapes: L layers, T tokens, X hidden size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A picture ready to be encoded.
+
+    inputs: what the model takes, the pictures of a batch along the first axis.
+    patches: how many the tower looks at: what it costs.
+    alike: pictures are encoded together if this is equal.
+    ids: token ids that stand for it in a prompt, placeholders among them.
+    grid: (frames, rows, columns) of its tokens, where the language model's positions have these axes.
+    """
+
+    inputs: dict[str, Tensor]
+    patches: int
+    alike: Hashable
+    ids: list[int]
+    grid: tuple[int, ...] = ()
+
+
+class Family(ABC):
+    """The eyes of one checkpoint."""
+
+    def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
+        self.model: Any = model
+        self.processor = processor
+        self.tokenizer = tokenizer
+        self.placeholder: int = model.config.image_token_id
+
+    @abstractmethod
+    def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
+        """A picture in RGB, scaled down to about `max_pixels` if that is not 0. Any thread may ask.
+
+        Raises ValueError for a picture that the model cannot look at.
+        """
+
+    @torch.inference_mode()
+    def encode(self, pictures: Sequence[Prepared]) -> list[Tensor]:
+        """Float32 `[L, T, X]` of each. The pictures are `alike`."""
+        names = pictures[0].inputs
+        seen = self.model.get_image_features(**self._joined({n: [p.inputs[n] for p in pictures] for n in names}))
+        layers = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())]
+        return [torch.stack([layer[index] for layer in layers]).float() for index in range(len(pictures))]
+
+    def _joined(self, inputs: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.cat(parts) for name, parts in inputs.items()}
+
+
+class Fixed(Family):
+    """LLaVA: every picture is scaled to the one size that the tower knows, whatever it was. `max_pixels` is no matter.
+
+    With a square to cut out of the middle (CLIP) what lies beside it is not seen.
+    """
+
+    def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
+        super().__init__(model, processor, tokenizer)
+        config = model.config
+        # Towers of CLIP's kind begin with a token for the whole picture, which the "default" strategy leaves out.
+        embeddings = getattr(self.model.vision_tower, "embeddings", None)
+        self._extra = int(hasattr(embeddings, "class_embedding"))
+        self._left_out = int(config.vision_feature_select_strategy == "default")
+        self._patch: int = config.vision_config.patch_size
+
+    def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
+        pixels = self.processor(images=[picture], return_tensors="pt")["pixel_values"]
+        height, width = pixels.shape[-2:]
+        patches = (height // self._patch) * (width // self._patch)
+        ids = [self.placeholder] * (patches + self._extra - self._left_out)
+        return Prepared({"pixel_values": pixels}, patches, (height, width), ids)

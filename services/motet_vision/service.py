@@ -1,0 +1,151 @@
+"""The vision actor, role `vision`: a picture file in, embeddings of its tokens out, by reference.
+
+Files are fetched as blobs and prepared on threads; the engine encodes what is ready, many pictures at a time. What was
+encoded stays, by its content: seen again, it is neither fetched nor encoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image as Pil
+
+from motet_shared.actor import Actor, operation
+from motet_shared.blobs import BlobStore
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.errors import BadRequest, BlobError, PayloadTooLarge
+from motet_shared.messages import Encode, Image, ModelCard, Seen
+from motet_shared.pictures import open_picture
+
+from .cache import SightCache
+from .checkpoint import load_family
+from .config import VisionConfig
+from .engine import Engine
+from .families import Family, Prepared
+from .shared_work import SharedWork
+from .thread import Looker
+
+log = logging.getLogger(__name__)
+
+_PREPARERS = 2  # threads: what they hold of decoded pictures is what bounds their number
+
+
+class Vision(Actor):
+    """Serves the eyes of one model."""
+
+    role = "vision"
+    config: VisionConfig
+
+    def __init__(self, config: VisionConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.max_active = config.max_active
+        self._store = BlobStore(bus.instance, config.cache)
+        self._cache = SightCache(self._store)
+        self._work: SharedWork[Seen] = SharedWork()
+        self._threads = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="prepare")
+        self._room = asyncio.Semaphore(config.max_prepared)
+        self._looker: Looker | None = None
+        self._card: ModelCard | None = None
+
+    async def warm(self) -> None:
+        if self.config.threads:
+            torch.set_num_threads(self.config.threads)
+        folder = Path(self.config.model)
+        family = await asyncio.to_thread(load_family, folder, getattr(torch, self.config.dtype))
+        await asyncio.to_thread(lambda: family.encode([family.prepare(Pil.new("RGB", (64, 64)), 0)]))
+        await self._store.start()
+        self._looker = Looker(Engine(family, self.config.max_patches), self.crash)
+        created = int((folder / "config.json").stat().st_mtime)
+        self._card = ModelCard(name=self.config.model_name, context=0, created=created)
+        self.bus.monitor.duties.append(self._looker.thread.watch(self.config.step_timeout))
+        log.info("model loaded", extra={"model": self._card.name})
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._looker is not None:
+            await self._looker.close()
+            await self._store.close()
+
+    @property
+    def looker(self) -> Looker:
+        if self._looker is None:
+            raise RuntimeError("the model is not loaded yet")
+        return self._looker
+
+    @operation(Encode)
+    async def encode(self, call: Call, request: Encode) -> None:
+        """One `Seen`. Who asks for what is being encoded waits for that."""
+        self.check_served(request.model)
+        image = request.image
+        _check(image, self.config)
+        data = None
+        if not image.file.digest:
+            data = await self._store.get(image.file, release=False)
+        name = f"{image.file.digest or _digest(data)}/{image.max_pixels}"
+        seen = self._cache.get(name)
+        if seen is None:
+            try:
+                seen = await self._work.result(name, lambda: self._look(name, image, data))
+            except BlobError:  # maybe that of another caller, who has left with his file
+                seen = await self._work.result(name, lambda: self._look(name, image, data))
+        await call.send(seen)
+        call.finish("stop")
+
+    async def _look(self, name: str, image: Image, data: memoryview | None) -> Seen:
+        if data is None:
+            data = await self._store.get(image.file, release=False)
+        loop = asyncio.get_running_loop()
+        family = self.looker.thread.engine.family
+        async with self._room:
+            picture = await loop.run_in_executor(self._threads, _prepare, family, bytes(data), image, self.config)
+            embeddings = await self.looker.look(picture)
+        return await self._cache.put(name, embeddings, picture.ids, picture.grid)
+
+    def load(self) -> dict[str, float]:
+        return {} if self._looker is None else {"queued": self._looker.thread.stats()["waiting"]}
+
+    def models(self) -> list[ModelCard]:
+        return [self._card] if self._card else []
+
+    def stats(self) -> dict[str, Any]:
+        if self._looker is None:
+            return {}
+        return {**self._looker.thread.stats(), **self._cache.stats(), **self._store.stats()}
+
+    def check_integrity(self) -> None:
+        """For an idle actor: nobody is looked at, and the store holds what the cache knows of."""
+        super().check_integrity()
+        self._store.check_integrity()
+        if not self.bus.calls.active and (len(self._work) or self.looker.thread.engine.has_work):
+            raise RuntimeError("nobody asks for anything, but a picture is being encoded")
+
+
+def _check(image: Image, config: VisionConfig) -> None:
+    if image.file.nbytes > config.max_file:
+        message = (
+            f"{image.param or 'image'}: the file has {image.file.nbytes} bytes; at most {config.max_file} are read"
+        )
+        raise PayloadTooLarge(message, param=image.param or None)
+    if image.max_pixels < 0:
+        raise BadRequest(f"max_pixels: {image.max_pixels} is negative; give 0 for no limit", param="max_pixels")
+
+
+def _digest(data: memoryview | None) -> str:
+    return hashlib.blake2b(data or b"", digest_size=16).hexdigest()
+
+
+def _prepare(family: Family, data: bytes, image: Image, config: VisionConfig) -> Prepared:
+    param = image.param or "image"
+    picture = open_picture(data, max_pixels=config.max_picture, param=param)
+    try:
+        return family.prepare(picture, image.max_pixels)
+    except ValueError as error:
+        size = f"{picture.width}×{picture.height}"
+        raise BadRequest(f"{param}: this model cannot look at {size} pixels: {error}", param=param) from error

@@ -1,0 +1,45 @@
+"""Work that several callers wait for: done once, and given up when the last of them has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Work(Generic[T]):
+    task: asyncio.Task[T]
+    waiting: int = 0
+
+
+class SharedWork(Generic[T]):
+    """By name: whoever asks for what is under way already joins in."""
+
+    def __init__(self) -> None:
+        self._works: dict[str, _Work[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    async def result(self, name: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What `begin`'s coroutine returns or raises, begun by whoever came first."""
+        work = self._works.get(name)
+        if work is None:
+            work = self._works[name] = _Work(asyncio.create_task(begin()))
+            work.task.add_done_callback(lambda _: self._forget(name, work))
+        work.waiting += 1
+        try:
+            return await asyncio.shield(work.task)
+        finally:
+            work.waiting -= 1
+            if not work.waiting and not work.task.done():
+                self._forget(name, work)
+                work.task.cancel()
+
+    def _forget(self, name: str, work: _Work[T]) -> None:
+        if self._works.get(name) is work:
+            del self._works[name]

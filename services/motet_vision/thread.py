@@ -1,0 +1,60 @@
+"""The vision engine on its thread, and pictures to it and back as coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from motet_shared import engine_thread
+from motet_shared.errors import MotetError
+
+from .engine import Engine, Key, StepOutput
+from .families import Prepared
+
+
+class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
+    """Its outputs are pictures that are encoded."""
+
+    name = "motet-vision"
+
+    def submit(self, key: Key, picture: Prepared) -> None:
+        self._submit(key, partial(self.engine.add, key, picture))
+
+    def _refusal(self, key: Key, error: MotetError) -> StepOutput:
+        return StepOutput(key, error)
+
+    def _step(self) -> list[StepOutput]:
+        return self.engine.step()
+
+
+class Looker:
+    """Use it from one event loop. `on_crash` is called there with what ended the engine's thread."""
+
+    def __init__(self, engine: Engine, on_crash: Callable[[BaseException], object]):
+        self._on_crash = on_crash
+        self._pending: engine_thread.Pending[Tensor] = engine_thread.Pending()
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        self.thread = EngineThread(
+            engine,
+            on_outputs=lambda outputs: soon(self._deliver, outputs),
+            on_crash=lambda error: soon(self._crashed, error),
+        )
+        self.thread.start()
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.thread.stop)
+
+    async def look(self, picture: Prepared) -> Tensor:
+        """Its embeddings `[L, T, X]`. When cancelled, it waits no longer a step later."""
+        return await self._pending.result(lambda key: self.thread.submit(key, picture), self.thread.cancel)
+
+    def _deliver(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            self._pending.settle(output.key, output.result)
+
+    def _crashed(self, error: BaseException) -> None:
+        self._pending.fail(error)
+        self._on_crash(error)
