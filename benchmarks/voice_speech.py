@@ -19,6 +19,7 @@ NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine")
 COLOURS = ("red", "green", "blue", "yellow", "orange", "purple")
 SHAPES = ("circle", "square", "star", "triangle")
 _QUIET = 0.02  # of full scale: what espeak-ng says is louder
+_PAUSE = 0.12  # seconds, at most: a longer one between two sentences would end the turn
 
 
 def questions(count: int, seed: int = 0) -> list[str]:
@@ -42,9 +43,13 @@ def _question(draw: Random) -> str:
 
 @lru_cache(256)
 def spoken(text: str) -> bytes:
-    """16-bit PCM at RATE, without the silence around it."""
+    """16-bit PCM at RATE, in one breath: without the silence around it, and with short pauses."""
     said = speak(text, Voice())
     loud = np.flatnonzero(np.abs(said.samples) > _QUIET)
-    pcm = (said.samples[loud[0] : loud[-1] + 1] * 32767).astype("<i2").tobytes()
+    longest = round(_PAUSE * said.rate)
+    pauses = np.flatnonzero(np.diff(loud) > longest)
+    starts, ends = [loud[0], *loud[pauses + 1]], [*(loud[pauses] + longest), loud[-1] + 1]
+    parts = [said.samples[start:end] for start, end in zip(starts, ends, strict=True)]
+    pcm = (np.concatenate(parts) * 32767).astype("<i2").tobytes()
     resampler = Resampler(said.rate, RATE)
     return bytes(resampler.feed(pcm) + resampler.flush())

@@ -85,6 +85,11 @@ async def silent(page: Page) -> None:
     await page.evaluate("takeVoice()")
 
 
+async def understood(page: Page) -> None:
+    """Wait until a whole word of the last message has been heard: of less, the conversation keeps nothing."""
+    await eventually(page, "document.querySelector('article.assistant:last-of-type span:not(.ahead)')?.textContent")
+
+
 def bubbles(page: Page, role: str) -> Locator:
     return page.locator(f"article.{role} > p")
 
@@ -227,13 +232,13 @@ async def test_a_text_and_the_keyboard_interrupt_too(stack: VoiceStack, tmp_path
         field = page.get_by_placeholder("Message")
         await field.fill("tell me a story")
         await field.press("Enter")
-        await heard(page)
+        await understood(page)
         await field.press("Escape")
         await silent(page)
         await expect(state(page)).to_contain_text("Listening")
         await field.fill("more")
         await field.press("Enter")
-        await heard(page)
+        await understood(page)
         await field.fill("enough")
         await field.press("Enter")
         await expect(bubbles(page, "assistant").last).to_have_text("Very well.")

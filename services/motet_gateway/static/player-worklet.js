@@ -7,7 +7,10 @@ class Player extends AudioWorkletProcessor {
 
   constructor() {
     super();
-    this.port.onmessage = ({ data: { kind, item, samples } }) => this.#buffer[kind](item, samples);
+    this.port.onmessage = ({ data: { kind, item, samples } }) => {
+      this.#buffer[kind](item, samples);
+      if (kind === "stop") this.port.postMessage({ kind: "silent" }); // after what is told of items that it cut short
+    };
   }
 
   process(_, [[output]]) {

@@ -34,7 +34,7 @@ export class Player {
     this.#node.port.postMessage({ kind: "end", item });
   }
 
-  // Silence at once; a report `stopped` tells what was heard of each item that was under way.
+  // Silence at once; a report `stopped` tells what was heard of each item that was under way, then comes `silent`.
   stop() {
     this.#node.port.postMessage({ kind: "stop" });
   }

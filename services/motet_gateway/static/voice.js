@@ -13,6 +13,7 @@ import { Turn } from "./turn.js";
 
 const HEARD = "conversation.item.input_audio_transcription";
 const MS = RATE / 1000; // samples
+const HUSH = 500; // ms that the loudspeaker has to tell what it had played
 
 export class Voice {
   #history;
@@ -31,7 +32,8 @@ export class Voice {
   #waitingItem = null; // of that turn, if it was spoken
   #response = null; // {id, latency} of the response that is under way
   #playing = null; // item
-  #owed = false; // a text was sent while a response was still ending
+  #owed = false; // a text was sent that has no response yet
+  #hushes = []; // stops of the loudspeaker of which it has not told yet
   #muted = false;
 
   // `settings`: as in settings.js; `history`: messages so far, which grows. ApiError or DeviceError if it cannot be.
@@ -86,9 +88,16 @@ export class Voice {
     this.interrupt();
     this.#create("user", text);
     this.#wait(new Latency(performance.now()), null);
-    if (this.#response) this.#owed = true;
-    else this.#socket.send("response.create");
+    this.#owed = true;
+    this.#ask();
     this.#tellState();
+  }
+
+  // Asks for a reply, once the one before has ended and the server knows what was heard of it.
+  #ask() {
+    if (!this.#owed || this.#response || this.#hushes.length) return;
+    this.#owed = false;
+    this.#socket.send("response.create");
   }
 
   // Ends the reply.
@@ -98,6 +107,7 @@ export class Voice {
   }
 
   close() {
+    this.#owed = false;
     for (const reply of this.#replies.values()) reply.cut();
     this.#socket?.close();
     this.#microphone?.close();
@@ -207,8 +217,7 @@ export class Voice {
     this.#response = null;
     if (status === "failed") this.#view.problem(details.error.message);
     if (status === "cancelled") this.#silence();
-    if (this.#owed) this.#socket.send("response.create");
-    this.#owed = false;
+    this.#ask();
     this.#tellState();
   }
 
@@ -232,6 +241,7 @@ export class Voice {
       this.#socket.send("conversation.item.truncate", { item_id: item, content_index: 0, audio_end_ms: heard });
       this.#tellState();
     },
+    silent: () => this.#hushed(this.#hushes[0]),
   };
 
   // Of the samples that were played, those that have come out.
@@ -241,7 +251,15 @@ export class Voice {
 
   #silence() {
     for (const reply of this.#replies.values()) reply.silenced = true;
+    const hush = {};
+    this.#hushes.push(hush);
+    setTimeout(() => this.#hushed(hush), HUSH);
     this.#player.stop();
+  }
+
+  #hushed(hush) {
+    this.#hushes = this.#hushes.filter((other) => other !== hush);
+    this.#ask();
   }
 
   #tellState() {
