@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import openai
 
 from motet_gateway.config import GatewayConfig
 from motet_gateway.gateway import Gateway
+from motet_shared.actor import Actor
+from motet_shared.bus import Bus
 from motet_shared.testing import NatsServer, running
 
 KEY = "sesame"
+Service = TypeVar("Service", bound=Actor)
 
 
 @dataclass
@@ -36,5 +39,16 @@ async def served_gateway(nats: NatsServer, **settings: Any) -> AsyncIterator[Gat
     """Without any services: what it knows of them is in `gateway.bus.directory`."""
     config = GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0, **settings)
     async with running(Gateway(config, await nats.bus("gateway"))) as gateway:
-        assert isinstance(gateway, Gateway)
         yield gateway
+
+
+@asynccontextmanager
+async def served(
+    role: str, make: Callable[[Bus], Service], count: int = 1
+) -> AsyncIterator[tuple[Gateway, list[Service]]]:
+    """A gateway that has found `count` services of `role`, on a server of their own."""
+    async with NatsServer() as nats, AsyncExitStack() as stack:
+        services = [await stack.enter_async_context(running(make(await nats.bus(role)))) for _ in range(count)]
+        gateway = await stack.enter_async_context(served_gateway(nats))
+        await gateway.bus.directory.wait_for(lambda d: len(d.ready(role)) == count, 10)
+        yield gateway, services

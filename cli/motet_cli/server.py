@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -47,31 +47,31 @@ class Server:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise MotetError(f"{self.url} does not answer like a Motet server; is --url right?") from None
 
-    def reply(self, model: str, messages: list[Message], temperature: float) -> Iterator[str]:
-        """Pieces of the answer. Closing the iterator cancels the request on the server."""
-        body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
+    @contextmanager
+    def _streamed(self, path: str, **sent: Any) -> Iterator[httpx.Response]:
+        """A reply that is read as it comes, in the block, and is no refusal."""
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=body) as reply:
+            with self._http.stream("POST", path, **sent) as reply:
                 if reply.status_code != 200:
                     reply.read()
                 _check(reply)
-                yield from _pieces(reply.iter_lines())
+                yield reply
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
+
+    def reply(self, model: str, messages: list[Message], temperature: float) -> Iterator[str]:
+        """Pieces of the answer. Closing the iterator cancels the request on the server."""
+        body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
+        with self._streamed("/v1/chat/completions", json=body) as reply:
+            yield from _pieces(reply.iter_lines())
 
     def speech(self, model: str, text: str, voice: str | None, speed: float, audio_format: str) -> Iterator[bytes]:
         """The sound of a text as it comes. Closing the iterator cancels the request on the server."""
         body = {"model": model, "input": text, "speed": speed, "response_format": audio_format}
         if voice:
             body["voice"] = voice
-        try:
-            with self._http.stream("POST", "/v1/audio/speech", json=body) as reply:
-                if reply.status_code != 200:
-                    reply.read()
-                _check(reply)
-                yield from reply.iter_bytes()
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+        with self._streamed("/v1/audio/speech", json=body) as reply:
+            yield from reply.iter_bytes()
 
     def transcription(self, model: str, path: Path, fields: dict[str, str]) -> Iterator[str]:
         """Pieces of what is said in a sound file. Closing the iterator cancels the request on the server."""
@@ -88,37 +88,23 @@ class Server:
 
     def _transcription_events(self, model: str, path: Path, fields: dict[str, str]) -> Iterator[dict[str, Any]]:
         form = fields | {"model": model, "stream": "true"}
-        try:
-            with (
-                path.open("rb") as sound,
-                self._http.stream("POST", "/v1/audio/transcriptions", data=form, files={"file": sound}) as reply,
-            ):
-                if reply.status_code != 200:
-                    reply.read()
-                _check(reply)
-                yield from _events(reply.iter_lines())
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from None
+        with (
+            path.open("rb") as sound,
+            self._streamed("/v1/audio/transcriptions", data=form, files={"file": sound}) as reply,
+        ):
+            yield from _events(reply.iter_lines())
 
     def drawing(self, fields: dict[str, Any], files: dict[str, Path]) -> Iterator[dict[str, Any]]:
         """Events of a picture that forms, the picture last. Closing the iterator cancels the request on the server."""
         body = fields | {"stream": True, "progress": True}
         with ExitStack() as opened:
-            try:
-                if files:
-                    form = {name: str(value) for name, value in body.items()}
-                    sent: dict[str, Any] = {"data": form}
-                    sent["files"] = {name: opened.enter_context(path.open("rb")) for name, path in files.items()}
-                else:
-                    sent = {"json": body}
-                path = "/v1/images/edits" if files else "/v1/images/generations"
-                reply = opened.enter_context(self._http.stream("POST", path, **sent))
-                if reply.status_code != 200:
-                    reply.read()
-                _check(reply)
-                yield from _events(reply.iter_lines())
-            except httpx.HTTPError as error:
-                raise self._unreachable(error) from None
+            if files:
+                pictures = {name: opened.enter_context(path.open("rb")) for name, path in files.items()}
+                form = {name: str(value) for name, value in body.items()}
+                reply = opened.enter_context(self._streamed("/v1/images/edits", data=form, files=pictures))
+            else:
+                reply = opened.enter_context(self._streamed("/v1/images/generations", json=body))
+            yield from _events(reply.iter_lines())
 
     def translation(self, model: str, path: Path, fields: dict[str, str]) -> str:
         """What is said in a sound file, in English."""

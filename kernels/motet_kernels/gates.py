@@ -39,7 +39,7 @@ def softplus(x_MC: Tensor) -> Tensor:
 
 
 def gelu(x_MC: Tensor) -> Tensor:
-    """`x · Φ(x)`, Φ the normal distribution (Hendrycks and Gimpel 2016), within 2e-7 · |x|."""
+    """`x · Φ(x)`, Φ the normal distribution (Hendrycks and Gimpel 2016), within 3e-7 · |x|."""
     return _gate(x_MC, 3)
 
 

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One of the two trainings: its length, batch and learning rates; without a `matrix_lr`, AdamW does it all."""
-
-    steps: int
-    batch: int
-    matrix_lr: float | None
-    other_lr: float
-    warmup: int = 100
-    decay: float = 0.4
+from training import Stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,8 @@ from torch.nn import functional
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
 from draw_data import Example, batch, example
-from draw_recipe import Recipe, Stage
-from training import Schedule, Training, end_on_sigterm, readable
+from draw_recipe import Recipe
+from training import Stage, Training, end_on_sigterm, readable
 from world_pictures import SIZE, Picture
 
 STAGES = ("vae", "painter")
@@ -148,7 +148,7 @@ class Trainer(Training[list[Example], float]):
     def __init__(self, recipe: Recipe, model: Model, stage: str, *, steps: int = 0) -> None:
         self.recipe, self.model, self.name = recipe, model, stage
         self.stage: Stage = getattr(recipe, stage)
-        schedule = Schedule(steps=steps or self.stage.steps, warmup=self.stage.warmup, decay=self.stage.decay)
+        schedule = self.stage.schedule(steps)
         super().__init__(getattr(model, stage), schedule, matrix_lr=self.stage.matrix_lr, other_lr=self.stage.other_lr)
 
     def batches(self) -> Iterator[list[Example]]:

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 import tts_losses
 from motet_tts.pocket.config import PocketConfig
 from motet_tts.pocket.model import PocketSpeech
-from training import Schedule, Training, end_on_sigterm
+from training import Stage, Training, end_on_sigterm
 from tts_batches import Order, passage, walk
 from tts_codebooks import fit
 from tts_data import Example
-from tts_recipe import Recipe, Stage
+from tts_recipe import Recipe
 from tts_shards import Shards
 
 STAGES = ("reader", "codec", "speaker")
@@ -49,7 +49,7 @@ class Trainer(Training[list[Any], dict[str, float]]):
     def __init__(self, recipe: Recipe, model: PocketSpeech, stage: str, shards: Shards, *, steps: int = 0) -> None:
         self.recipe, self.model, self.name, self.shards = recipe, model, stage, shards
         self.stage: Stage = getattr(recipe, stage)
-        schedule = Schedule(steps=steps or self.stage.steps, warmup=self.stage.warmup, decay=self.stage.decay)
+        schedule = self.stage.schedule(steps)
         super().__init__(getattr(model, stage), schedule, matrix_lr=self.stage.matrix_lr, other_lr=self.stage.other_lr)
 
     def items(self) -> list[Any]:

@@ -51,6 +51,22 @@ class Schedule:
         return rate * min(1.0, (step - start + 1) / self.warmup, left)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One of several trainings of a model: its length, batch and rates; without a `matrix_lr`, AdamW does it all."""
+
+    steps: int
+    batch: int
+    matrix_lr: float | None
+    other_lr: float
+    warmup: int = 100
+    decay: float = 0.4
+
+    def schedule(self, steps: int = 0) -> Schedule:
+        """Its course, over other `steps` if they are given."""
+        return Schedule(steps=steps or self.steps, warmup=self.warmup, decay=self.decay)
+
+
 def optimizers(model: nn.Module, *, matrix_lr: float | None, other_lr: float) -> list[torch.optim.Optimizer]:
     """Muon for the weights inside layers, if they have a rate; AdamW for the (tied) embeddings and the norms."""
     adam = partial(torch.optim.AdamW, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)

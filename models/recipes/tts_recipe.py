@@ -5,20 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from speech_espeak import Voice
+from training import Stage
 
 WORDS_PER_MINUTE = 165  # the ordinary speed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One of the three trainings: its length, batch and learning rates; without a `matrix_lr`, AdamW does it all."""
-
-    steps: int
-    batch: int
-    matrix_lr: float | None
-    other_lr: float
-    warmup: int = 100
-    decay: float = 0.4
 
 
 def _voices() -> dict[str, Voice]:

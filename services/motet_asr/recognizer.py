@@ -20,13 +20,7 @@ class Recognizer:
         self.family = engine.family
         self._on_crash = on_crash
         self._pending: Pending[Heard] = Pending()
-        soon = asyncio.get_running_loop().call_soon_threadsafe
-        self.thread = EngineThread(
-            engine,
-            on_outputs=lambda outputs: soon(self._deliver, outputs),
-            on_crash=lambda error: soon(self._crashed, error),
-        )
-        self.thread.start()
+        self.thread = EngineThread.on_loop(engine, self._deliver, self._crashed)
 
     async def close(self) -> None:
         await asyncio.to_thread(self.thread.stop)

@@ -49,12 +49,7 @@ class Diffusion(Actor):
         await self._store.start()
         created = int((Path(self.config.model) / "model_index.json").stat().st_mtime)
         self._card = ModelCard(name=engine_config.model_name, context=0, created=created)
-        self._thread = EngineThread(
-            engine,
-            on_outputs=lambda events: [soon(self._deliver, event) for event in events],
-            on_crash=lambda error: soon(self.crash, error),
-        )
-        self.thread.start()
+        self._thread = EngineThread.on_loop(engine, lambda events: list(map(self._deliver, events)), self.crash)
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
         kind = type(engine.studio.pipeline).__name__
         log.info("model loaded", extra={"model": self._card.name, "pipeline": kind, "edits": engine.studio.rules.edits})

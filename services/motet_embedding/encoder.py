@@ -42,6 +42,7 @@ class Encoder:
 
     def __init__(self, model: PreTrainedModel, folder: Folder, config: EngineConfig):
         self._model = model
+        self.folder = folder
         self.limit = _limit(model, folder, config)
         self.vocabulary: int = model.get_input_embeddings().num_embeddings
         self._padding: int = getattr(model.config, "pad_token_id", None) or 0

@@ -18,7 +18,6 @@ from motet_shared.messages import Embed, ModelCard, Usage, Vectors
 from .config import EmbeddingConfig
 from .encoder import Encoder
 from .engine import Engine
-from .folder import Folder
 from .texts import Text, Texts
 from .thread import Desk
 
@@ -43,7 +42,7 @@ class Embedding(Actor):
     async def warm(self) -> None:
         config = self.config.engine()
         encoder = await asyncio.to_thread(Encoder.load, config)
-        folder = Folder.read(config.model)
+        folder = encoder.folder
         self._texts = Texts(folder, encoder.limit, encoder.vocabulary)
         self._desk = Desk(Engine(config, encoder), self.crash)
         self.bus.monitor.duties.append(self._desk.thread.watch(self.config.step_timeout))

@@ -78,16 +78,10 @@ class Decode(Actor):
         self._sights = SightReader(self._store, config.image_memory)
 
     async def warm(self) -> None:
-        soon = asyncio.get_running_loop().call_soon_threadsafe
         engine = await asyncio.to_thread(Engine, self.config.engine())
         self._card = engine.card()
         await self._store.start()
-        self._thread = EngineThread(
-            engine,
-            on_outputs=lambda outputs: soon(self._deliver, outputs),
-            on_crash=lambda error: soon(self.crash, error),
-        )
-        self._thread.start()
+        self._thread = EngineThread.on_loop(engine, self._deliver, self.crash)
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
 

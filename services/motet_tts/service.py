@@ -38,7 +38,6 @@ class Tts(Actor):
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
-        soon = asyncio.get_running_loop().call_soon_threadsafe
         engine = await asyncio.to_thread(Engine, self.config.engine())
         created = int((Path(self.config.model) / "config.json").stat().st_mtime)
         self._card = ModelCard(
@@ -47,13 +46,8 @@ class Tts(Actor):
             created=created,
             voices=list(engine.voices),
         )
-        thread = EngineThread(
-            engine,
-            on_outputs=lambda pieces: soon(self.desk.deliver, pieces),
-            on_crash=lambda error: soon(self.crash, error),
-        )
+        thread = EngineThread.on_loop(engine, lambda pieces: self.desk.deliver(pieces), self.crash)
         self._desk = Desk(thread, engine.sample_rate, engine.model.rates)
-        thread.start()
         self.bus.monitor.duties.append(thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "voices": len(engine.voices)})
 

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from .errors import InternalError, MotetError
 
@@ -99,6 +99,16 @@ class EngineThread(ABC, Generic[Engine, Output]):
         self._stopping = False
         self._step_began: float | None = None
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+
+    @classmethod
+    def on_loop(
+        cls, engine: Engine, on_outputs: Callable[[list[Output]], object], on_crash: Callable[[BaseException], object]
+    ) -> Self:
+        """One that has started, and calls both on the event loop of the caller."""
+        soon = asyncio.get_running_loop().call_soon_threadsafe
+        thread = cls(engine, lambda outputs: soon(on_outputs, outputs), lambda error: soon(on_crash, error))
+        thread.start()
+        return thread
 
     def start(self) -> None:
         self._thread.start()

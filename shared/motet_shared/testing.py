@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from . import subjects
 from .actor import Actor
@@ -28,6 +28,8 @@ from .clock import Clock
 from .config import ProcessConfig
 from .errors import Unavailable
 from .transport import NO_RESPONDERS, Handler, Message, NoResponders, check_payload
+
+Running = TypeVar("Running", bound=Actor)
 
 NATS_CONF = Path(__file__).resolve().parents[2] / "services" / "nats.conf"
 
@@ -294,7 +296,7 @@ async def memory_buses(
 
 
 @contextlib.asynccontextmanager
-async def running(actor: Actor) -> AsyncIterator[Actor]:
+async def running(actor: Running) -> AsyncIterator[Running]:
     """A started actor; its bus is closed with it."""
     await actor.start()
     try:

@@ -23,8 +23,7 @@ from diffusion_stage import MODEL, config, pixels
 from motet_cli.main import main
 from motet_diffusion.service import Diffusion
 from motet_shared.pictures import to_file
-from motet_shared.testing import NatsServer
-from served_gateway import KEY, Served, served_gateway
+from served_gateway import KEY, Served, served
 
 PROMPT = "two red circles"
 OURS: dict[str, Any] = {"seed": 5, "steps": 6}
@@ -42,18 +41,11 @@ class Service(Served):
 
 @asynccontextmanager
 async def serving(folder: Path, count: int = 1, **settings: Any) -> AsyncIterator[Service]:
-    async with NatsServer() as nats:
-        painters = [Diffusion(config(folder, **settings), await nats.bus("diffusion")) for _ in range(count)]
-        async with served_gateway(nats) as gateway:
-            for painter in painters:
-                await painter.start()
-            await gateway.bus.directory.wait_for(lambda d: len(d.ready("diffusion")) == count, 10)
-            try:
-                yield Service(gateway, painters)
-            finally:
-                for painter in painters:
-                    await painter.close()
-                    await painter.bus.close()
+    async with served("diffusion", lambda bus: Diffusion(config(folder, **settings), bus), count) as (
+        gateway,
+        painters,
+    ):
+        yield Service(gateway, painters)
 
 
 @pytest.fixture

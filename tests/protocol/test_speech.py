@@ -17,9 +17,8 @@ import pytest
 import tts_checkpoints
 from motet_cli.main import main
 from motet_gateway.audio_encoder import FORMATS
-from motet_shared.testing import NatsServer
 from motet_tts.service import Tts
-from served_gateway import KEY, Served, served_gateway
+from served_gateway import KEY, Served, served
 from tts_stage import MODEL, TEXT, config
 
 SEED: Any = {"seed": 5}
@@ -37,18 +36,8 @@ class Service(Served):
 
 @asynccontextmanager
 async def serving(folder: Path, count: int = 1, **settings: Any) -> AsyncIterator[Service]:
-    async with NatsServer() as nats:
-        speakers = [Tts(config(folder, **settings), await nats.bus("tts")) for _ in range(count)]
-        async with served_gateway(nats) as gateway:
-            for speaker in speakers:
-                await speaker.start()
-            await gateway.bus.directory.wait_for(lambda d: len(d.ready("tts")) == count, 10)
-            try:
-                yield Service(gateway, speakers)
-            finally:
-                for speaker in speakers:
-                    await speaker.close()
-                    await speaker.bus.close()
+    async with served("tts", lambda bus: Tts(config(folder, **settings), bus), count) as (gateway, speakers):
+        yield Service(gateway, speakers)
 
 
 @pytest.fixture

@@ -39,7 +39,6 @@ async def connected(server: NatsServer, role: str) -> AsyncIterator[Bus]:
 @contextlib.asynccontextmanager
 async def parrot(server: NatsServer) -> AsyncIterator[Parrot]:
     async with running(Parrot(None, await server.bus("tokenizer"))) as actor:
-        assert isinstance(actor, Parrot)
         yield actor
 
 
@@ -232,7 +231,10 @@ async def test_garbage_on_every_subject_harms_nobody(server: NatsServer) -> None
         assert dropped["malformed_controls"] >= 5
         assert dropped["malformed_feeds"] >= 5
         assert dropped["malformed_heartbeat"] >= 5
-        assert gateway.stats()["dropped"]["malformed_frames"] >= 5
+        # Frames come on a connection of their own, whose messages are in no order with those of the others.
+        async with asyncio.timeout(5):
+            while gateway.stats()["dropped"].get("malformed_frames", 0) < 5:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_oversize_is_refused_before_it_is_sent(server: NatsServer) -> None:

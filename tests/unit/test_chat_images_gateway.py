@@ -157,17 +157,29 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def web(*answers: bytes, pause: float = 0.0) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server that gives one answer after the other; its address, and what it was asked."""
     left, heard = list(answers), []
+    tasks: list[asyncio.Task[None]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.readuntil(b"\r\n\r\n"))
-        await asyncio.sleep(pause)
-        writer.write(left.pop(0))
-        await writer.drain()
-        writer.close()
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        try:
+            heard.append(await reader.readuntil(b"\r\n\r\n"))
+            await asyncio.sleep(pause)
+            writer.write(left.pop(0))
+            await writer.drain()
+        finally:
+            writer.close()
+            await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
+    try:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heard
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)  # no connection outlives the loop of its test
 
 
 def found(body: bytes) -> bytes:

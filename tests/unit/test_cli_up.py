@@ -109,42 +109,29 @@ def test_voice_activity_may_be_left_out(folder: Path) -> None:
     assert "--vad" in refusal(*common, "--vad", "-1")
 
 
-def test_a_speech_model_is_served_where_there_is_one(folder: Path, tmp_path: Path) -> None:
-    common = ("--llm", str(folder), "--port", "0")
-    assert plan(*common).stack.tts is None
-    speech = tmp_path / "pocket-tts"
-    speech.mkdir()
-    assert 'lacks config.json with a "model_type"' in refusal(*common, "--tts", str(speech))
-    (speech / "config.json").write_text('{"model_type": "vits"}')
-    (speech / "model.safetensors").write_bytes(b"")
-    for given in ((), ("--tts", "pocket-tts"), ("--tts", str(speech))):
-        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "tts"]
-        assert spec.model == "pocket-tts"
-        assert spec.argv[1:5] == ("-m", "motet_tts", "--model", str(speech))
-    assert plan(*common, "--tts", "none").stack.tts is None
-    assert "neither a folder nor a local model" in refusal(*common, "--tts", "nobody")
-
-
-def test_a_model_that_listens_is_served_where_there_is_one(folder: Path, tmp_path: Path) -> None:
-    common = ("--llm", str(folder), "--port", "0")
-    assert plan(*common).stack.asr is None
-    ears = tmp_path / "pocket-asr"
-    ears.mkdir()
-    assert 'lacks config.json with a "model_type"' in refusal(*common, "--asr", str(ears))
-    (ears / "config.json").write_text('{"model_type": "whisper"}')
-    (ears / "model.safetensors").write_bytes(b"")
-    for given in ((), ("--asr", "pocket-asr"), ("--asr", str(ears))):
-        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "asr"]
-        assert spec.argv[1:5] == ("-m", "motet_asr", "--model", str(ears))
-    assert plan(*common, "--asr", "none").stack.asr is None
-    assert "neither a folder nor a local model" in refusal(*common, "--asr", "nobody")
-
-
-def test_speakers_are_told_apart_where_that_is_asked_for(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("flag", "role", "kind"), [("tts", "tts", "vits"), ("asr", "asr", "whisper"), ("embed", "embedding", "bert")]
+)
+def test_a_model_of_its_own_is_served_where_there_is_one(
+    flag: str, role: str, kind: str, folder: Path, tmp_path: Path
 ) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    monkeypatch.setattr("motet_cli.models.model_dirs", lambda: [tmp_path])
+    assert getattr(plan(*common).stack, flag) is None
+    model = tmp_path / f"pocket-{flag}"
+    model.mkdir()
+    assert 'lacks config.json with a "model_type"' in refusal(*common, f"--{flag}", str(model))
+    (model / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    (model / "model.safetensors").write_bytes(b"")
+    for given in ((), (f"--{flag}", model.name), (f"--{flag}", str(model))):
+        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == role]
+        assert spec.model == model.name
+        assert spec.argv[1:5] == ("-m", f"motet_{role}", "--model", str(model))
+    assert getattr(plan(*common, f"--{flag}", "none").stack, flag) is None
+    assert f"--{flag}: 'nobody' is neither a folder nor a local model" in refusal(*common, f"--{flag}", "nobody")
+
+
+def test_speakers_are_told_apart_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    common = ("--llm", str(folder), "--port", "0")
     assert "neither a folder nor a local model" in refusal(*common, "--speakers")
     voices = tmp_path / "pocket-speakers"
     voices.mkdir()
@@ -177,20 +164,6 @@ def test_jobs_are_kept_where_a_folder_is_given(folder: Path, tmp_path: Path) -> 
     assert (store := plan(*common, "--store", str(tmp_path / "kept")).store) == tmp_path / "kept"
     assert nats.spec(4222, {}, store).argv[-3:] == ("--jetstream", "--store_dir", str(store))
     assert "--store: the server of --nats has its own" in refusal(*common, "--store", "x", "--nats", "nats://there")
-
-
-def test_a_sentence_encoder_is_served_where_there_is_one(folder: Path, tmp_path: Path) -> None:
-    common = ("--llm", str(folder), "--port", "0")
-    assert plan(*common).stack.embed is None
-    encoder = tmp_path / "pocket-embed"
-    encoder.mkdir()
-    (encoder / "config.json").write_text('{"model_type": "bert"}')
-    (encoder / "model.safetensors").write_bytes(b"")
-    for given in ((), ("--embed", "pocket-embed"), ("--embed", str(encoder))):
-        (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "embedding"]
-        assert spec.argv[1:5] == ("-m", "motet_embedding", "--model", str(encoder))
-    assert plan(*common, "--embed", "none").stack.embed is None
-    assert "--embed: 'nobody' is neither a folder nor a local model" in refusal(*common, "--embed", "nobody")
 
 
 def test_the_judge_of_turns_is_used_where_it_is(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

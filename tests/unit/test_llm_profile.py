@@ -32,7 +32,6 @@ async def world(folder: Path) -> AsyncIterator[tuple[Bus, Bus, Decode]]:
         memory_buses("tokenizer", "operator", "decode") as (tokenizer, operator, bus),
         running(Decode(config, bus)) as actor,
     ):
-        assert isinstance(actor, Decode)
         yield tokenizer, operator, actor
 
 

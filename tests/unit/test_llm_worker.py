@@ -30,7 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def world(folder: Path) -> AsyncIterator[tuple[Bus, Decode]]:
     config = DecodeConfig(model=str(folder), num_blocks=64, threads=1, metrics_port=-1, step_timeout=1.0)
     async with memory_buses("tokenizer", "decode") as (tokenizer, bus), running(Decode(config, bus)) as actor:
-        assert isinstance(actor, Decode)
         yield tokenizer, actor
 
 

@@ -2,8 +2,8 @@
 //
 // Shapes: N packed tokens, K key/value heads, D dim, P blocks, S slots per block.
 #include "parallel.h"
-#include "simd.h"
 #include "replay.h"
+#include "simd.h"
 
 namespace {
 
