@@ -3,6 +3,8 @@
 
 VENV ?= .venv
 ARGS ?=
+# Processes that run tests side by side; JOBS=0 runs them in one, for a debugger.
+JOBS ?= logical
 BIN := $(VENV)/bin
 export VENV PYTHON
 
@@ -24,7 +26,7 @@ run:
 test:
 	@scripts/setup dev
 	@scripts/ensure_chromium
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=4 --dist=loadgroup --no-loadscope-reorder $(ARGS)
 
 check:
 	@scripts/setup dev

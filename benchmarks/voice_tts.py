@@ -17,13 +17,13 @@ POCKET = "pocket-tts"
 
 @dataclass(frozen=True, kw_only=True)
 class TtsPlan:
-    """frames: of a sentence of random weights, which know no end (25 a second). vits: whether it is measured too."""
+    """frames: of a sentence of random weights, which know no end (25 a second). vits_repeats: 0 leaves it out."""
 
     streams: tuple[int, ...] = (1, 4, 8)
     frames: int = 100
     repeats: int = 5
     rounds: int = 3
-    vits: bool = True
+    vits_repeats: int = 1  # a sentence of its size takes seconds
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,16 @@ class TtsFindings:
 def run_tts(plan: TtsPlan, cache: Path, threads: int) -> TtsFindings:
     trained = MODELS / POCKET
     real = (trained / "model.safetensors").is_file()
-    models = {
-        POCKET if real else f"{POCKET}, random weights": (trained if real else pocket_checkpoint(cache), not real),
-    }
-    if plan.vits:
-        models["VITS of MMS's size, random weights"] = (vits_checkpoint(cache), False)
+    pocket = POCKET if real else f"{POCKET}, random weights"
+    models = {pocket: (trained if real else pocket_checkpoint(cache), not real, plan.repeats)}
+    if plan.vits_repeats:
+        models["VITS of MMS's size, random weights"] = (vits_checkpoint(cache), False, plan.vits_repeats)
     findings = TtsFindings()
     for _ in range(plan.rounds):
-        for name, (folder, endless) in models.items():
+        for name, (folder, endless, repeats) in models.items():
             print(f"  {name} ...", flush=True)
             task = {
-                "folder": str(folder), "streams": plan.streams, "repeats": plan.repeats,
+                "folder": str(folder), "streams": plan.streams, "repeats": repeats,
                 "frames": plan.frames if endless else 0,
             }  # fmt: skip
             result = Worker(name=name, script="voice_tts_worker.py").run([json.dumps(task)], threads=threads)

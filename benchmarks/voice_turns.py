@@ -31,6 +31,7 @@ CHUNK = RATE // 50  # samples
 AUDIBLE = 330  # of 32768: 1 % of full scale
 TURN_SECONDS = 60.0
 PAUSE_SECONDS = 0.4  # between a reply and the next question
+LONG = "Count to twenty."  # its answer is still being made when it is interrupted
 STAGES = ("speech ends", "transcript", "first text", "first audio", "audible")
 _EVENTS = {
     "input_audio_buffer.speech_stopped": "speech ends",
@@ -45,6 +46,7 @@ class TurnsPlan:
     """asr, tts: folders or names of models; empty: those that come along. silence_ms: that ends a turn."""
 
     turns: int = 50
+    interruptions: int = 20
     silence_ms: int = 200
     llm: str = "pocket-chat"
     asr: str = ""
@@ -61,9 +63,19 @@ class Turn:
     said: str = ""
 
 
+@dataclass(frozen=True)
+class Interruption:
+    """Milliseconds from the first sample said into a reply until it is noticed, and from there to the reply's end."""
+
+    noticed: float
+    stopped: float
+
+
 @dataclass
 class TurnsFindings:
     turns: list[Turn] = field(default_factory=list)
+    interruptions: list[Interruption] = field(default_factory=list)
+    too_late: int = 0  # interruptions of an answer that was complete
     missing: str = ""
 
 
@@ -72,22 +84,23 @@ def run_turns(plan: TurnsPlan) -> TurnsFindings:
     if missing:
         flags = " ".join(f"--{name.removeprefix('pocket-')} FOLDER" for name in missing)
         return TurnsFindings(missing=f"{' and '.join(missing)} are not in models/: give {flags}")
-    return TurnsFindings(asyncio.run(_turns(plan)))
+    return asyncio.run(_conversation(plan))
 
 
 def _there(name: str, given: str) -> bool:
     return bool(given) or (MODELS / name / "model.safetensors").is_file()
 
 
-async def _turns(plan: TurnsPlan) -> list[Turn]:
-    async with _stack(plan) as stack, _session(plan, stack.port) as client:
+async def _conversation(plan: TurnsPlan) -> TurnsFindings:
+    async with _stack(plan) as stack:
         asked = questions(plan.turns + 1)
-        found = []
-        for number, question in enumerate(asked):
-            turn = await client.ask(question)
-            if number:  # the first one makes what is made on first use
-                found.append(turn)
-        return found
+        async with _session(plan, stack.port) as client:
+            turns = [await client.ask(question) for question in asked]
+        async with _session(plan, stack.port, interrupt_on="speech") as client:
+            await client.ask(asked[0])
+            tries = [await client.interrupt(LONG, asked[number + 1]) for number in range(plan.interruptions)]
+        # The first turn makes what is made on first use.
+        return TurnsFindings(turns[1:], [one for one in tries if one], sum(one is None for one in tries))
 
 
 @contextlib.asynccontextmanager
@@ -109,9 +122,9 @@ async def _stack(plan: TurnsPlan) -> AsyncIterator[Stack]:
 
 
 @contextlib.asynccontextmanager
-async def _session(plan: TurnsPlan, port: int) -> AsyncIterator[Client]:
+async def _session(plan: TurnsPlan, port: int, **manners: Any) -> AsyncIterator[Client]:
     url = f"ws://127.0.0.1:{port}/v1/realtime?model={plan.llm}"
-    detection = {"type": "server_vad", "silence_duration_ms": plan.silence_ms}
+    detection = {"type": "server_vad", "silence_duration_ms": plan.silence_ms, **manners}
     listening = {"transcription": {"language": "en"}, "turn_detection": detection}
     session = {"type": "realtime", "output_modalities": ["audio"], "audio": {"input": listening}}
     async with websockets.connect(url, proxy=None, max_size=None) as socket:
@@ -174,6 +187,24 @@ class Client:
         turn.stages = {stage: (moment - self._end) * 1e3 for stage, moment in moments.items()}
         return turn
 
+    async def interrupt(self, question: str, other: str) -> Interruption | None:
+        """Ask, and ask another thing as soon as the answer sounds. None if the answer was complete by then."""
+        began = noticed = stopped = 0.0
+        await asyncio.sleep(PAUSE_SECONDS)
+        self._coming = spoken(question)
+        async with asyncio.timeout(TURN_SECONDS):
+            async for event in self._events():
+                kind, now = event["type"], time.perf_counter()
+                if kind == "response.output_audio.delta" and not began:
+                    began, self._coming = now, spoken(other)
+                elif kind == "input_audio_buffer.speech_started" and began:
+                    noticed = noticed or now
+                elif kind == "response.done" and stopped:
+                    break  # the answer to the other question
+                elif kind == "response.done":
+                    stopped, cancelled = now, event["response"]["status"] == "cancelled"
+        return Interruption((noticed - began) * 1e3, (stopped - noticed) * 1e3) if cancelled else None
+
     async def _events(self) -> AsyncIterator[dict[str, Any]]:
         while True:
             yield json.loads(await self._socket.recv())
@@ -210,7 +241,20 @@ def turns_report(findings: TurnsFindings, plan: TurnsPlan) -> str:
     header = ["stage", "", "since the end of speech p50 ms", "p95 ms", "of its own p50 ms", "p95 ms"]
     note = f"{len(findings.turns)} spoken turns, {plan.silence_ms} ms of silence end a turn"
     note += f"; in {silent} nothing was heard" if silent else ""
-    return f"{note}:\n\n{table(header, rows)}"
+    return f"{note}:\n\n{table(header, rows)}\n\n{_interruptions_report(findings)}"
+
+
+def _interruptions_report(findings: TurnsFindings) -> str:
+    late = f"; {findings.too_late} more came when the reply was complete" if findings.too_late else ""
+    note = f"{len(findings.interruptions)} replies were spoken into{late}"
+    if not findings.interruptions:
+        return note
+    spans = {
+        "noticed, since the first sample of the words": [one.noticed for one in findings.interruptions],
+        "the reply has stopped, since that": [one.stopped for one in findings.interruptions],
+    }
+    rows = [[what, "", *(f"{quantile(times, share):.0f}" for share in (0.5, 0.95))] for what, times in spans.items()]
+    return f"{note}:\n\n{table(['', '', 'p50 ms', 'p95 ms'], rows)}"
 
 
 def turns_targets(findings: TurnsFindings) -> list[Target]:
@@ -218,7 +262,10 @@ def turns_targets(findings: TurnsFindings) -> list[Target]:
     times = [turn.stages.get("audible", float("inf")) for turn in findings.turns]
     if not times:
         return []
+    stops = [one.stopped for one in findings.interruptions]
+    barge_in = [Target("a reply stops once speech is noticed, p95", quantile(stops, 0.95), 150, "ms")] if stops else []
     return [
         Target("voice to voice, p50", quantile(times, 0.5), 700, "ms"),
         Target("voice to voice, p95", quantile(times, 0.95), 1200, "ms"),
+        *barge_in,
     ]

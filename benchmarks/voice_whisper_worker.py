@@ -25,6 +25,8 @@ from faster_whisper import BatchedInferencePipeline, WhisperModel
 from voice_clips import RATE, Sound, clips
 from voice_timing import Part, Times, measured
 
+PROMPT = 4  # tokens: start, language, task, no timestamps
+
 
 # ---------------------------------------------------------------------------------------------------------- conversion
 def convert(folder: Path, target: Path, kind: str) -> None:
@@ -126,7 +128,7 @@ class FasterWhisper:
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
         options = {
             "language": "en", "beam_size": 1, "best_of": 1, "temperature": 0.0, "without_timestamps": True,
-            "suppress_tokens": self._never, "max_new_tokens": tokens, "vad_filter": False,
+            "suppress_tokens": self._never, "max_new_tokens": self._limit(tokens), "vad_filter": False,
             "condition_on_previous_text": False, "compression_ratio_threshold": None, "log_prob_threshold": None,
             "no_speech_threshold": None,
         }  # fmt: skip
@@ -138,6 +140,10 @@ class FasterWhisper:
             np.concatenate(sounds), clip_timestamps=spans, batch_size=len(sounds), **options
         )
         return [list(segment.tokens) for segment in segments]
+
+    def _limit(self, tokens: int) -> int:
+        """With which it says so many: CTranslate2 spends half of the length, prompt included, and counts an end."""
+        return 2 * (tokens + 1) - PROMPT
 
     def parts(self, sounds: list[Sound]) -> dict[Part, float]:
         """Seconds of the features and of the encoder."""

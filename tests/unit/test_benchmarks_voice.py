@@ -17,7 +17,18 @@ from voice_clips import clips
 from voice_speech import RATE, questions, spoken
 from voice_timing import measured
 from voice_tts import Stream, TtsFindings, tts_targets
-from voice_turns import AUDIBLE, Loudspeaker, Turn, TurnsFindings, TurnsPlan, run_turns, turns_report, turns_targets
+from voice_turns import (
+    AUDIBLE,
+    STAGES,
+    Interruption,
+    Loudspeaker,
+    Turn,
+    TurnsFindings,
+    TurnsPlan,
+    run_turns,
+    turns_report,
+    turns_targets,
+)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +134,16 @@ def test_turns_are_told_by_stage_and_one_without_a_sound_is_missed() -> None:
     found.turns += [Turn("?", silent), Turn("?", silent)]
     assert [target.met for target in turns_targets(found)] == [True, False]
     assert "in 2 nothing was heard" in turns_report(found, TurnsPlan())
+
+
+def test_interruptions_are_judged_by_when_the_reply_stops() -> None:
+    turns = [Turn("?", dict.fromkeys(STAGES, 100.0))]
+    found = TurnsFindings(turns, [Interruption(200.0, 20.0)] * 19 + [Interruption(300.0, 160.0)] * 2, too_late=3)
+    barge_in = turns_targets(found)[-1]
+    assert (barge_in.value, barge_in.met) == (160.0, False)
+    report = turns_report(found, TurnsPlan())
+    assert "21 replies were spoken into; 3 more came when the reply was complete" in report
+    assert "| the reply has stopped, since that |  | 20 | 160 |" in report
 
 
 def test_speech_is_judged_by_stream() -> None:
