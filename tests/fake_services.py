@@ -12,7 +12,7 @@ from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.epochs import Epoch
 from motet_shared.errors import MotetError
-from motet_shared.messages import Chat, Complete, ModelCard, Text, Usage
+from motet_shared.messages import Chat, Complete, ModelCard, Text, ToolCallDelta, Usage
 
 MODEL = "pocket-fake"
 Reply = Callable[[Chat | Complete], list[Text]]
@@ -21,6 +21,11 @@ Reply = Callable[[Chat | Complete], list[Text]]
 def words(text: str) -> list[Text]:
     """One item per word, with made-up token ids."""
     return [Text(word, [index]) for index, word in enumerate(_split(text))]
+
+
+def tool_call(arguments: str, name: str = "draw", index: int = 0) -> Text:
+    """A call, as the tokenizer tells it."""
+    return Text("", [99], [ToolCallDelta(index, f"call_{index}", name), ToolCallDelta(index, arguments=arguments)])
 
 
 def _split(text: str) -> list[str]:

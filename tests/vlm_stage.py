@@ -48,7 +48,7 @@ class Stage:
         self.actors: list[Actor] = []
         self._stack = stack
 
-    async def _start(self, actor: Any) -> Any:
+    async def start(self, actor: Any) -> Any:
         await self._stack.enter_async_context(running(actor))
         await settle()
         self.actors.append(actor)
@@ -56,18 +56,18 @@ class Stage:
 
     async def vision(self, **settings: Any) -> Vision:
         config = VisionConfig(model=str(self.folder), name=MODEL, threads=1, **{"cache": 4 << 20, **settings})
-        vision: Vision = await self._start(Vision(config, await memory_bus(self.hub, "vision")))
+        vision: Vision = await self.start(Vision(config, await memory_bus(self.hub, "vision")))
         return vision
 
-    async def decode(self, **settings: Any) -> Decode:
+    async def decode(self, kind: type[Decode] = Decode, **settings: Any) -> Decode:
         options = {"num_blocks": 200, "block_size": 8, "token_budget": 64, "max_running": 8, **settings}
         config = DecodeConfig(model=str(self.folder), name=MODEL, threads=1, metrics_port=-1, **options)
-        decode: Decode = await self._start(Decode(config, await memory_bus(self.hub, "decode")))
+        decode: Decode = await self.start(kind(config, await memory_bus(self.hub, "decode")))
         return decode
 
     async def tokenizer(self, **settings: Any) -> Tokenizer:
         config = TokenizerConfig(model=(f"{MODEL}={self.folder}",), **{"decode_wait": 3.0, **settings})
-        tokenizer: Tokenizer = await self._start(Tokenizer(config, await memory_bus(self.hub, "tokenizer")))
+        tokenizer: Tokenizer = await self.start(Tokenizer(config, await memory_bus(self.hub, "tokenizer")))
         return tokenizer
 
     def file(self, data: bytes, **fields: Any) -> Image:

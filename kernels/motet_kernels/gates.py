@@ -20,7 +20,7 @@ from .native import Kernel
 _GATE = Kernel("motet_gate", "pipiii")
 _GATED_KERNEL = Kernel("motet_gated", "pipiii")
 _GATED: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
-_TWINS = (torch.sigmoid, F.silu, F.softplus, F.gelu)
+_TWINS = (torch.sigmoid, F.silu, F.softplus, F.gelu, _GATED["gelu_tanh"])
 
 
 def sigmoid(x_MC: Tensor) -> Tensor:
@@ -41,6 +41,11 @@ def softplus(x_MC: Tensor) -> Tensor:
 def gelu(x_MC: Tensor) -> Tensor:
     """`x · Φ(x)`, Φ the normal distribution (Hendrycks and Gimpel 2016), within 3e-7 · |x|."""
     return _gate(x_MC, 3)
+
+
+def gelu_tanh(x_MC: Tensor) -> Tensor:
+    """`x · Φ(x)` as tanh approximates it."""
+    return _gate(x_MC, 4)
 
 
 def gated(x: Tensor, activation: str) -> Tensor:

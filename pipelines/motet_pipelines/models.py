@@ -30,3 +30,15 @@ def check_known(directory: Directory, model: str) -> None:
         raise Unavailable(f"model {model!r}: no {' and no '.join(missing(directory))} is ready yet", param="model")
     message = f"model {model!r} does not exist here; there are: {', '.join(names) or 'none'}"
     raise UnknownModel(message, param="model")
+
+
+def sees(directory: Directory, model: str) -> bool:
+    """Whether chats with a model may hold pictures; as long as nobody can know, they may."""
+    cards = [card for beat in directory.ready("tokenizer") for card in beat.models if card.name == model]
+    return not cards or any(card.images for card in cards)
+
+
+def without_eyes(directory: Directory) -> list[str]:
+    """Models that can be served, and see, but for which no vision instance is ready."""
+    cards = servable(directory).values()
+    return [card.name for card in cards if card.images and not directory.ready("vision", model=card.name)]

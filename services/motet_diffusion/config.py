@@ -22,6 +22,8 @@ class EngineConfig:
     max_running: most pictures at a time, those whose text is read or that are decoded included. max_rows: most rows of
         one forward pass; a picture with guidance takes two. max_waiting: most in the queue beyond these.
     max_pixels, max_steps: of one picture; more is refused.
+    packed: whether convolutions have their weights laid out for the first size drawn besides (CPU, float32).
+    loras: adapters that pictures may ask for, "name=path" each: a safetensors file, or a folder with one.
     step_cache: how much the output of the denoiser's first block may change, relatively, for the others to be left out
         and their last effect taken again. 0: never. Transformers only.
     """
@@ -39,6 +41,8 @@ class EngineConfig:
     max_waiting: int = 64
     max_pixels: int = 2048 * 2048
     max_steps: int = 200
+    packed: bool = True
+    loras: tuple[str, ...] = ()
     step_cache: float = 0.0
 
     def __post_init__(self) -> None:
@@ -46,6 +50,9 @@ class EngineConfig:
             raise ConfigError(f"model={self.model!r}: no model_index.json there; give a folder that diffusers loads")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        if self.loras and self.step_cache:
+            message = "its blocks see fewer rows than a pass has; leave one of them out"
+            raise ConfigError(f"step_cache={self.step_cache}: does not go together with loras: {message}")
         if self.max_rows < 2:
             raise ConfigError(f"max_rows={self.max_rows}: a picture with guidance takes two; give at least 2")
 
@@ -71,6 +78,8 @@ class DiffusionConfig(ProcessConfig):
     max_waiting: int = setting("most requests beyond these; further ones are refused", default=64, min=0)
     max_pixels: int = setting("largest picture, width times height", default=2048 * 2048, min=64)
     max_steps: int = setting("most denoising steps of one picture", default=200, min=1)
+    packed: bool = setting("weights of convolutions are kept a second time, in a faster order (CPU)", default=True)
+    loras: tuple[str, ...] = setting("LoRA adapters that requests may name, as name=path each", default=())
     step_cache: float = setting("leave blocks out where the first changed less than this; 0: never", default=0.0, min=0)
     step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=300.0, min=1)
     longest_text: int = setting("most characters of a prompt", default=20_000, min=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from PIL.Image import Image
 from torch import Tensor
@@ -13,12 +14,20 @@ from motet_shared.errors import MotetError
 Key = Hashable
 
 
+class Lora(NamedTuple):
+    """An adapter that takes part in a picture, and how strongly."""
+
+    name: str
+    scale: float = 1.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
     """One picture to be drawn. Zeros and Nones are the model's defaults; `Rules.settled` puts them in.
 
     image: RGB, what is changed; mask: L, white where. strength: how far from the image, above 0 to 1.
     previews: how many estimates are told, the first after a fifth of the steps. checkpoint_every: steps; 0: none.
+    loras: adapters of the model that take part.
     resume: a checkpoint (see `checkpoint`), and resume_step the steps that it has behind it.
     """
 
@@ -34,6 +43,7 @@ class Drawing:
     strength: float | None = None
     previews: int = 0
     checkpoint_every: int = 0
+    loras: tuple[Lora, ...] = ()
     resume: bytes = b""
     resume_step: int = 0
 

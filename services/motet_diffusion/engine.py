@@ -63,6 +63,7 @@ class Engine:
         """Queue a picture. BadRequest for what cannot be drawn, Overloaded when the queue is full."""
         if key in self._waiting or key in self._painters or key in self._leaving:
             raise ValueError(f"{key!r} is drawn already")
+        self.studio.adapters.check(drawing.loras)
         drawing = self.studio.rules.settled(drawing)
         if len(self._waiting) >= self.config.max_waiting + self.config.max_running:
             raise Overloaded(f"{len(self._waiting)} pictures wait already (max_waiting)")
@@ -118,6 +119,7 @@ class Engine:
         rows = [one.rows for one in asked]
         if self.cache is not None:
             self.cache.begin([(one.key, row) for one in asked for row in range(one.rows)])
+        self.studio.adapters.denoiser.set([(one.loras, one.rows) for one in asked])
         with torch.no_grad():
             answer = self.studio.denoiser(**joined([one.call for one in asked]))
         self.passes += 1

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .drawing import Key
+from .drawing import Key, Lora
 from .merge import Call, fits, rows_of
 
 _BETWEEN = 0.05  # seconds that a loop between two passes is waited for: several times what a scheduler's step takes
@@ -30,6 +30,7 @@ class Asked:
     call: Call
     kind: Hashable
     rows: int
+    loras: tuple[Lora, ...] = ()
     answer: Any = None
     error: BaseException | None = None
     ready: threading.Event = field(default_factory=threading.Event)
@@ -49,9 +50,9 @@ class Meeting:
         return len(self._asked)
 
     # ------------------------------------------------------------------------------------------------------- the loops
-    def ask(self, key: Key, call: Call) -> Any:
-        """The denoiser's answer. Raises what it raised, and Left after `dismiss`."""
-        asked = Asked(key, call, fits(call), rows_of(call))
+    def ask(self, key: Key, call: Call, loras: tuple[Lora, ...] = ()) -> Any:
+        """The denoiser's answer, with these adapters. Raises what it raised, and Left after `dismiss`."""
+        asked = Asked(key, call, fits(call), rows_of(call), loras)
         with self._change:
             if key in self._dismissed:
                 raise Left

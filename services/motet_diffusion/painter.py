@@ -103,7 +103,7 @@ class Painter:
         self._asked = True
         if self._step < self.drawing.resume_step:
             return (_nothing(call, self._studio.denoiser.config),)
-        return self._meeting.ask(self.key, call)
+        return self._meeting.ask(self.key, call, self.drawing.loras)
 
     def _follow(self, scheduler: Any) -> None:
         """Have every step of the scheduler come by `_after`."""

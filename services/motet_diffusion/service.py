@@ -20,7 +20,7 @@ from motet_shared.messages import BlobRef, Draw, ModelCard
 from motet_shared.pictures import open_mask, open_picture
 
 from .config import DiffusionConfig
-from .drawing import Drawing, Event, Key
+from .drawing import Drawing, Event, Key, Lora
 from .easel import Easel
 from .engine import Engine
 from .thread import EngineThread
@@ -107,7 +107,9 @@ class Diffusion(Actor):
             strength=request.strength,
             previews=max(request.previews, 0),
             checkpoint_every=max(request.checkpoint_every, 0),
+            loras=tuple(Lora(one.name, one.scale) for one in request.loras),
         )
+        self.thread.engine.studio.adapters.check(drawing.loras)
         kind = "draw" if request.image is None else "change" if request.mask is None else "fill"
         self.thread.engine.studio.rules.settled(drawing, kind)
         if request.image is not None:

@@ -11,6 +11,7 @@ import copy
 import inspect
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from torch import Tensor
 
 from motet_shared.errors import ConfigError
 
+from .adapters import Adapters
 from .config import EngineConfig
 from .drawing import Drawing
+from .packed import pack
 from .rules import Rules, kind_of
 from .stand_ins import Ask, Door, SharedDenoiser, behind
 
@@ -37,8 +40,11 @@ class Studio:
         if not self.denoiser_name:
             kind = type(self.pipeline).__name__
             raise ConfigError(f"model={config.model!r}: a {kind} has neither of {', '.join(_DENOISERS)}; take another")
+        self.adapters = Adapters(self.pipeline, config.loras)
         self.denoiser: torch.nn.Module = getattr(self.pipeline, self.denoiser_name)
         self.denoiser_signature = inspect.signature(self.denoiser.forward)
+        if config.packed:
+            pack(self.denoiser)
         self.vae = self.pipeline.vae
         self._pipelines = {"draw": self.pipeline, **_editors(self.pipeline)}
         self.rules = Rules(config, self._pipelines, self.denoiser.config)
@@ -52,8 +58,17 @@ class Studio:
         own[self.denoiser_name] = SharedDenoiser(self.denoiser, self.denoiser_signature, ask)
         own["scheduler"] = copy.deepcopy(pipeline.scheduler)
         own["vae"] = Door(self.vae, self._pixel_door, ("encode", "decode"))
-        own["encode_prompt"] = behind(self._text_door, pipeline.encode_prompt)
+        own["encode_prompt"] = behind(self._text_door, self._reader(pipeline.encode_prompt, drawing))
         return pipeline
+
+    def _reader(self, read: Callable[..., Any], drawing: Drawing) -> Callable[..., Any]:
+        """Text is read with the adapters of its picture."""
+
+        def adapted(*args: Any, **kwargs: Any) -> Any:
+            self.adapters.read(drawing.loras)
+            return read(*args, **kwargs)
+
+        return adapted
 
     def spatial(self, latents: Tensor, drawing: Drawing) -> Tensor:
         """`[1, channels, height, width]` in the scale of the VAE, from a pipeline's latents."""

@@ -32,6 +32,7 @@ class GatewayConfig(ProcessConfig):
     patience: Duration = setting("time in which a broken reply waits for a service to return", default=5.0, min=0.0)
     picture_ttl: Duration = setting("time that pictures with a URL are kept", default=3600.0, min=1.0)
     job_ttl: Duration = setting("time that jobs are kept, done or not", default=86_400.0, min=1.0)
+    job_patience: Duration = setting("time without a sign of life until a job is drawn elsewhere", default=6.0, min=1.0)
     jobs: int = setting("jobs that this gateway draws at a time", default=2, min=0)
     drain_timeout: Duration = setting("time for running replies to end after SIGTERM", default=30.0, min=0.0)
 

@@ -17,7 +17,7 @@ from motet_shared.messages import Embed, Vectors
 from .aliases import model_of
 from .asgi import Exchange
 from .decoding import Decoder
-from .schema import Count, Positive, Strict
+from .fields import Count, Positive, Strict
 from .service import Service
 
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from motet_pipelines.chat import Outcome, chat
+from motet_pipelines.chat import Outcome
 from motet_shared.errors import InternalError, MotetError
-from motet_shared.messages import Chat, Complete, End, Text, Usage
+from motet_shared.messages import Chat, Complete, End, Usage
 
 from .asgi import Exchange
 from .metrics import server_timing
@@ -18,14 +18,23 @@ from .render import DONE, Chunks, error_event
 from .results import Collected, add_usage
 from .service import Service
 
+Source = Callable[[Any, Outcome], AsyncGenerator[list[Any], None]]  # the pipeline of a request, and what comes of it
+
 
 class Generation:
     """The choices of one call, each a stream of its own."""
 
-    def __init__(self, service: Service, http: Exchange, requests: Sequence[Chat | Complete], prompts: int = 1):
-        self._service = service
+    def __init__(
+        self,
+        service: Service,
+        http: Exchange,
+        requests: Sequence[Chat | Complete],
+        source: Source,
+        prompts: int = 1,
+    ):
         self._http = http
         self._requests = requests
+        self._source = source
         self._prompts = prompts
         self._outcomes = [Outcome() for _ in requests]
         self._tracks = [service.metrics.begin(request.model) for request in requests]
@@ -42,9 +51,11 @@ class Generation:
                 raise
             await self._http.finish(error_event(Problem.of(error)))
 
-    async def collect(self, render: Callable[[list[Collected], Usage], bytes]) -> None:
+    async def collect(
+        self, render: Callable[[list[Collected], Usage], bytes], collected: type[Collected] = Collected
+    ) -> None:
         """One JSON body."""
-        choices = [Collected() for _ in self._requests]
+        choices = [collected() for _ in self._requests]
         async with self._http.while_connected():
             await self._each(lambda index: self._collect_one(choices[index], index))
             timing = (b"server-timing", server_timing(self._tracks[0].stopwatch))
@@ -88,15 +99,8 @@ class Generation:
             track.done(self._outcomes[index])
         choice.end = self._end(index)
 
-    def _open(self, index: int) -> AsyncGenerator[list[Text], None]:
-        config = self._service.config
-        return chat(
-            self._service.bus,
-            self._requests[index],
-            self._outcomes[index],
-            deadline=config.request_timeout,
-            patience=config.patience,
-        )
+    def _open(self, index: int) -> AsyncGenerator[list[Any], None]:
+        return self._source(self._requests[index], self._outcomes[index])
 
     def _end(self, index: int) -> End:
         end = self._outcomes[index].end

@@ -2,7 +2,8 @@
 
 A job is a note (JobNote) and a place in a work queue. A gateway takes one from the queue, draws it and says so; while
 it is at work it gives signs of life. If it dies, the job goes to another gateway, or to the same one once it is back.
-The seed is fixed when the job is taken in, so a second try draws the same picture.
+The seed is fixed when the job is taken in, so a second try draws the same picture. A job that is cancelled has a mark
+beside its note, for which whoever draws it looks: notes are written by those who draw, marks by those who cancel.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from motet_shared.messages import Draw
 
 from .aliases import model_of
 from .images_schema import GenerationBody, check, requests
-from .keep import ACK_WAIT, ERRORS, Keep
+from .keep import ERRORS, Keep
 from .problems import NotFound, Problem
 from .wire import fresh_seed
 
@@ -37,6 +38,7 @@ _TRIES = 5  # after which a job has failed
 _PAUSE = 2.0  # seconds before the next one
 _NOTE_EVERY = 0.5  # seconds between two notes of progress
 _FETCH = 5.0  # seconds
+_LOOK_EVERY = 0.1  # seconds between two looks for the mark of a job that is drawn: a watch survives no restart of NATS
 
 
 class JobNote(Struct, kw_only=True, omit_defaults=True):
@@ -45,7 +47,7 @@ class JobNote(Struct, kw_only=True, omit_defaults=True):
     id: str
     body: GenerationBody
     created: int  # Unix seconds
-    status: Literal["queued", "running", "done", "failed"] = "queued"
+    status: Literal["queued", "running", "done", "failed", "cancelled"] = "queued"
     seq: int = 0  # its number in the queue
     step: int = 0  # of all its pictures together
     steps: int = 0
@@ -53,6 +55,7 @@ class JobNote(Struct, kw_only=True, omit_defaults=True):
     error: dict[str, str | None] | None = None
 
 
+OVER = ("done", "failed", "cancelled")
 _decode = msgspec.json.Decoder(JobNote).decode
 
 
@@ -100,15 +103,45 @@ class ImageJobs:
             note = await self._known(job)
             if note.status != "queued":
                 return note, None
-            seq = int((await self._keep.notes.get(f"seq.{job}")).value or b"0")
-            return note, max(seq - await self._keep.delivered() - 1, 0)
+            return note, await self._keep.position(await self._seq(job))
         except nats.js.errors.NotFoundError:
             raise NotFound(f"job {job[:60]!r} is not here; it may have expired") from None
         except ERRORS as error:
             raise Unavailable(f"the job cannot be read: {error or type(error).__name__}; try again") from None
 
+    async def cancel(self, job: str) -> JobNote:
+        """It is drawn no more, as often as it is said; one that is over stays as it is. NotFound as for `status`."""
+        try:
+            note = await self._known(job)
+            if note.status in OVER:
+                return note
+            await self._keep.notes.put(_mark(job), b"")
+            if note.status == "queued":
+                with suppress(nats.js.errors.NotFoundError):  # it is not in the queue yet
+                    await self._keep.withdraw(await self._seq(job))
+                note.status = "cancelled"
+                await self._note(note)
+            return await self._known(job)
+        except nats.js.errors.NotFoundError:
+            raise NotFound(f"job {job[:60]!r} is not here; it may have expired") from None
+        except ERRORS as error:
+            raise Unavailable(f"the job cannot be cancelled: {error or type(error).__name__}; try again") from None
+
     async def _known(self, job: str) -> JobNote:
-        return _decode((await self._keep.notes.get(job)).value or b"")
+        note = _decode((await self._keep.notes.get(job)).value or b"")
+        if note.status not in OVER and await self._is_marked(job):
+            note.status = "cancelled"
+        return note
+
+    async def _seq(self, job: str) -> int:
+        return int((await self._keep.notes.get(f"seq.{job}")).value or b"0")
+
+    async def _is_marked(self, job: str) -> bool:
+        try:
+            await self._keep.notes.get(_mark(job))
+        except nats.js.errors.NotFoundError:
+            return False
+        return True
 
     # --------------------------------------------------------------------------------------------------------- drawing
     async def _work(self) -> None:
@@ -131,12 +164,13 @@ class ImageJobs:
         except nats.js.errors.NotFoundError:
             await message.ack()
             return
-        if note.status in ("done", "failed"):  # its acknowledgement was lost
+        if note.status in OVER:  # it was cancelled, or its acknowledgement was lost
+            await self._note(note)
             await message.ack()
             return
         beating = asyncio.create_task(self._beat(message))
         try:
-            await self._draw(note)
+            await self._draw_unless_marked(note)
             await message.ack()
         except asyncio.CancelledError:
             with suppress(*ERRORS):
@@ -151,7 +185,7 @@ class ImageJobs:
 
     async def _beat(self, message: Msg) -> None:
         while True:
-            await asyncio.sleep(ACK_WAIT / 3)
+            await asyncio.sleep(self._keep.patience / 3)
             await message.in_progress()
 
     async def _failed(self, message: Msg, note: JobNote, error: MotetError) -> None:
@@ -162,6 +196,23 @@ class ImageJobs:
         note.status, note.error = "failed", Problem.of(error).as_dict()
         await self._note(note)
         await message.ack()
+
+    async def _draw_unless_marked(self, note: JobNote) -> None:
+        """Draw, and stop when the job is cancelled."""
+        drawing = asyncio.create_task(self._draw(note), name=f"job-{note.id}")
+        try:
+            while not drawing.done():
+                await asyncio.wait((drawing,), timeout=_LOOK_EVERY)
+                if not drawing.done() and await self._is_marked(note.id):
+                    note.status = "cancelled"
+                    break
+        finally:
+            drawing.cancel()
+            await asyncio.wait((drawing,))
+        if note.status == "cancelled":
+            await self._note(note)
+        else:
+            drawing.result()
 
     async def _draw(self, note: JobNote) -> None:
         """All pictures of a job, one after another."""
@@ -187,6 +238,11 @@ class ImageJobs:
 
     async def _note(self, note: JobNote) -> None:
         await self._keep.notes.put(note.id, msgspec.json.encode(note))
+
+
+def _mark(job: str) -> str:
+    """The key that says that a job is cancelled."""
+    return f"stop.{job}"
 
 
 def _check_same(note: JobNote, wanted: GenerationBody) -> None:

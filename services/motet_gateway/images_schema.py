@@ -9,11 +9,12 @@ import msgspec
 from msgspec import Meta
 
 from motet_shared.errors import BadRequest, UnsupportedParameter
-from motet_shared.messages import Draw
+from motet_shared.messages import Adapter, Draw
 
 from .decoding import explain
+from .fields import Int64
+from .image_options import ImageOptions, check_options
 from .multipart import Form
-from .schema import Int64, Strict
 from .wire import fresh_seed
 
 FILES = ("image", "mask")
@@ -23,27 +24,16 @@ _SEED_MASK = 2**63 - 1
 _CHECKPOINT_EVERY = 4  # steps
 
 
-class ImageBody(Strict, kw_only=True):
-    """What both endpoints know. `seed`, `steps`, `guidance_scale`, `negative_prompt` and `progress` are ours."""
+class ImageBody(ImageOptions, kw_only=True):
+    """What both endpoints know."""
 
     prompt: Annotated[str, Meta(min_length=1)]
-    model: str = ""
     n: Annotated[int, Meta(ge=1, le=10)] | None = None
-    size: str | None = None
-    quality: Literal["auto", "standard", "low", "medium", "high", "hd"] | None = None
     response_format: Literal["b64_json", "url"] | None = None
-    output_format: Literal["png", "jpeg", "webp"] | None = None
-    output_compression: Annotated[int, Meta(ge=0, le=100)] | None = None
-    background: Literal["auto", "opaque", "transparent"] | None = None
     user: str | None = None
     safety_identifier: str | None = None
     stream: bool | None = None
-    partial_images: Annotated[int, Meta(ge=0, le=8)] | None = None
     seed: Int64 | None = None
-    steps: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    guidance_scale: Annotated[float, Meta(ge=0, le=100)] | None = None
-    negative_prompt: str = ""
-    progress: bool = False  # an event per step, beside OpenAI's
 
 
 class GenerationBody(ImageBody, kw_only=True):
@@ -73,9 +63,20 @@ def _converted(form: Form) -> EditBody:
     """The texts of a form as the types of the fields."""
     fields: dict[str, Any] = {name: values[-1] for name, values in form.fields.items()}
     try:
-        return msgspec.convert(fields, EditBody, strict=False)
+        return msgspec.convert(fields | _listed(fields), EditBody, strict=False)
     except msgspec.ValidationError as error:
         raise explain(str(error), msgspec.json.encode(fields)) from None
+
+
+def _listed(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a form has as JSON, since it is no plain text."""
+    if "loras" not in fields:
+        return {}
+    try:
+        return {"loras": msgspec.json.decode(fields["loras"])}
+    except msgspec.DecodeError as error:
+        message = f'`loras`: is no JSON ({error}); in a form, send a list such as [{{"name": "ink"}}]'
+        raise BadRequest(message, param="loras") from None
 
 
 def check(body: ImageBody, *, kept: bool) -> None:
@@ -84,11 +85,7 @@ def check(body: ImageBody, *, kept: bool) -> None:
         why = "a stream has none" if body.stream else "pictures are not kept here (motet up --store FOLDER)"
         message = f"`response_format` url: {why}; ask for b64_json"
         raise UnsupportedParameter(message, param="response_format")
-    if body.background == "transparent":
-        raise UnsupportedParameter("`background` transparent: pictures here are opaque", param="background")
-    if body.quality in ("low", "high", "hd"):
-        message = f"`quality` {body.quality}: choose a number of `steps` instead"
-        raise UnsupportedParameter(message, param="quality")
+    check_options(body)
     if body.stream and (body.n or 1) > 1:
         raise BadRequest(f"`n` {body.n}: one picture is streamed at a time; leave `stream` or `n` out", param="n")
     if body.partial_images and not body.stream:
@@ -97,28 +94,33 @@ def check(body: ImageBody, *, kept: bool) -> None:
 
 def requests(body: ImageBody, model: str, request_id: str) -> list[Draw]:
     """One request per picture. The seed is fixed here, so that a picture that moves stays the same."""
-    width, height = _size(body.size)
-    strength = body.strength if isinstance(body, EditBody) else None
+    base = msgspec.structs.replace(
+        brush(body, model, request_id),
+        prompt=body.prompt,
+        strength=body.strength if isinstance(body, EditBody) else None,
+    )
     seed = fresh_seed() if body.seed is None else body.seed
-    return [
-        Draw(
-            model=model,
-            prompt=body.prompt,
-            negative_prompt=body.negative_prompt,
-            width=width,
-            height=height,
-            steps=body.steps or 0,
-            guidance_scale=body.guidance_scale,
-            seed=(seed + index) & _SEED_MASK,
-            strength=strength,
-            previews=body.partial_images or 0,
-            checkpoint_every=_CHECKPOINT_EVERY,
-            format=body.output_format or "png",
-            quality=90 if body.output_compression is None else max(body.output_compression, 1),
-            request_id=request_id,
-        )
-        for index in range(body.n or 1)
-    ]
+    return [msgspec.structs.replace(base, seed=(seed + index) & _SEED_MASK) for index in range(body.n or 1)]
+
+
+def brush(options: ImageOptions, model: str, request_id: str) -> Draw:
+    """How it is drawn, whatever it is: a request without prompt and seed."""
+    width, height = _size(options.size)
+    return Draw(
+        model=model,
+        prompt="",
+        negative_prompt=options.negative_prompt,
+        width=width,
+        height=height,
+        steps=options.steps or 0,
+        guidance_scale=options.guidance_scale,
+        loras=[Adapter(lora.name, lora.scale) for lora in options.loras or []],
+        previews=options.partial_images or 0,
+        checkpoint_every=_CHECKPOINT_EVERY,
+        format=options.output_format or "png",
+        quality=90 if options.output_compression is None else max(options.output_compression, 1),
+        request_id=request_id,
+    )
 
 
 def _size(size: str | None) -> tuple[int, int]:

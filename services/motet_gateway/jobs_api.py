@@ -1,4 +1,4 @@
-"""POST /v1/images/jobs, GET /v1/images/jobs/{id}, and GET /images/{name}, where pictures with a URL are."""
+"""POST /v1/images/jobs, GET and DELETE /v1/images/jobs/{id}, and GET /images/{name}, where pictures with a URL are."""
 
 from __future__ import annotations
 
@@ -61,6 +61,10 @@ def jobs_router(service: Service) -> APIRouter:
     async def job_status(job: str, request: Request) -> dict[str, Any]:
         note, position = await jobs_of(service).status(job)
         return _shape(note, position, request.scope)
+
+    @router.delete("/v1/images/jobs/{job}")
+    async def cancel_job(job: str, request: Request) -> dict[str, Any]:
+        return _shape(await jobs_of(service).cancel(job), None, request.scope)
 
     @router.get("/images/{name}")
     async def kept_picture(name: str) -> Response:

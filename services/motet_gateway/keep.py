@@ -11,8 +11,10 @@ import secrets
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import msgspec
 import nats.errors
 import nats.js.errors
+from msgspec import Struct
 from nats.js.api import ConsumerConfig, KeyValueConfig, ObjectStoreConfig, RetentionPolicy, StorageType, StreamConfig
 
 from motet_shared import subjects
@@ -23,6 +25,7 @@ from motet_shared.transport import NatsTransport
 from .problems import NotFound
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
     from nats.js import JetStreamContext
     from nats.js.kv import KeyValue
     from nats.js.object_store import ObjectStore
@@ -32,22 +35,35 @@ log = logging.getLogger(__name__)
 _QUEUE, _NOTES, _PICTURES = "motet_jobs", "motet_job_notes", "motet_pictures"
 _CONSUMER = "draw"
 _TIMEOUT = 5.0  # seconds for an answer of JetStream
-ACK_WAIT = 15.0  # seconds without a sign of life after which a job goes to another gateway
 ERRORS = (nats.errors.Error, nats.js.errors.Error, TimeoutError)
+
+
+class _State(Struct):
+    """Of a stream. `deleted`: numbers that are gone, of those after `first_seq`."""
+
+    first_seq: int
+    deleted: list[int] = []
+
+
+class _Info(Struct):
+    state: _State
 
 
 class Keep:
     """The queue of jobs (`queue`), what is known of each (`notes`), and pictures by name."""
 
-    def __init__(self, js: JetStreamContext, notes: KeyValue, pictures: ObjectStore):
-        self._js, self.notes, self._pictures = js, notes, pictures
+    def __init__(self, client: Client, notes: KeyValue, pictures: ObjectStore, patience: float):
+        self._client, self._js = client, client.jetstream(timeout=_TIMEOUT)
+        self.notes, self._pictures = notes, pictures
+        self.patience = patience  # seconds without a sign of life after which a job goes to another gateway
 
     @classmethod
-    async def open(cls, bus: Bus, picture_ttl: float, job_ttl: float) -> Keep | None:
+    async def open(cls, bus: Bus, picture_ttl: float, job_ttl: float, job_patience: float) -> Keep | None:
         """None where the server has no JetStream. What exists is used as it is."""
         if not isinstance(bus.frames, NatsTransport):
             return None
-        js = bus.frames.client.jetstream(timeout=_TIMEOUT)
+        client = bus.frames.client
+        js = client.jetstream(timeout=_TIMEOUT)
         try:
             await js.account_info()
         except ERRORS:
@@ -67,7 +83,7 @@ class Keep:
             await js.create_key_value(notes)
         with suppress(nats.js.errors.BadRequestError):
             await js.create_object_store(config=pictures, bucket=_PICTURES)
-        return cls(js, await js.key_value(_NOTES), await js.object_store(_PICTURES))
+        return cls(client, await js.key_value(_NOTES), await js.object_store(_PICTURES), job_patience)
 
     # ------------------------------------------------------------------------------------------------------- pictures
     async def put_picture(self, data: bytes, kind: str) -> str:
@@ -95,7 +111,19 @@ class Keep:
         ack = await self._js.publish(subjects.jobs("draw"), job.encode(), headers={"Nats-Msg-Id": job})
         return ack.seq
 
-    async def delivered(self) -> int:
+    async def position(self, seq: int) -> int:
+        """How many are before that one in the queue; those that were withdrawn do not count."""
+        reply = await self._client.request(f"$JS.API.STREAM.INFO.{_QUEUE}", b'{"deleted_details":true}', _TIMEOUT)
+        state = msgspec.json.decode(reply.data, type=_Info).state
+        first = max(await self._delivered() + 1, state.first_seq)
+        return max(seq - first - sum(first <= gone < seq for gone in state.deleted), 0)
+
+    async def withdraw(self, seq: int) -> None:
+        """Take a job out of the queue, if it is still there."""
+        with suppress(nats.js.errors.APIError):
+            await self._js.delete_msg(_QUEUE, seq)
+
+    async def _delivered(self) -> int:
         """The number of the last job that somebody has taken; 0 before the first."""
         try:
             info = await self._js.consumer_info(_QUEUE, _CONSUMER)
@@ -105,5 +133,7 @@ class Keep:
 
     async def queue(self) -> JetStreamContext.PullSubscription:
         """From which jobs are fetched, each by one gateway."""
-        config = ConsumerConfig(durable_name=_CONSUMER, ack_wait=ACK_WAIT, max_deliver=-1)
-        return await self._js.pull_subscribe(subjects.jobs("draw"), durable=_CONSUMER, stream=_QUEUE, config=config)
+        config = ConsumerConfig(durable_name=_CONSUMER, ack_wait=self.patience, max_deliver=-1)
+        queue = await self._js.pull_subscribe(subjects.jobs("draw"), durable=_CONSUMER, stream=_QUEUE, config=config)
+        self.patience = (await queue.consumer_info()).config.ack_wait or self.patience  # that of whoever came first
+        return queue

@@ -43,7 +43,7 @@ def _models(service: Service) -> list[dict[str, Any]]:
     """Those that chat, then those that speak, listen, embed and draw. `kind` tells them apart."""
     directory = service.bus.directory
     chat = [
-        _shape(card) | {"kind": "chat", "context_length": card.context, "images": card.images}
+        _shape(card) | {"kind": "chat", "context_length": card.context, "images": card.images, "tools": card.tools}
         for card in servable(directory).values()
     ]
     speech = [_shape(card) | {"kind": "speech", "voices": card.voices} for card in served(directory, "tts").values()]

@@ -19,6 +19,7 @@ class Collected:
     texts: list[str] = field(default_factory=list)
     tools: dict[int, dict[str, Any]] = field(default_factory=dict)
     logprobs: list[TextLogprob] | None = None
+    images: list[dict[str, Any]] = field(default_factory=list)
     end: End | None = None
 
     def add(self, items: list[Text]) -> None:
@@ -80,6 +81,8 @@ def _chat_choice(index: int, choice: Collected) -> dict[str, Any]:
     if calls:
         message["content"] = choice.text or None
         message["tool_calls"] = calls
+    if choice.images:
+        message["images"] = choice.images
     logprobs = None if choice.logprobs is None else chat_logprobs(choice.logprobs)
     finish = chat_finish(choice.status, bool(calls))
     return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}

@@ -10,29 +10,19 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from motet_pipelines.illustrated import TOOL
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from .decoding import Decoder
+from .fields import Count, Int64, Metadata, Name, Penalty, Positive, Ratio, Strict
+from .image_options import ImageTool
 
 MAX_CHOICES = 8
 MAX_STOPS = 4
 
-Name = Annotated[str, Meta(pattern="^[a-zA-Z0-9_-]{1,64}$")]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Ratio = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
-Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
-Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
-]
-
-
-class Strict(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Base of everything that a client sends."""
 
 
 # -------------------------------------------------------------------------------------------------- chat messages
@@ -52,6 +42,12 @@ class ImagePart(Strict, tag="image_url"):
     image_url: ImageUrl
 
 
+class VideoPart(Strict, tag="video_url"):
+    """An extension of ours, in the shape that servers of open models share; `max_pixels` is of each frame."""
+
+    video_url: ImageUrl
+
+
 class AudioPart(Strict, tag="input_audio"):
     input_audio: Any
 
@@ -64,7 +60,7 @@ class RefusalPart(Strict, tag="refusal"):
     refusal: str
 
 
-Part = TextPart | ImagePart | AudioPart | FilePart | RefusalPart
+Part = TextPart | ImagePart | VideoPart | AudioPart | FilePart | RefusalPart
 Content = str | list[Part]
 
 
@@ -94,10 +90,18 @@ class UserMessage(Strict, tag_field="role", tag="user"):
     name: str | None = None
 
 
+class DrawnImage(ImagePart, tag="image_url"):
+    """A picture of an earlier reply, as it came; `revised_prompt` says what was drawn."""
+
+    index: int | None = None
+    revised_prompt: str | None = None
+
+
 class AssistantMessage(Strict, tag_field="role", tag="assistant"):
     """As clients send it back: `refusal`, `annotations`, `audio` and `function_call` come along as null or empty."""
 
     content: Content | None = None
+    images: list[DrawnImage] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     refusal: str | None = None
@@ -123,9 +127,11 @@ class Function(Strict):
     strict: bool | None = None
 
 
-class Tool(Strict):
-    type: Literal["function"]
+class FunctionTool(Strict, tag="function"):
     function: Function
+
+
+Tool = FunctionTool | ImageTool
 
 
 class StreamOptions(Strict):
@@ -198,13 +204,16 @@ class CompletionBody(SamplingFields, kw_only=True):
     suffix: Any = None
 
 
+# Of `modalities`: asks for the tool `image_generation` at its defaults.
+DRAWING = (["text", "image"], ["image", "text"])
+
 # Values, besides null, at which a parameter asks for nothing. Any other value is refused by the parameter's name.
 NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "function_call": (),
     "functions": (),
-    "modalities": (["text"],),
+    "modalities": (["text"], *DRAWING),
     "moderation": (),
     "parallel_tool_calls": (True,),
     "prediction": (),
@@ -232,10 +241,7 @@ def parse_chat(body: bytes) -> ChatBody:
     if None not in both and both[0] != both[1]:
         message = f"`max_tokens` ({both[0]}) and `max_completion_tokens` ({both[1]}) disagree; give only the latter"
         raise BadRequest(message, param="max_tokens")
-    for index, tool in enumerate(request.tools or []):
-        if tool.function.strict:
-            where = f"tools[{index}].function.strict"
-            raise UnsupportedParameter(f"`{where}`: arguments cannot be held to a schema yet; omit it", param=where)
+    _check_tools(request.tools or [])
     check_tool_choice(request.tool_choice)
     return request
 
@@ -255,6 +261,24 @@ def check_tool_choice(choice: Any) -> None:
     if choice not in (None, "auto", "none"):
         message = f"`tool_choice` {_shown(choice)} cannot be guaranteed yet; use 'auto' or 'none'"
         raise UnsupportedParameter(message, param="tool_choice")
+
+
+def _check_tools(tools: list[Tool]) -> None:
+    """Functions without promises that cannot be kept; one tool that draws, whose name is free."""
+    draws = [index for index, tool in enumerate(tools) if isinstance(tool, ImageTool)]
+    if len(draws) > 1:
+        where = f"tools[{draws[1]}]"
+        raise BadRequest(f"`{where}`: there is one `image_generation` already; leave it out", param=where)
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}].function"
+        if isinstance(tool, ImageTool):
+            continue
+        if tool.function.strict:
+            message = f"`{where}.strict`: arguments cannot be held to a schema yet; omit it"
+            raise UnsupportedParameter(message, param=f"{where}.strict")
+        if draws and tool.function.name == TOOL:
+            message = f"`{where}.name` {TOOL!r} is that of `image_generation` for the model; choose another"
+            raise BadRequest(message, param=f"{where}.name")
 
 
 def _check_common(request: ChatBody | CompletionBody) -> None:

@@ -61,7 +61,7 @@ class Service:
         from .keep import Keep
 
         config = self.config
-        self.keep = await Keep.open(self.bus, config.picture_ttl, config.job_ttl)
+        self.keep = await Keep.open(self.bus, config.picture_ttl, config.job_ttl, config.job_patience)
         if self.keep is not None:
             self.jobs = ImageJobs(self.bus, self.keep, self.uploads, config.request_timeout)
             self.jobs.start(config.jobs)

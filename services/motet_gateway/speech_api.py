@@ -20,9 +20,9 @@ from .aliases import model_of
 from .asgi import Exchange
 from .audio_encoder import Encoder, make_encoder
 from .decoding import Decoder
+from .fields import Int64, Strict
 from .problems import Problem
 from .render import error_event
-from .schema import Int64, Strict
 from .service import Service
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from motet_pipelines.illustrated import remembered
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Complete, Sampling
 
@@ -15,6 +16,7 @@ from .schema import (
     ChatBody,
     CompletionBody,
     Content,
+    FunctionTool,
     ImagePart,
     Message,
     Part,
@@ -23,6 +25,7 @@ from .schema import (
     TextPart,
     Tool,
     UserMessage,
+    VideoPart,
 )
 
 _SEED_MASK = 2**63 - 1
@@ -30,12 +33,15 @@ PRIORITIES = {"flex": -1, "auto": 0, "default": 0, "priority": 1}  # by service 
 MAX_COMPLETIONS = 32  # prompts times n of one request
 
 
-def chat_requests(body: ChatBody, request_id: str) -> list[Chat]:
-    """One request per choice. The seed is fixed here: a stream that moves goes on with the noise that was due."""
+def chat_requests(body: ChatBody, request_id: str, *, sees: bool = False) -> list[Chat]:
+    """One request per choice. The seed is fixed here: a stream that moves goes on with the noise that was due.
+
+    `sees`: whether the model is shown what was drawn in earlier replies.
+    """
     tools_on = bool(body.tools) and body.tool_choice != "none"
     base = Chat(
         model=body.model,
-        messages=wire_messages(body.messages),
+        messages=wire_messages(body.messages, sees=sees),
         sampling=_sampling(body, body.max_completion_tokens or body.max_tokens, _chat_logprobs(body)),
         tools=wire_tools(body.tools or []),
         tool_choice="auto" if tools_on else "none",
@@ -73,10 +79,10 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[Complete]
     ]
 
 
-def wire_messages(messages: list[Message]) -> list[dict[str, Any]]:
+def wire_messages(messages: list[Message], *, sees: bool = False) -> list[dict[str, Any]]:
     """OpenAI's shape with plain strings as content. `developer` is the newer name of `system`.
 
-    A user's message with images keeps its parts; {"type": "image"} stands for the next one of `images.sources`.
+    A user's message with images keeps its parts; {"type": "image"} stands for the next one of `chat_images.sources`.
     """
     plain = []
     for index, message in enumerate(messages):
@@ -89,6 +95,8 @@ def wire_messages(messages: list[Message]) -> list[dict[str, Any]]:
             _check_assistant(message, index)
             shape.setdefault("content", "")
             shape.pop("annotations", None)
+            if shape.pop("images", None):
+                plain += remembered([image.revised_prompt or "" for image in message.images or []], sees=sees)
         plain.append(shape)
     return plain
 
@@ -98,13 +106,15 @@ def _content(message: Message, where: str) -> str | list[dict[str, str]]:
     if isinstance(content, str) or not (isinstance(message, UserMessage) and _has_image(content)):
         return flatten(content, where)
     return [
-        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": flatten([part], where, index)}
+        {"type": "image"}
+        if isinstance(part, ImagePart | VideoPart)
+        else {"type": "text", "text": flatten([part], where, index)}
         for index, part in enumerate(content)
     ]
 
 
 def _has_image(content: list[Part]) -> bool:
-    return any(isinstance(part, ImagePart) for part in content)
+    return any(isinstance(part, ImagePart | VideoPart) for part in content)
 
 
 def flatten(content: Content, where: str, first: int = 0) -> str:
@@ -119,7 +129,7 @@ def flatten(content: Content, where: str, first: int = 0) -> str:
             texts.append(part.refusal)
         else:
             kind, param = part.__struct_config__.tag, f"{where}[{index}]"
-            if isinstance(part, ImagePart):
+            if isinstance(part, ImagePart | VideoPart):
                 message = f"`{param}`: images are read in messages of the user alone; move it there"
                 raise UnsupportedParameter(message, param=param)
             raise UnsupportedParameter(f"`{param}`: no service here reads `{kind}`; send text parts", param=param)
@@ -127,7 +137,12 @@ def flatten(content: Content, where: str, first: int = 0) -> str:
 
 
 def wire_tools(tools: list[Tool]) -> list[dict[str, Any]]:
-    return [{"type": "function", "function": msgspec.to_builtins(tool.function)} for tool in tools]
+    """The functions among them; pictures are drawn here, so that tool is declared where they are."""
+    return [
+        {"type": "function", "function": msgspec.to_builtins(tool.function)}
+        for tool in tools
+        if isinstance(tool, FunctionTool)
+    ]
 
 
 def fresh_seed() -> int:
@@ -135,7 +150,7 @@ def fresh_seed() -> int:
 
 
 def _check_assistant(message: AssistantMessage, index: int) -> None:
-    if message.content is None and not message.tool_calls and message.refusal is None:
+    if message.content is None and not message.tool_calls and not message.images and message.refusal is None:
         param = f"messages[{index}].content"
         raise BadRequest(f"`{param}` is required unless the message has `tool_calls`", param=param)
 

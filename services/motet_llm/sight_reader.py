@@ -41,7 +41,7 @@ class SightReader:
             raise Overloaded(f"images of running requests take {self.held} of {self._capacity} bytes; try later")
         self.held += nbytes
         try:
-            yield [Sight(await self._read(sight), sight.name, sight.grid) for sight in sights]
+            yield [Sight(await self._read(sight), sight.name, sight.grid, sight.interval) for sight in sights]
         finally:
             self.held -= nbytes
 

@@ -19,15 +19,20 @@ from motet_shared.errors import BadRequest
 from .language_part import SightShape
 
 _INDEX_BITS = 32
+_LONGEST_INTERVAL = 1e6  # positions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sight:
-    """One picture: embeddings `[L, T, X]`. Two of one `name` are the same. `grid`: frames, rows, columns of tokens."""
+    """One picture or video: embeddings `[L, T, X]`. Two of one `name` are the same.
+
+    grid: frames, rows, columns of tokens. interval: from one frame to the next, in positions.
+    """
 
     embeddings_LTX: Tensor
     name: str
     grid: tuple[int, ...] = ()
+    interval: float = 1.0
 
 
 class Sights:
@@ -79,7 +84,9 @@ class Sights:
                 raise BadRequest(f"prompt: the placeholders of {sight.name!r} do not stand together", param="prompt")
             positions_3P[:, done:start] = np.arange(position, position + start - done)
             position += start - done
-            positions_3P[:, start:stop] = position + np.indices(sight.grid).reshape(3, -1)
+            axes_3T = np.indices(sight.grid).reshape(3, -1)
+            axes_3T[0] = (axes_3T[0] * sight.interval).astype(np.int64)
+            positions_3P[:, start:stop] = position + axes_3T
             position += max(sight.grid[1:])
             done = stop
         positions_3P[:, done:] = np.arange(position, position + length - done)
@@ -107,6 +114,8 @@ def _check(sight: Sight, number: int, shape: SightShape) -> None:
             "encode images with the same checkpoint",
             param=where,
         )
+    if not 0 < sight.interval < _LONGEST_INTERVAL:
+        raise BadRequest(f"{where}.interval: is {sight.interval}; give more than 0", param=where)
     if shape.axes > 1 and (len(sight.grid) != 3 or min(sight.grid) < 1 or np.prod(sight.grid) != size[1]):
         raise BadRequest(
             f"{where}.grid: is {list(sight.grid)}; give frames, rows and columns of {size[1]} tokens", param=where

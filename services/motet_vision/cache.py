@@ -37,7 +37,9 @@ class SightCache:
         self._seen.move_to_end(name)
         return seen
 
-    async def put(self, name: str, embeddings: Tensor, ids: list[int], grid: tuple[int, ...]) -> Seen:
+    async def put(
+        self, name: str, embeddings: Tensor, ids: list[int], grid: tuple[int, ...], interval: float = 1.0
+    ) -> Seen:
         """Raises PayloadTooLarge for a picture that the cache can never hold."""
         async with self._room:
             nbytes = embeddings.nbytes
@@ -58,7 +60,7 @@ class SightCache:
                     if not self._seen:
                         raise
                     self._give_up_one()
-            seen = self._seen[name] = Seen(Sight(embeddings=ref, name=name, grid=grid), ids)
+            seen = self._seen[name] = Seen(Sight(embeddings=ref, name=name, grid=grid, interval=interval), ids)
             return seen
 
     def _give_up_one(self) -> None:

@@ -21,6 +21,7 @@ from motet_shared.seeing import MODEL_TYPES
 
 from .families import Family, Fixed
 from .native import Native
+from .packed import pack
 from .tiles import Tiles
 
 _UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
@@ -36,8 +37,11 @@ _LANGUAGE = r"^(model\.)?(language_model|text_model|layers|words|norm)\.|^(langu
 _WORDS = "embed_tokens"  # there is a table of one word, which no tensor is to be taken for
 
 
-def load_family(folder: Path, dtype: torch.dtype) -> Family:
-    """Everything that turns a picture into embeddings. Raises ConfigError that says what is wrong with the folder."""
+def load_family(folder: Path, dtype: torch.dtype, weights: str = "exact") -> Family:
+    """Everything that turns a picture into embeddings. Raises ConfigError that says what is wrong with the folder.
+
+    weights: one of `config.WEIGHTS`.
+    """
     disable_progress_bar()  # standard error is the service's log
     config = _read(folder, "config.json", AutoConfig)
     if config.model_type not in MODEL_TYPES:
@@ -45,7 +49,9 @@ def load_family(folder: Path, dtype: torch.dtype) -> Family:
         raise ConfigError(f"model={str(folder)!r}: model_type {config.model_type!r} does not see; there are {known}")
     processor = _read(folder, "preprocessor_config.json", AutoImageProcessor)
     tokenizer = _read(folder, "the tokenizer", AutoTokenizer)
-    return _FAMILIES[config.model_type](_load_eyes(folder, config, dtype), processor, tokenizer)
+    eyes = _load_eyes(folder, config, dtype)
+    pack(eyes, weights)
+    return _FAMILIES[config.model_type](eyes, processor, tokenizer)
 
 
 def _read(folder: Path, what: str, kind: Any) -> Any:

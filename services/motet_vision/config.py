@@ -9,6 +9,7 @@ from motet_shared.config import Bytes, ProcessConfig, setting
 from motet_shared.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16")
+WEIGHTS = ("exact", "int8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,11 +19,14 @@ class VisionConfig(ProcessConfig):
     model: str = setting("folder of the checkpoint: LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
     dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
+    weights: str = setting("of the matrices: exact, or int8 (rounded, faster; see the README)", default="exact")
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     max_patches: int = setting("patches encoded at a time, unless one picture alone has more", default=4096, min=1)
     max_active: int = setting("most pictures at a time; more are refused as overloaded", default=64, min=1)
     max_prepared: int = setting("most pictures held ready to be encoded: they are large", default=16, min=1)
     max_picture: int = setting("largest picture, pixels", default=50_000_000, min=1)
+    max_frames: int = setting("frames of a video that are looked at, two per second at most", default=16, min=2)
+    max_video: int = setting("longest video, frames", default=10_000, min=2)
     max_file: Bytes = setting("largest picture file", default=32 << 20, min=1024)
     cache: Bytes = setting("memory for encoded pictures, the least recently used given up first", default=128 << 20)
     step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
@@ -33,6 +37,8 @@ class VisionConfig(ProcessConfig):
             raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
+        if self.weights not in WEIGHTS:
+            raise ConfigError(f"weights={self.weights!r}: choose one of {', '.join(WEIGHTS)}")
         if self.cache < 1 << 20:
             raise ConfigError(f"cache={self.cache}: holds hardly a picture; give at least 1MB")
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from .video import Video
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,6 +29,8 @@ class Prepared:
     alike: pictures are encoded together if this is equal.
     ids: token ids that stand for it in a prompt, placeholders among them.
     grid: (frames, rows, columns) of its tokens, where the language model's positions have these axes.
+    interval: from one of these frames to the next, in positions.
+    parts: how many pictures the model takes it for: frames of a video, where it knows none.
     """
 
     inputs: dict[str, Tensor]
@@ -33,6 +38,8 @@ class Prepared:
     alike: Hashable
     ids: list[int]
     grid: tuple[int, ...] = ()
+    interval: float = 1.0
+    parts: int = 1
 
 
 class Family(ABC):
@@ -51,13 +58,25 @@ class Family(ABC):
         Raises ValueError for a picture that the model cannot look at.
         """
 
+    def prepare_video(self, video: Video, max_pixels: int) -> Prepared:
+        """A video as its frames, one after the other, each as a picture. Errors as of `prepare`."""
+        frames = [self.prepare(frame, max_pixels) for frame in video.frames]
+        inputs = self._joined({name: [frame.inputs[name] for frame in frames] for name in frames[0].inputs})
+        ids = [token for frame in frames for token in frame.ids]
+        patches = sum(frame.patches for frame in frames)
+        return Prepared(inputs, patches, frames[0].alike, ids, parts=len(frames))
+
     @torch.inference_mode()
     def encode(self, pictures: Sequence[Prepared]) -> list[Tensor]:
         """Float32 `[L, T, X]` of each. The pictures are `alike`."""
         names = pictures[0].inputs
         seen = self.model.get_image_features(**self._joined({n: [p.inputs[n] for p in pictures] for n in names}))
         layers = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())]
-        return [torch.stack([layer[index] for layer in layers]).float() for index in range(len(pictures))]
+        ends = list(accumulate((picture.parts for picture in pictures), initial=0))
+        return [
+            torch.stack([torch.cat(list(layer[start:end])) for layer in layers]).float()
+            for start, end in pairwise(ends)
+        ]
 
     def _joined(self, inputs: dict[str, list[Tensor]]) -> dict[str, Tensor]:
         return {name: torch.cat(parts) for name, parts in inputs.items()}

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from PIL import Image
 from transformers import PreTrainedModel
 
+from motet_shared.errors import UnsupportedParameter
+
 from .families import Family, Prepared
+from .video import Video
+
+_STEP = 2  # frames that a patch of a video spans
 
 
 class Native(Family):
@@ -27,3 +33,25 @@ class Native(Family):
         inputs = {name: made[name] for name in ("pixel_values", "image_grid_thw")}
         ids = [self.placeholder] * (grid[0] * grid[1] * grid[2])
         return Prepared(inputs, frames * rows * columns, "any size", ids, grid)
+
+    def prepare_video(self, video: Video, max_pixels: int) -> Prepared:
+        """Qwen2.5-VL's way: patches span two frames, and positions follow the time between them.
+
+        The processor makes patches of each frame as of a picture, that is of the frame twice: half of each is taken.
+        """
+        vision = self.model.config.vision_config
+        if not hasattr(vision, "tokens_per_second") or vision.temporal_patch_size != _STEP:
+            message = f"a {self.model.config.model_type} reads no videos here; send frames as images"
+            raise UnsupportedParameter(message)
+        shown = [*video.frames, *video.frames[-1:] * (len(video.frames) % _STEP)]
+        frames = [self.prepare(frame, max_pixels) for frame in shown]
+        shape = (-1, _STEP, vision.patch_size**2)  # channels, frames, pixels
+        halves = [frame.inputs["pixel_values"].unflatten(1, shape)[:, :, 0] for frame in frames]
+        pairs = [torch.stack(pair, 2).flatten(1) for pair in zip(halves[::_STEP], halves[1::_STEP], strict=True)]
+        _, rows, columns = frames[0].grid
+        steps = len(pairs)
+        grid = torch.tensor([[steps, rows * self._merge, columns * self._merge]])
+        inputs = {"pixel_values": torch.cat(pairs), "image_grid_thw": grid}
+        patches = steps * rows * columns * self._merge**2
+        interval = vision.tokens_per_second * _STEP / video.fps
+        return Prepared(inputs, patches, "any size", frames[0].ids * steps, (steps, rows, columns), interval)

@@ -20,7 +20,7 @@ from motet_shared.actor import Actor, operation
 from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.call import Call
-from motet_shared.errors import BadRequest, BlobError, PayloadTooLarge
+from motet_shared.errors import BadRequest, BlobError, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Encode, Image, ModelCard, Seen
 from motet_shared.pictures import open_picture
 
@@ -31,6 +31,7 @@ from .engine import Engine
 from .families import Family, Prepared
 from .shared_work import SharedWork
 from .thread import Looker
+from .video import open_video
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ class Vision(Actor):
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         folder = Path(self.config.model)
-        family = await asyncio.to_thread(load_family, folder, getattr(torch, self.config.dtype))
+        family = await asyncio.to_thread(load_family, folder, getattr(torch, self.config.dtype), self.config.weights)
         await asyncio.to_thread(lambda: family.encode([family.prepare(Pil.new("RGB", (64, 64)), 0)]))
         await self._store.start()
         self._looker = Looker(Engine(family, self.config.max_patches), self.crash)
@@ -88,7 +89,7 @@ class Vision(Actor):
         data = None
         if not image.file.digest:
             data = await self._store.get(image.file, release=False)
-        name = f"{image.file.digest or _digest(data)}/{image.max_pixels}"
+        name = f"{image.file.digest or _digest(data)}/{image.max_pixels}{'/video' if image.is_video else ''}"
         seen = self._cache.get(name)
         if seen is None:
             try:
@@ -106,7 +107,7 @@ class Vision(Actor):
         async with self._room:
             picture = await loop.run_in_executor(self._threads, _prepare, family, bytes(data), image, self.config)
             embeddings = await self.looker.look(picture)
-        return await self._cache.put(name, embeddings, picture.ids, picture.grid)
+        return await self._cache.put(name, embeddings, picture.ids, picture.grid, picture.interval)
 
     def load(self) -> dict[str, float]:
         return {} if self._looker is None else {"queued": self._looker.thread.stats()["waiting"]}
@@ -143,9 +144,24 @@ def _digest(data: memoryview | None) -> str:
 
 def _prepare(family: Family, data: bytes, image: Image, config: VisionConfig) -> Prepared:
     param = image.param or "image"
+    if image.is_video:
+        return _prepare_video(family, data, image, config)
     picture = open_picture(data, max_pixels=config.max_picture, param=param)
     try:
         return family.prepare(picture, image.max_pixels)
     except ValueError as error:
         size = f"{picture.width}×{picture.height}"
         raise BadRequest(f"{param}: this model cannot look at {size} pixels: {error}", param=param) from error
+
+
+def _prepare_video(family: Family, data: bytes, image: Image, config: VisionConfig) -> Prepared:
+    param = image.param or "video"
+    limits = {"max_pixels": config.max_picture, "max_length": config.max_video}
+    video = open_video(data, count=config.max_frames, param=param, **limits)
+    try:
+        return family.prepare_video(video, image.max_pixels)
+    except UnsupportedParameter as error:
+        raise UnsupportedParameter(f"{param}: {error}", param=param) from None
+    except ValueError as error:
+        width, height = video.frames[0].size
+        raise BadRequest(f"{param}: this model cannot look at {width}×{height} pixels: {error}", param=param) from error

@@ -95,9 +95,10 @@ class TextLogprob(Struct, array_like=True, gc=False):
 
 
 class Image(Struct, omit_defaults=True, kw_only=True):
-    """A picture in a chat: a file in any format, and how much of it the model is to see."""
+    """A picture in a chat: a file in any format, and how much of it the model is to see; or a video."""
 
     file: BlobRef
+    is_video: bool = False
     max_pixels: int = 0  # it is scaled down to about so many; 0: as many as the model takes
     param: str = ""  # where it stands in the client's request, which errors name
 
@@ -108,6 +109,7 @@ class Sight(Struct, omit_defaults=True, kw_only=True):
     embeddings: BlobRef  # float32 [layers, tokens, hidden]: the first layer's are embeddings, others are added deeper
     name: str  # of the content: what bears one name looks the same
     grid: tuple[int, ...] = ()  # (frames, rows, columns) of its tokens, where the model's positions have as many axes
+    interval: float = 1.0  # from one of these frames to the next, in positions
 
 
 class Resume(Struct, omit_defaults=True):
@@ -310,6 +312,13 @@ class Checkpoint(Struct, omit_defaults=True):
     ref: BlobRef | None = None
 
 
+class Adapter(Struct, array_like=True, gc=False):
+    """A LoRA adapter of a diffusion model, by the name that the server gave it."""
+
+    name: str
+    scale: float = 1.0
+
+
 class Draw(Request, tag="draw"):
     """anyone → diffusion: a prompt in, `Stroke` items while the picture forms, one `Picture` at the end.
 
@@ -330,6 +339,7 @@ class Draw(Request, tag="draw"):
     strength: float | None = None  # how far from `image`, 0 to 1
     previews: int = 0  # pictures of the estimate, evenly spread over the steps
     checkpoint_every: int = 0  # steps; 0: no checkpoints
+    loras: list[Adapter] = []
     format: Literal["png", "jpeg", "webp"] = "png"
     quality: int = 90  # of jpeg and webp
     resume: Checkpoint | None = None

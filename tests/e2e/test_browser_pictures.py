@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from io import BytesIO
@@ -21,9 +22,9 @@ from diffusion_checkpoints import SIZE
 from diffusion_stage import config
 from e2e.browser import browsing, eventually
 from e2e.stack import START_SECONDS, until
-from fake_services import MODEL, FakeDecode, FakeTokenizer, words
+from fake_services import MODEL, FakeDecode, FakeTokenizer, tool_call, words
 from motet_diffusion.service import Diffusion
-from motet_shared.messages import ModelCard
+from motet_shared.messages import ModelCard, Text
 from motet_shared.testing import NatsServer, free_port, running
 from service_process import service_process
 
@@ -174,6 +175,47 @@ async def test_a_picture_forms_and_is_asked_about(pictures: Pictures, page: Page
     assert len(asked(pictures).images) == 1
     assert len(asked(pictures).messages) == 1  # what was drawn is no part of the conversation until it is asked about
     await page.screenshot(path=tmp_path / "pictures.png")
+
+
+def draws_when_asked(request: Any) -> list[Text]:
+    """A model that calls the tool, and then talks about the picture."""
+    if request.messages[-1]["role"] == "user" and request.messages[-1]["content"] == "Draw two red circles.":
+        return [*words("Gladly."), tool_call(json.dumps({"prompt": PROMPT}))]
+    return words(" Two red circles.")
+
+
+async def test_the_model_draws_in_the_conversation(pictures: Pictures, page: Page, tmp_path: Path) -> None:
+    pictures.tokenizer.reply = draws_when_asked
+    await page.evaluate(_WATCH)
+    await send(page, "Draw two red circles.")
+    await expect(page.locator("article.assistant > p")).to_have_text("Gladly. Two red circles.")
+    drawn = page.locator("article.assistant img")
+    await expect(drawn).to_have_attribute("alt", PROMPT)
+    assert await eventually(page, "document.querySelector('article.assistant img').naturalWidth") == SIZE
+    assert await page.evaluate("seen.size") >= 3  # estimates, and the picture
+    await expect(page.get_by_role("status", name="Speed")).not_to_contain_text("tokens/s")  # it drew meanwhile
+    assert len(asked(pictures).images) == 1, "the model looked at it"
+    await expect(page.get_by_role("button", name="Send")).to_be_visible()
+    await page.screenshot(path=tmp_path / "imagined.png")
+    await send(page, "Are they red?")
+    await expect(page.locator("article.assistant > p")).to_have_count(2)
+    await expect(page.locator("article.assistant img")).to_have_count(1)
+    later = asked(pictures)
+    assert len(later.images) == 1, "the next question goes with it"
+    roles = [message["role"] for message in later.messages]
+    assert roles == ["user", "assistant", "tool", "user", "assistant", "user"]
+
+
+async def test_a_picture_of_the_model_that_is_stopped(pictures: Pictures, page: Page) -> None:
+    pictures.tokenizer.reply = draws_when_asked
+    await page.route("**/v1/chat/completions", lambda route: route.continue_(post_data=_long(route.request.post_data)))
+    await send(page, "Draw two red circles.")
+    await expect(page.get_by_role("status", name="Speed")).to_contain_text("of 2000")
+    await page.get_by_role("button", name="Stop").click()
+    await expect(page.get_by_role("button", name="Send")).to_be_visible()
+    await expect(page.locator("article.assistant > p")).to_have_text("Gladly.")
+    await expect(page.locator("article.assistant img")).to_have_count(0)
+    await asyncio.to_thread(until, lambda: pictures.painter.stats()["running"] == 0, "nobody draws", 30)
 
 
 async def test_a_picture_that_is_stopped_leaves_nothing(pictures: Pictures, page: Page) -> None:

@@ -58,7 +58,7 @@ class Containers:
             "NATS_IMAGE": NATS,
             "MOTET_PUBLISH": f"127.0.0.1:{self.port}",
             "MOTET_NATS_PASSWORD": self.password,
-            "COMPOSE_PROFILES": "speech",
+            "COMPOSE_PROFILES": "speakers",
             "MOTET_MODELS_DIR": str(self.models),
             "MOTET_ASR": EARS,
             "MOTET_TTS": VOICE,
@@ -115,8 +115,7 @@ def checkpoints(folder: Path) -> Path:
     Readable by everybody: the services run as a user of their own.
     """
     for name in (MODEL, SPEAKERS):
-        if (ROOT / "models" / name).exists():
-            shutil.copytree(ROOT / "models" / name, folder / name)
+        shutil.copytree(ROOT / "models" / name, folder / name)
     tiny_whisper(folder / EARS)
     tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
     for path in (folder, *folder.rglob("*")):
@@ -139,8 +138,6 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
             # As the README says it, but with the images that are there.
             options = [option for option in compose_options() if option != "--build"]
             assert options == ["--scale", "decode=2"]
-            if not (models / SPEAKERS).exists():  # not trained yet: nothing to start
-                options += ["--scale", "speakers=0"]
             found.compose("up", "--detach", "--no-build", *options)
             until(found.ready, "the gateway is ready", 300)
             until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 120)
@@ -247,3 +244,14 @@ def test_images_carry_only_what_their_service_needs(containers: Containers) -> N
     # Build arguments may hold an address with a password: nothing of them may stay in the image.
     history = containers.docker.run("history", "--no-trunc", f"motet-gateway:{TAG}")
     assert "PIP_FIND_LINKS" not in history
+
+
+def test_jobs_outlive_the_containers(containers: Containers) -> None:
+    """The last one: what it restarts has a memory of its own then, and the others go on over TCP."""
+    jobs = f"{containers.url}/v1/images/jobs"
+    job = {"id": "kept", "prompt": "two red circles"}
+    assert httpx.post(jobs, json=job, trust_env=False, timeout=30).status_code == 202
+    containers.compose("restart", "--timeout", "10", "nats", "gateway")
+    until(containers.ready, "the gateway is ready again", 120)
+    found = httpx.get(f"{jobs}/kept", trust_env=False, timeout=30).json()
+    assert (found["id"], found["object"]) == ("kept", "image.job")

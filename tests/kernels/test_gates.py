@@ -30,13 +30,19 @@ def test_gelu_equals_float64(backend: str) -> None:
     assert bool(((out - F.gelu(VALUES[None].double())).abs() <= 3e-7 * VALUES.abs() + 1e-36).all())
 
 
+def test_gelu_by_tanh_equals_float64(backend: str) -> None:
+    out = gates.gelu_tanh(VALUES[None]).double()
+    oracle = F.gelu(VALUES[None].double(), approximate="tanh")
+    assert bool(((out - oracle).abs() <= 1e-6 * VALUES.abs() + 1e-36).all())
+
+
 @pytest.mark.parametrize("name", ORACLES)
 def test_special_values(backend: str, name: str) -> None:
     x_MC = torch.tensor([[torch.inf, torch.nan, 0.0, 1e30, -1e30]])
     torch.testing.assert_close(getattr(gates, name)(x_MC), ORACLES[name](x_MC), equal_nan=True)
 
 
-@pytest.mark.parametrize("name", [*ORACLES, "gelu"])
+@pytest.mark.parametrize("name", [*ORACLES, "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("width", [1, 24, 1000])
 def test_native_bits_do_not_depend_on_the_place(isa: str, name: str, width: int) -> None:
     gate = getattr(gates, name)

@@ -46,10 +46,14 @@ async def status(client: openai.AsyncOpenAI, job: str) -> dict[str, Any]:
     return (await client.get(f"/images/jobs/{job}", cast_to=httpx.Response)).json()
 
 
+async def cancel(client: openai.AsyncOpenAI, job: str) -> dict[str, Any]:
+    return (await client.delete(f"/images/jobs/{job}", cast_to=httpx.Response)).json()
+
+
 async def done(client: openai.AsyncOpenAI, job: str, seconds: float = 60) -> dict[str, Any]:
     """The job, once it is over."""
     async with asyncio.timeout(seconds):
-        while (found := await status(client, job))["status"] not in ("done", "failed"):  # noqa: ASYNC110
+        while (found := await status(client, job))["status"] not in ("done", "failed", "cancelled"):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     return found
 
@@ -97,12 +101,53 @@ async def test_urls_and_jobs(nats: NatsServer, folder: Path) -> None:
             assert (gone.status_code, gone.json()["error"]["code"]) == (404, "not_found")
 
 
+async def test_jobs_are_cancelled(nats: NatsServer, folder: Path) -> None:
+    async with (
+        served_gateway(nats, jobs=1) as gateway,
+        running(Diffusion(config(folder), await nats.bus("diffusion"))) as painter,
+        Served(gateway).client() as client,
+    ):
+        assert isinstance(painter, Diffusion)
+        engine = painter.thread.engine
+        await gateway.bus.directory.wait_for(lambda d: d.ready("diffusion"), 10)
+        await post(client, id="long", steps=2000)
+        for name in ("one", "two", "three"):
+            await post(client, id=name)
+        async with asyncio.timeout(30):
+            while engine.passes < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        # One that waits is gone, and nobody waits for it any more.
+        assert (await status(client, "three"))["position"] == 2
+        for _ in range(2):
+            found = await cancel(client, "one")
+            assert (found["status"], found["position"], found["data"]) == ("cancelled", None, [])
+        assert [(await status(client, name))["position"] for name in ("two", "three")] == [0, 1]
+        # One that is drawn stops: the next one has its place.
+        assert engine.pictures == 0
+        assert (await cancel(client, "long"))["status"] == "cancelled"
+        for name in ("two", "three"):
+            assert (await done(client, name))["status"] == "done"
+        assert engine.passes < 1500
+        assert engine.pictures == 2
+        assert [(await status(client, name))["status"] for name in ("long", "one")] == ["cancelled"] * 2
+        assert (await cancel(client, "long"))["status"] == "cancelled"
+        # What is over stays as it is, and a cancelled one is not begun again.
+        assert (await cancel(client, "two"))["status"] == "done"
+        assert (await post(client, id="one"))["status"] == "cancelled"
+        await asyncio.sleep(0.3)
+        assert engine.pictures == 2
+        with pytest.raises(openai.NotFoundError, match="'nobody' is not here"):
+            await cancel(client, "nobody")
+        painter.check_integrity()
+
+
 async def test_without_a_store_it_says_so(folder: Path) -> None:
     async with NatsServer() as nats, served_gateway(nats) as gateway, Served(gateway).client() as client:
         with pytest.raises(openai.BadRequestError, match="pictures are not kept here"):
             await client.images.generate(model=MODEL, prompt="x", response_format="url")
-        with pytest.raises(openai.APIStatusError, match=r"motet up --store FOLDER"):
-            await post(client)
+        for asked in (post(client), cancel(client, "x")):
+            with pytest.raises(openai.APIStatusError, match=r"motet up --store FOLDER"):
+                await asked
 
 
 @pytest.mark.slow
@@ -113,7 +158,7 @@ async def test_jobs_survive_the_death_of_every_process(nats: NatsServer, folder:
     async with Nursery(*LOADED, "motet_gateway.gateway") as nursery, client_of(port) as client:
         processes = await started(nursery, nats, folder, port)
         await serves(client)
-        await post(client, id="long", steps=1500)
+        await post(client, id="long", steps=150)
         for seed, name in enumerate(names):
             await post(client, id=name, seed=seed)
         async with asyncio.timeout(60):
@@ -141,7 +186,7 @@ def client_of(port: int) -> openai.AsyncOpenAI:
 async def started(nursery: Nursery, nats: NatsServer, folder: Path, port: int) -> list[int]:
     """A gateway that draws one job at a time, and a worker: their process ids."""
     return [
-        await nursery.start(nats, "motet_gateway", "--port", str(port), "--jobs", "1"),
+        await nursery.start(nats, "motet_gateway", "--port", str(port), "--jobs", "1", "--job-patience", "2"),
         await nursery.start(nats, "motet_diffusion", *flags(folder)),
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,7 @@ from motet_shared.messages import Chat, ModelCard, Text
 from motet_shared.testing import settle
 
 WHERE = "messages[0].content[0].image_url"
+VIDEO = "messages[0].content[0].video_url"
 
 
 @pytest.fixture
@@ -97,6 +99,52 @@ async def test_images_go_along_in_order(here: World) -> None:
     assert store.stats()["blobs"] == 0, "and are dropped when the reply has ended"
 
 
+def video(url: str, **options: Any) -> dict[str, Any]:
+    return {"type": "video_url", "video_url": {"url": url, **options}}
+
+
+async def test_a_video_goes_along_among_the_images(here: World) -> None:
+    film = "data:video/mp4;base64," + base64.b64encode(b"frames").decode()
+    request, files = await asked(
+        here, user(image(data_uri(png("red"))), video(film, max_pixels=900), text("What is it?"))
+    )
+    assert request.messages[0]["content"] == [{"type": "image"}, {"type": "image"}, text("What is it?")]
+    assert files == [png("red"), b"frames"]
+    assert [one.is_video for one in request.images] == [False, True]
+    assert request.images[1].param == "messages[0].content[1].video_url"
+    assert request.images[1].max_pixels == 900
+
+
+def drawn(colour: str, **fields: Any) -> dict[str, Any]:
+    """A picture as it came with an earlier reply."""
+    return {**image(data_uri(png(colour))), "index": 0, **fields}
+
+
+async def test_what_was_drawn_earlier_is_part_of_the_conversation(here: World) -> None:
+    spoken = {"role": "assistant", "content": "A circle.", "images": [drawn("red", revised_prompt="a red circle")]}
+    request, files = await asked(here, user(text("Draw.")), spoken, user(image(data_uri(png("blue"))), text("Same?")))
+    roles = [message["role"] for message in request.messages]
+    assert roles == ["user", "assistant", "tool", "user", "assistant", "user"]
+    (call,) = request.messages[1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"prompt": "a red circle"}
+    assert request.messages[2]["tool_call_id"] == call["id"]
+    assert json.loads(request.messages[2]["content"])["prompt"] == "a red circle"
+    assert request.messages[3]["content"][0] == {"type": "image"}
+    assert request.messages[4] == {"role": "assistant", "content": "A circle."}
+    assert files == [png("red"), png("blue")]
+    assert request.images[0].param == "messages[1].images[0].image_url"
+
+
+async def test_a_blind_model_is_told_what_it_drew_and_not_shown_it(here: World) -> None:
+    here.tokenizer.models = lambda: [ModelCard(name="pocket-fake", context=9, tools=True)]  # type: ignore[method-assign]
+    here.tokenizer.bus.heartbeat()
+    await settle()
+    spoken = {"role": "assistant", "images": [drawn("red")]}
+    request, files = await asked(here, user(text("Draw.")), spoken, user(text("?")))
+    assert [message["role"] for message in request.messages] == ["user", "assistant", "tool", "assistant", "user"]
+    assert files == []
+
+
 async def test_messages_without_images_stay_strings(here: World) -> None:
     request, _ = await asked(here, user(text("a"), text("b")), user(image(data_uri(png("red")))))
     assert request.messages[0]["content"] == "a\nb"
@@ -121,6 +169,8 @@ async def test_how_many_pixels_auto_means_is_a_setting() -> None:
         (image("cat.png"), 400, f"{WHERE}.url", "is no URL of an image"),
         (image("https://example.org/x.png"), 400, f"{WHERE}.url", "--remote-images"),
         (image(data_uri(bytes(5000))), 413, f"{WHERE}.url", "more than 4096 bytes"),
+        (video(data_uri(b"x")), 400, f"{VIDEO}.url", "send data:video/mp4;base64"),
+        (video("film.mp4"), 400, f"{VIDEO}.url", "is no URL of a video"),
         (image("data:", detail="huge"), 400, f"{WHERE}.detail", "huge"),
         (image("data:", max_pixels=0), 400, f"{WHERE}.max_pixels", "0"),
         ({"type": "image_url", "image_url": "data:"}, 400, WHERE, "data:"),

@@ -25,7 +25,7 @@ RULES = {
     "services/motet_asr": ("asr", {"motet_shared", "motet_kernels"}),
     "services/motet_vad": ("vad", {"motet_shared"}),
     "services/motet_speakers": ("speakers", {"motet_shared"}),
-    "services/motet_vision": ("vision", {"motet_shared"}),
+    "services/motet_vision": ("vision", {"motet_shared", "motet_kernels"}),
     "services/motet_diffusion": ("diffusion", {"motet_shared"}),
     "services/motet_embedding": ("embedding", {"motet_shared", "motet_kernels"}),
     "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),

@@ -16,7 +16,7 @@ import motet_diffusion.easel
 from diffusion_checkpoints import SIZE
 from diffusion_stage import Seen, ask, pixels, stage
 from motet_shared.errors import BadRequest, MotetError, Overloaded, PayloadTooLarge, UnknownModel
-from motet_shared.messages import Draw
+from motet_shared.messages import Adapter, Draw
 from motet_shared.pictures import to_file
 from motet_shared.testing import settle
 
@@ -81,6 +81,7 @@ async def test_pictures_are_changed(folder: Path) -> None:
         (Draw(model="other", prompt="x"), {}, UnknownModel, "'other' is no diffusion model here; there are: tiny-draw"),
         (ask("x" * 300), {}, PayloadTooLarge, r"300 characters; at most 200 are read \(longest_text\)"),
         (ask(width=30_000, height=30_000), {}, PayloadTooLarge, "size: 30000x30000 is more than 16384 pixels"),
+        (ask(loras=[Adapter("ink")]), {}, BadRequest, r"loras\[0\].name: 'ink' is unknown; this model has no adapters"),
         (ask(width=7), {}, BadRequest, "multiples of 2"),
         (ask(steps=1 << 40), {}, BadRequest, "steps: 1099511627776; give 1 to 2000"),
         (ask(), {"mask": image()}, BadRequest, "mask: there is no image that it belongs to"),

@@ -13,11 +13,11 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 import motet_gateway
-from fake_services import MODEL, words
+from fake_services import MODEL, FakeDecode, words
 from gateway_client import Http, World, world
 from motet_shared.errors import ContextTooLong, InternalError, Overloaded, WorkerLost
 from motet_shared.messages import Chat, Text
-from motet_shared.testing import settle
+from motet_shared.testing import memory_bus, running, settle
 
 
 @pytest.fixture
@@ -229,11 +229,22 @@ async def test_models(here: World) -> None:
     assert await refusal(here.get("/v1/models/gpt-99")) == (404, "model_not_found")
 
 
+class Eyes(FakeDecode):
+    """Announces that it sees for the model."""
+
+    role = "vision"
+
+
 async def test_health(here: World) -> None:
     assert (await here.get("/health/live").done()).status == 200
     ready = await here.get("/health/ready").done()
     assert (ready.status, ready.json()["models"]) == (200, [MODEL])
     assert ready.json()["speech"] == {"missing": ["asr", "vad", "tts"]}
+    assert ready.json()["images"] == {"missing": ["vision"], "models": [MODEL]}
+    async with running(Eyes(None, await memory_bus(here.hub, "vision"))):
+        await settle()
+        ready = await here.get("/health/ready").done()
+        assert ready.json()["images"] == {"missing": [], "models": []}
     await here.buses[2].close()
     await settle()
     ready = await here.get("/health/ready").done()

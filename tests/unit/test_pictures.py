@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 import tracemalloc
 import warnings
-import zlib
 from io import BytesIO
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,37 +14,15 @@ from PIL import Image
 
 from motet_shared.errors import BadRequest, PayloadTooLarge
 from motet_shared.pictures import Format, open_mask, open_picture, to_file
+from picture_files import bomb, encoded, pattern
 
 LIMIT = 1_000_000
-
-
-def encoded(picture: Image.Image, format: str = "PNG", **options: Any) -> bytes:
-    out = BytesIO()
-    picture.save(out, format, **options)
-    return out.getvalue()
-
-
-def pattern(width: int = 16, height: int = 8) -> Image.Image:
-    """Red grows to the right and green downwards, so that turning it shows."""
-    red, green = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
-    return Image.fromarray(np.stack([red, green, np.full_like(red, 128)], -1).astype(np.uint8))
 
 
 def opened(data: bytes) -> np.ndarray:
     picture = open_picture(data, max_pixels=LIMIT)
     assert picture.mode == "RGB"
     return np.asarray(picture).astype(int)
-
-
-def bomb(width: int, height: int) -> bytes:
-    """The beginning of a PNG that claims a size; a decoder that believed it would ask for all of it."""
-    parts = [b"\x89PNG\r\n\x1a\n"]
-    for kind, body in (
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(b"")),
-    ):
-        parts.append(struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)))
-    return b"".join(parts)
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "GIF"])

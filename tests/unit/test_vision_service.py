@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from films import film
 from motet_shared.blobs import BlobStore
 from motet_shared.errors import BadRequest, BlobError, PayloadTooLarge, UnknownModel
 from motet_shared.messages import Seen
@@ -65,6 +66,20 @@ async def test_another_resolution_is_another_sight(world: tuple[Stage, Vision]) 
     image = made.pictures(1)[0]
     first, second = await made.see(image), await made.see(msgspec.structs.replace(image, max_pixels=900))
     assert first.sight.name != second.sight.name
+
+
+async def test_a_video_is_a_sight_of_its_own(world: tuple[Stage, Vision]) -> None:
+    made, vision = world
+    image = msgspec.structs.replace(made.file(film(10), param="video"), is_video=True)
+    seen = await made.see(image)
+    family = vision.looker.thread.engine.family
+    assert seen.ids == [family.placeholder] * 2 * TOKENS  # a second long: two frames
+    assert seen.sight.embeddings.shape == (1, 2 * TOKENS, HIDDEN)
+    assert await made.see(image) == seen
+    assert vision.stats()["cache_hits"] == 1
+    with pytest.raises(BadRequest, match="cannot be read as a video") as caught:
+        await made.see(msgspec.structs.replace(made.file(b"no film", param="video"), is_video=True))
+    assert caught.value.param == "video"
 
 
 async def test_many_callers_at_a_time_share_the_work(world: tuple[Stage, Vision]) -> None:

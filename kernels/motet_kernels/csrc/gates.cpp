@@ -25,18 +25,18 @@ INLINE vec gelu(vec x) {
     return x * vselect_less(x, vset(0.0f), tail, vset(1.0f) - tail);
 }
 
+// x · Φ(x) by tanh (Hendrycks and Gimpel 2016).
+INLINE vec gelu_tanh(vec x) {
+    vec inner = vset(0.79788456f) * fma(vset(0.044715f) * x * x, x, x);
+    return vset(0.5f) * x * (vset(1.0f) + vtanh(inner));
+}
+
 template <vec (*F)(vec)>
 void row(const float* x, float* out, int64_t width) {
     int64_t i = 0;
     for (; i + W <= width; i += W) vstore(out + i, F(vload(x + i)));
     if (i == width) return;
     vstore_part(out + i, F(vload_part(x + i, width - i)), width - i);
-}
-
-// x · Φ(x) by tanh (Hendrycks and Gimpel 2016).
-INLINE vec gelu_tanh(vec x) {
-    vec inner = vset(0.79788456f) * fma(vset(0.044715f) * x * x, x, x);
-    return vset(0.5f) * x * (vset(1.0f) + vtanh(inner));
 }
 
 // out = F(gate) · up, both in one row.
@@ -59,9 +59,10 @@ EXPORT int64_t motet_gated(const float* x, int64_t stride, float* out, int64_t r
     return 0;
 }
 
-// out [M, width], dense, of x [M, width]. Kind 0 is sigmoid, 1 SiLU, 2 softplus, 3 GELU.
+// out [M, width], dense, of x [M, width]. Kind 0 is sigmoid, 1 SiLU, 2 softplus, 3 GELU, 4 GELU by tanh.
 EXPORT int64_t motet_gate(const float* x, int64_t stride, float* out, int64_t rows, int64_t width, int64_t kind) {
-    constexpr void (*kinds[])(const float*, float*, int64_t) = {row<sigmoid>, row<silu>, row<softplus>, row<gelu>};
+    constexpr void (*kinds[])(const float*, float*, int64_t) = {
+        row<sigmoid>, row<silu>, row<softplus>, row<gelu>, row<gelu_tanh>};
     void (*const run)(const float*, float*, int64_t) = kinds[kind];
     const int threads = threads_for(rows * width * 10, rows);
 #pragma omp parallel for num_threads(threads) if (threads > 1)

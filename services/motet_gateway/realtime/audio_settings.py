@@ -13,7 +13,7 @@ from motet_shared.discovery import Directory
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from ..aliases import model_of
-from ..schema import Strict
+from ..fields import Strict
 from .setting import Setting, wire
 from .turn_detection import TurnDetection
 

@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from ..decoding import Decoder
-from ..schema import Metadata, Name, Strict
+from ..fields import Metadata, Name, Strict
 from .audio_settings import AudioPatch, Format, Speech
 from .formats import decode as decode_audio
 

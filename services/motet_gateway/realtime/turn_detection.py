@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from motet_pipelines.turns import Manners
 
-from ..schema import Ratio
+from ..fields import Ratio
 from .setting import Setting
 
 Milliseconds = Annotated[int, Meta(ge=0, le=60_000)]

@@ -27,7 +27,7 @@ async function request(path, options) {
 
 const list = async (path, key) => (await (await request(path, { headers: headers(key) })).json()).data;
 
-// All models: `id`, `kind`, and `images` of those that can be talked to.
+// All models: `id`, `kind`, and `images` and `tools` of those that can be talked to.
 export const listModels = (key) => list("v1/models", key);
 
 // Names of the voices of the model that speaks; none without one.

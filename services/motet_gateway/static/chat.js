@@ -3,14 +3,14 @@
 import { streamChat } from "./api.js";
 import { Attachments, picture } from "./attachments.js";
 import { bubble, clear, remove, setBusy, show } from "./bubbles.js";
-import { Drawing } from "./drawing.js";
+import { Drawing, Drawings, TOOL } from "./drawing.js";
 import { askForKey, loadLists, onKeyChange, onModelChange, settings } from "./settings.js";
 import { Talk } from "./talk.js";
 
 const $ = (id) => document.getElementById(id);
 const message = $("message");
 
-let history = []; // {role, content, images}; without content where nothing was understood or heard
+let history = []; // {role, content, images, drawn}; without content where nothing was understood or heard
 let running = null; // the AbortController of the reply that streams
 let replied = Promise.resolve(); // when it has ended
 const talk = new Talk(quietHistory, showError);
@@ -110,6 +110,7 @@ async function reply(question) {
   running = new AbortController();
   showBusy(true);
   const target = bubble("assistant");
+  const drawings = new Drawings(target);
   const meter = new Meter();
   const mine = history; // "New chat" may start another one meanwhile
   let text = "";
@@ -119,9 +120,11 @@ async function reply(question) {
   });
   try {
     for await (const chunk of streamChat(body(), settings().key, running.signal)) {
-      const piece = chunk.choices[0]?.delta?.content;
-      meter.saw(piece, chunk.usage);
-      text += piece ?? "";
+      const delta = chunk.choices[0]?.delta ?? {};
+      meter.saw(delta.content, chunk.usage);
+      meter.note = drawings.saw(delta);
+      meter.drew ||= Boolean(delta.images);
+      text += delta.content ?? "";
       refresh();
     }
   } catch (error) {
@@ -129,7 +132,9 @@ async function reply(question) {
     else showError(error.message);
   } finally {
     refresh.now();
-    if (text) mine.push({ role: "assistant", content: text });
+    drawings.end();
+    const { done: drawn } = drawings;
+    if (text || drawn.length) mine.push({ role: "assistant", content: text, drawn });
     else if (mine === history) discard(target, question);
     running = null;
     showBusy(false);
@@ -149,18 +154,23 @@ function discard(answer, question) {
 }
 
 function body() {
-  const { model, system, temperature, most, seesImages } = settings();
-  const said = history.filter(({ content }) => content).map((entry) => asMessage(entry, seesImages));
+  const { model, system, temperature, most, painter, seesImages, takesTools } = settings();
+  const said = history.filter(({ content, drawn }) => content || drawn?.length);
   return {
     model,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...said],
+    messages: [
+      ...(system ? [{ role: "system", content: system }] : []),
+      ...said.map((entry) => asMessage(entry, seesImages)),
+    ],
     temperature,
     ...(most ? { max_completion_tokens: most } : {}),
+    ...(painter && takesTools ? { tools: [{ ...TOOL, model: painter }] } : {}),
   };
 }
 
 // As the API takes it; a model that reads no pictures gets the words alone.
-function asMessage({ role, content, images = [] }, seesImages) {
+function asMessage({ role, content, images = [], drawn = [] }, seesImages) {
+  if (drawn.length) return { role, content, images: drawn };
   if (!images.length || !seesImages) return { role, content };
   const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
   return { role, content: [...parts, { type: "text", text: content }] };
@@ -173,6 +183,7 @@ class Meter {
   last = null;
   tokens = 0;
   note = "";
+  drew = false; // which takes time that is none of the tokens'
 
   saw(piece, usage) {
     if (piece) {
@@ -186,7 +197,7 @@ class Meter {
   toString() {
     if (this.first === null) return this.note || "waiting…";
     const seconds = (this.last - this.first) / 1000;
-    const speed = this.tokens > 1 && seconds > 0 ? `${((this.tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
+    const speed = this.tokens > 1 && seconds > 0 && !this.drew ? `${((this.tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
     const parts = [`first token ${Math.round(this.first - this.began)} ms`, speed, `${this.tokens} tokens`, this.note];
     return parts.filter(Boolean).join(" · ");
   }

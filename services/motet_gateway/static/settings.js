@@ -16,6 +16,7 @@ export function settings() {
     model: $("model").value,
     painter: painters[0] ?? "",
     seesImages: chats.some(({ id, images }) => id === $("model").value && images),
+    takesTools: chats.some(({ id, tools }) => id === $("model").value && tools),
     key: $("key").value,
     system: $("system").value.trim(),
     temperature: Number.isFinite(temperature) ? temperature : 0,

@@ -1,0 +1,75 @@
+"""A tower on the native kernels: transformers' own modules, whose matrices are packed once and whose GELU is ours.
+
+What a matrix makes of a row depends on that row alone, so pictures do not change with their company.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import GELUTanh
+
+from motet_kernels import native
+from motet_kernels.gates import gelu_tanh
+from motet_kernels.linear import Linear
+
+_LANGUAGE = ("language_model", "text_model")
+
+
+def pack(model: nn.Module, weights: str) -> None:
+    """Have `model`, which has no language layers, compute with packed matrices; the originals are given up.
+
+    weights: "exact" keeps the type that they have; "int8" rounds them per output channel, and activations per row.
+    Without native kernels a model whose weights stay exact stays torch's.
+    """
+    if weights == "exact" and native.load()["isa"] == "torch":
+        return
+    for name, parent in list(model.named_modules()):
+        if any(part in _LANGUAGE for part in name.split(".")):
+            continue
+        for child_name, child in list(parent.named_children()):
+            if (packed := _packed(child, weights)) is not None:
+                setattr(parent, child_name, packed)
+
+
+def _packed(module: nn.Module, weights: str) -> nn.Module | None:
+    """What takes the module's place, if anything does."""
+    if type(module) is nn.Linear:  # what derives from it is asked for its weight
+        return _matrix(module.weight, module.bias, weights)
+    if isinstance(module, nn.Conv3d) and _is_one_patch(module):
+        return PatchMatrix(module)
+    if isinstance(module, GELUTanh):
+        return FastGELU()
+    return None
+
+
+def _matrix(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
+    form = "int8" if weights == "int8" else str(weight.dtype).removeprefix("torch.")
+    return Linear.pack(weight.detach(), None if bias is None else bias.detach(), form)
+
+
+def _is_one_patch(conv: nn.Conv3d) -> bool:
+    return conv.kernel_size == conv.stride and conv.groups == 1 and not any(map(int, conv.padding))
+
+
+class PatchMatrix(nn.Module):
+    """A convolution over patches that come apart already, `[N, C, frames, height, width]`, as the matrix that it is."""
+
+    def __init__(self, conv: nn.Conv3d):
+        super().__init__()
+        self._matrix = _matrix(conv.weight.flatten(1), conv.bias, "exact")
+        self.weight = nn.Parameter(conv.weight.new_empty(0), requires_grad=False)  # models ask for its type
+
+    def forward(self, patches: Tensor) -> Tensor:
+        out: Tensor = self._matrix(patches.flatten(1))
+        return out[:, :, None, None, None]
+
+
+class FastGELU(nn.Module):
+    """torch's, by tanh, takes four times as long as a native one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            out: Tensor = nn.functional.gelu(x, approximate="tanh")
+            return out
+        return gelu_tanh(x.reshape(-1, x.shape[-1])).view(x.shape)

@@ -1,0 +1,88 @@
+"""compose.yaml, as far as it can be checked without a Docker engine: what it promises, and NATS as it starts it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from motet_gateway.keep import Keep
+from motet_shared.errors import Unavailable
+from motet_shared.testing import NatsServer
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "services" / "nats-store.conf"
+COMPOSED: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSED["services"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"] == ["/tmp"]
+    if name == "store":  # it gives a folder away and ends
+        assert (service["user"], service["cap_add"], service["restart"]) == ("0", ["CHOWN"], "no")
+    else:
+        assert service["user"] == "${MOTET_USER:-10001}"
+        assert "cap_add" not in service
+
+
+def test_files_that_are_mounted_are_there() -> None:
+    for name, service in SERVICES.items():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), f"{name}: {source}"
+            elif not source.startswith("$"):
+                assert source in COMPOSED["volumes"], f"{name}: {source}"
+
+
+def test_profiles() -> None:
+    profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
+    assert profiles == {
+        "vision": ["vision"],
+        "speakers": ["speakers"],
+        "embedding": ["embedding"],
+        "diffusion": ["images"],
+    }
+
+
+def test_the_store_is_given_to_the_user_of_nats(tmp_path: Path) -> None:
+    _, *argv = SERVICES["store"]["entrypoint"]
+    folder = tmp_path / "store"
+    folder.mkdir()
+    code = argv[-1].replace("/store", str(folder))
+    assert code != argv[-1]
+    subprocess.run([sys.executable, argv[0], code], env={**os.environ, "OWNER": str(os.getuid())}, check=True)
+    assert folder.stat().st_uid == os.getuid()
+    assert SERVICES["nats"]["depends_on"] == {"store": {"condition": "service_completed_successfully"}}
+
+
+async def test_nats_keeps_pictures_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the flags of compose.yaml, except for where it listens."""
+    command = SERVICES["nats"]["command"]
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES["nats"]["volumes"]}
+    assert (ROOT / mounted[command[1]]).resolve() == CONFIG
+    assert mounted[command[3]] == "store"
+    assert command == ["--config", "/etc/nats/nats-store.conf", "--store_dir", "/store", "--addr", "0.0.0.0"]
+    monkeypatch.setenv("MOTET_STORE_SIZE", "1MB")
+    async with NatsServer(CONFIG, tmp_path / "store") as nats:
+        bus = await nats.bus("gateway")
+        try:
+            keep = await Keep.open(bus, 60, 60, 6)
+            assert keep is not None
+            name = await keep.put_picture(b"small", "png")
+            assert await keep.picture(name) == b"small"
+            with pytest.raises(Unavailable, match="the picture cannot be kept"):
+                await keep.put_picture(bytes(2 << 20), "png")
+            assert await keep.picture(name) == b"small"
+        finally:
+            await bus.close()
