@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ import chat_tokenizer
 from chat_data import Conversation
 from chat_recipe import Recipe
 from chat_stream import conversation
+
+Item = TypeVar("Item")
 
 MAX_LENGTH = 1024
 MICRO_BATCH = 1536
@@ -31,13 +34,29 @@ class Batch:
     weights: Tensor
 
 
-class Stream:
-    """Batches by step, or one worker's share of them. Causal attention needs no mask for padding on the right."""
+def pad(rows: Sequence[tuple[list[int], list[float]]], padding: int) -> Batch:
+    """Rows of token ids and weights, the longest one last, as a batch."""
+    length = len(rows[-1][0])
+    tokens = torch.tensor([ids + [padding] * (length - len(ids)) for ids, _ in rows])
+    weights = torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in rows])
+    return Batch(tokens=tokens, weights=weights)
 
-    def __init__(
-        self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, *, worker: int = 0, workers: int = 1
-    ) -> None:
-        self.recipe, self.tokenizer, self.worker, self.workers = recipe, tokenizer, worker, workers
+
+def chunked(rows: Iterable[Item], length: Callable[[Item], int]) -> list[list[Item]]:
+    """Rows, shorter ones first, in parts of about `MICRO_BATCH` padded tokens."""
+    chunks: list[list[Item]] = [[]]
+    for row in rows:
+        if chunks[-1] and length(row) * (len(chunks[-1]) + 1) > MICRO_BATCH:
+            chunks.append([])
+        chunks[-1].append(row)
+    return chunks
+
+
+class Encoder:
+    """Conversations as token ids with loss weights."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, prompt_weight: float) -> None:
+        self.tokenizer, self.prompt_weight = tokenizer, prompt_weight
         self.turn = f"{chat_tokenizer.TURN_START}assistant\n"
 
     def encode(self, made: Conversation) -> tuple[list[int], list[float]]:
@@ -45,12 +64,12 @@ class Stream:
         ids: list[int] = []
         weights: list[float] = []
         head, *turns = render(self.tokenizer, made).split(self.turn)
-        self._put(head, self.recipe.prompt_weight, ids, weights)
+        self._put(head, self.prompt_weight, ids, weights)
         for turn in turns:
             said, end, rest = turn.partition(chat_tokenizer.TURN_END)
-            self._put(self.turn, self.recipe.prompt_weight, ids, weights)
+            self._put(self.turn, self.prompt_weight, ids, weights)
             self._put(said + end, 1.0, ids, weights)
-            self._put(rest, self.recipe.prompt_weight, ids, weights)
+            self._put(rest, self.prompt_weight, ids, weights)
         return ids[:MAX_LENGTH], weights[:MAX_LENGTH]
 
     def _put(self, text: str, weight: float, ids: list[int], weights: list[float]) -> None:
@@ -58,24 +77,23 @@ class Stream:
         ids += new
         weights += [weight] * len(new)
 
+
+class Stream:
+    """Batches by step, or one worker's share of them. Causal attention needs no mask for padding on the right."""
+
+    def __init__(
+        self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, *, worker: int = 0, workers: int = 1
+    ) -> None:
+        self.recipe, self.pad, self.worker, self.workers = recipe, tokenizer.pad_token_id, worker, workers
+        self.encoder = Encoder(tokenizer, recipe.prompt_weight)
+
     def batches(self, step: int) -> list[Batch]:
         """The micro-batches of `step`, each of about `MICRO_BATCH` padded tokens."""
         mine = self.recipe.span(step)[self.worker :: self.workers]
         mix = self.recipe.phase(step).mix
         made = [conversation(self.recipe.seed, index, mix=mix) for index in mine]
-        rows = sorted((self.encode(one) for one in made), key=lambda row: len(row[0]))
-        chunks: list[list[tuple[list[int], list[float]]]] = [[]]
-        for row in rows:
-            if chunks[-1] and len(row[0]) * (len(chunks[-1]) + 1) > MICRO_BATCH:
-                chunks.append([])
-            chunks[-1].append(row)
-        return [self._pad(chunk) for chunk in chunks]
-
-    def _pad(self, rows: list[tuple[list[int], list[float]]]) -> Batch:
-        length, pad = len(rows[-1][0]), self.tokenizer.pad_token_id
-        tokens = torch.tensor([ids + [pad] * (length - len(ids)) for ids, _ in rows])
-        weights = torch.tensor([weights + [0.0] * (length - len(weights)) for _, weights in rows])
-        return Batch(tokens=tokens, weights=weights)
+        rows = sorted((self.encoder.encode(one) for one in made), key=lambda row: len(row[0]))
+        return [pad(chunk, self.pad) for chunk in chunked(rows, lambda row: len(row[0]))]
 
     def ahead(self, start: int, stop: int) -> Iterator[list[Batch]]:
         """The batches of steps `start` to `stop`, made one step ahead in a thread."""

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from chat_data import Conversation
 from chat_stream import held_out
@@ -29,10 +37,11 @@ class Verdict(NamedTuple):
     right: bool
 
 
-def load(folder: Path) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerBase]:
-    """The checkpoint in float32, for a CPU."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    return model, AutoTokenizer.from_pretrained(folder)
+def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The checkpoint in float32, for a CPU; one that sees, with its eyes."""
+    seeing = type(AutoConfig.from_pretrained(folder)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    kind = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def expected(item: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -50,7 +59,7 @@ def prompt(item: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 @torch.inference_mode()
-def decode(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[str]:
+def decode(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[str]:
     """Greedy continuations of a batch of prompts, padded on the left."""
     inputs = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
     output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
@@ -74,7 +83,7 @@ def _calls(text: str) -> list[object] | None:
 
 
 def judge(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, items: Sequence[Conversation], *, batch: int = 64
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Conversation], *, batch: int = 64
 ) -> Iterator[Verdict]:
     """Answer `items` in batches of similar length."""
     ordered = sorted(items, key=lambda item: len(prompt(item, tokenizer)))

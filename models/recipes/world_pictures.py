@@ -6,6 +6,7 @@ edges by how much of a pixel a shape covers. Lengths are in units of a picture o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from random import Random
 
 import numpy as np
@@ -92,9 +93,14 @@ def _samples(first: int, end: int) -> Floats:
 
 def draw(scene: Scene, rng: Random, *, size: int = SIZE) -> Picture:
     """A picture of a scene: the ground's grey, and where exactly things stand, are `rng`'s."""
+    return draw_things(scene.things, rng, size=size)
+
+
+def draw_things(things: Iterable[Thing], rng: Random, *, size: int = SIZE) -> Picture:
+    """The same of any number of things; later ones cover earlier ones."""
     scale = size / SIZE
     canvas = np.full((size, size, 3), float(rng.randint(*GROUND)))
-    for thing in scene.things:
+    for thing in things:
         x, y = _place(thing, rng)
         share = coverage(thing.shape, x * scale, y * scale, RADII[thing.size] * scale, size)[..., None]
         canvas += share * (np.array(PALETTE[thing.colour]) - canvas)
