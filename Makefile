@@ -3,8 +3,8 @@
 
 VENV ?= .venv
 ARGS ?=
-# Processes that run tests side by side; JOBS=0 runs them in one, for a debugger.
-JOBS ?= logical
+# Processes among which the files of tests are shared out; 0: all in one.
+JOBS ?= 0
 BIN := $(VENV)/bin
 export VENV PYTHON
 
@@ -26,7 +26,7 @@ run:
 test:
 	@scripts/setup dev
 	@scripts/ensure_chromium
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=4 --dist=loadgroup --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=4 --dist=loadfile $(ARGS)
 
 check:
 	@scripts/setup dev

@@ -1,7 +1,4 @@
-"""With `MOTET_REQUIRE_ALL=1` (CI) a skipped test is a failed one, so that none goes missing quietly.
-
-Of several processes (`pytest -n`), one starts all the stacks, one after the other; the others share the rest by file.
-"""
+"""With `MOTET_REQUIRE_ALL=1` (CI) a skipped test is a failed one, so that none goes missing quietly."""
 
 import os
 from collections.abc import Generator
@@ -12,16 +9,9 @@ import pytest
 # What a machine may lack for good reason; everything else is set up by `make test`.
 MAY_SKIP = ("gpu", "docker", "microphone")
 REQUIRE_ALL = os.environ.get("MOTET_REQUIRE_ALL") == "1"
-# Their tests fill the machine with processes, and wait for them within limits.
-STACKS = ("chaos", "e2e")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several processes in each other's way are slower by far
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("stacks" if item.path.parent.name in STACKS else str(item.path)))
 
 
 @pytest.hookimpl(wrapper=True)
