@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -36,6 +37,7 @@ def test_end_of_input_leaves(dialogue: Terminal) -> None:
 
 
 def test_ctrl_c_at_the_prompt_does_not_leave(dialogue: Terminal) -> None:
+    time.sleep(1.0)  # readline shows a prompt before it waits, and does not notice a signal in between
     dialogue.interrupt()
     dialogue.expect("/exit")
     dialogue.expect("you › ")
