@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import gpu
 from .errors import KernelError
 
 FLOATS = (torch.float32, torch.bfloat16)
 
 
 def check_floats(name: str, tensor: Tensor, ndim: int) -> None:
-    """`tensor` has `ndim` dimensions of float32 or bfloat16, the last one dense."""
-    if tensor.dtype not in FLOATS:
-        raise KernelError(f"{name}: {tensor.dtype} must be float32 or bfloat16")
+    """`tensor` has `ndim` dimensions of float32 or bfloat16 (on a GPU also float16), the last one dense."""
+    if tensor.dtype not in FLOATS and not (tensor.dtype == torch.float16 and gpu.takes(tensor)):
+        raise KernelError(f"{name}: {tensor.dtype} must be float32 or bfloat16, on a GPU also float16")
     if tensor.dim() != ndim:
         raise KernelError(f"{name}: {tensor.dim()} dimensions, shape {list(tensor.shape)}, must be {ndim}")
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:

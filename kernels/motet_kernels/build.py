@@ -76,16 +76,20 @@ def supported() -> list[Isa]:
     return [isa for isa in ISAS.values() if isa.needs <= flags]
 
 
+def cache_root() -> Path:
+    """`$MOTET_CACHE`, by default ~/.cache/motet."""
+    return Path(os.environ.get("MOTET_CACHE") or Path.home() / ".cache" / "motet")
+
+
 def cache_folder() -> Path:
-    """`$MOTET_CACHE/kernels/<hash>`, by default under ~/.cache/motet: another source or flag, another folder.
+    """`kernels/<hash>` under the root: another source or flag, another folder.
 
     The compiler is not part of the hash, so that an image without one finds what was built for it.
     """
     digest = hashlib.sha256(f"{platform.machine()} {FLAGS}".encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(f"\0{path.name}\0".encode() + path.read_bytes())
-    root = Path(os.environ.get("MOTET_CACHE") or Path.home() / ".cache" / "motet")
-    return root / "kernels" / digest.hexdigest()[:16]
+    return cache_root() / "kernels" / digest.hexdigest()[:16]
 
 
 def library(isa: Isa) -> Path:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import check_floats, is_cpu
+from . import gpu
+from .arguments import check_device, check_floats, is_cpu
 from .errors import KernelError
 from .native import Kernel
 
@@ -22,14 +23,34 @@ def rms_norm(x: Tensor, weight_C: Tensor, eps: float, offset: float = 0.0) -> Te
 
     Weights are float32. Native for float32 on the CPU. Raises `KernelError` on a weight of another length or type.
     """
-    if weight_C.dtype != torch.float32 or weight_C.shape != x.shape[-1:]:
-        raise KernelError(f"weight_C: {weight_C.dtype} {list(weight_C.shape)} must be float32 [{x.shape[-1]}]")
+    _check_rms(x, weight_C)
+    if gpu.takes(x):
+        from .gpu import norm as kernels
+
+        return kernels.rms_norm(_rows(x), weight_C, eps, offset).view(x.shape)
     native = _RMS.native() if is_cpu(x) and x.dtype == torch.float32 else None
     if native is None:
         return rms_norm_torch(x, weight_C, eps, offset)
     x_MC, out = _rows(x), torch.empty(x.shape)
     native(x_MC.data_ptr(), x_MC.stride(0), weight_C.data_ptr(), out.data_ptr(), *x_MC.shape, eps, offset)
     return out
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight_C: Tensor, eps: float, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """`x + residual`, rounded to their type, and the `rms_norm` of that; both `[..., C]` of one shape and type."""
+    _check_rms(x, weight_C)
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        raise KernelError(f"residual: {residual.dtype} {list(residual.shape)} must be {x.dtype} {list(x.shape)}, as x")
+    check_device("residual", residual, "x", x)
+    if not gpu.takes(x):
+        total = x + residual
+        return total, rms_norm(total, weight_C, eps, offset)
+    from .gpu import norm as kernels
+
+    total, normed = kernels.add_rms_norm(_rows(x), _rows(residual), weight_C, eps, offset)
+    return total.view(x.shape), normed.view(x.shape)
 
 
 def layer_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:
@@ -40,6 +61,10 @@ def layer_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tenso
     for name, part in (("weight_C", weight_C), ("bias_C", bias_C)):
         if part.dtype != torch.float32 or part.shape != x.shape[-1:] or not part.is_contiguous():
             raise KernelError(f"{name}: {part.dtype} {list(part.shape)} must be dense float32 [{x.shape[-1]}]")
+    if gpu.takes(x):
+        from .gpu import norm as kernels
+
+        return kernels.layer_norm(_rows(x), weight_C, bias_C, eps).view(x.shape)
     native = _LAYER.native() if is_cpu(x) and x.dtype == torch.float32 else None
     if native is None:
         return layer_norm_torch(x, weight_C, bias_C, eps)
@@ -53,6 +78,11 @@ def layer_norm_torch(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) ->
     """The twin."""
     wide = x.to(weight_C.dtype)
     return F.layer_norm(wide, wide.shape[-1:], weight_C, bias_C, eps).to(x.dtype)
+
+
+def _check_rms(x: Tensor, weight_C: Tensor) -> None:
+    if weight_C.dtype != torch.float32 or weight_C.shape != x.shape[-1:]:
+        raise KernelError(f"weight_C: {weight_C.dtype} {list(weight_C.shape)} must be float32 [{x.shape[-1]}]")
 
 
 def _rows(x: Tensor) -> Tensor:

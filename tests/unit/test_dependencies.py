@@ -3,6 +3,7 @@
 import ast
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -21,12 +22,12 @@ RULES = {
     "services/motet_gateway": ("gateway", {"motet_shared", "motet_pipelines"}),
     "services/motet_tokenizer": ("tokenizer", {"motet_shared"}),
     "services/motet_llm": ("llm", {"motet_shared", "motet_kernels"}),
-    "services/motet_tts": ("tts", {"motet_shared"}),
+    "services/motet_tts": ("tts", {"motet_shared", "motet_kernels"}),
     "services/motet_asr": ("asr", {"motet_shared", "motet_kernels"}),
     "services/motet_vad": ("vad", {"motet_shared"}),
     "services/motet_speakers": ("speakers", {"motet_shared"}),
     "services/motet_vision": ("vision", {"motet_shared", "motet_kernels"}),
-    "services/motet_diffusion": ("diffusion", {"motet_shared"}),
+    "services/motet_diffusion": ("diffusion", {"motet_shared", "motet_kernels"}),
     "services/motet_embedding": ("embedding", {"motet_shared", "motet_kernels"}),
     "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),
 }
@@ -40,6 +41,7 @@ OPTIONAL = {
         "pillow",
         "safetensors",
     },
+    "motet_kernels": {"triton"},
     "motet_cli": {"matplotlib"},
 }
 
@@ -48,15 +50,20 @@ def imports(folder: Path) -> dict[str, str]:
     """Top-level name of every absolute import in a package → where; those for type checkers left out."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(_without_type_checking(ast.parse(path.read_text()))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-                names = [node.module]
-                if node.module in ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter"):
-                    names = [f"{node.module}.{alias.name}" for alias in node.names]
-            for name in names:
-                found.setdefault(name, f"{path.relative_to(ROOT)}:{node.lineno}")  # type: ignore[attr-defined]
+        for name, line in _imported(path):
+            found.setdefault(name, f"{path.relative_to(ROOT)}:{line}")
     return found
+
+
+def _imported(path: Path) -> Iterator[tuple[str, int]]:
+    """Modules, by their absolute names, and the lines that import them."""
+    for node in ast.walk(_without_type_checking(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            spread = node.module in ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter")
+            names = [f"{node.module}.{alias.name}" for alias in node.names] if spread else [node.module]
+            yield from ((name, node.lineno) for name in names)
 
 
 def _without_type_checking(tree: ast.Module) -> ast.Module:
@@ -99,6 +106,11 @@ def test_imports_are_allowed_and_declared(folder: str) -> None:
             assert distributions(module) & allowed, (
                 f"{where}: {module} is in no dependency of extra {extra or 'none'!r}"
             )
+
+
+def test_only_what_runs_on_a_gpu_imports_triton() -> None:
+    modules = (ROOT / "kernels" / "motet_kernels").glob("*.py")
+    assert not [path.name for path in modules for name, _ in _imported(path) if name.partition(".")[0] == "triton"]
 
 
 @pytest.mark.parametrize("extra", ["", "gateway", "tokenizer", "vad", "speakers", "cli"])

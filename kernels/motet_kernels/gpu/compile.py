@@ -1,0 +1,174 @@
+"""Whether the kernels compile for GPUs that are not here, and what they take of them.
+
+    python -m motet_kernels.gpu.compile [--only NOUN …] [--targets sm_90 …] [--all] [--table kernels/README.md]
+
+The launchers are called with the `samples` of their modules, so that what is compiled is what would run there, down to
+Triton's specialization on the arguments. Compiled code is kept by its source's hash in `triton` under `MOTET_CACHE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from ..build import cache_root
+from .resources import Resources, read_resources
+
+os.environ.setdefault("TRITON_CACHE_DIR", str(cache_root() / "triton"))
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from .launch import Launch, Sample, compiling
+
+BEGIN, END = "<!-- resources: written by motet_kernels.gpu.compile -->", "<!-- end of resources -->"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of GPU. shared: the most bytes of shared memory that a program gets there."""
+
+    gpu: GPUTarget
+    shared: int
+
+
+TARGETS = {
+    "sm_80": Target(GPUTarget("cuda", 80, 32), 163 << 10),
+    "sm_90": Target(GPUTarget("cuda", 90, 32), 227 << 10),
+    "gfx942": Target(GPUTarget("hip", "gfx942", 64), 64 << 10),
+}
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel, as a sample calls it, in one configuration, for one target."""
+
+    kernel: str
+    sample: Sample
+    config: str
+    target: str
+    resources: Resources
+
+    def faults(self) -> list[str]:
+        """What forbids to ship it."""
+        found, limit = self.resources, TARGETS[self.target].shared
+        return [
+            *([f"spills {found.spills} registers"] if found.spills else []),
+            *([f"has a stack of {found.stack} bytes"] if found.stack else []),
+            *([f"takes {found.shared} bytes of shared memory, more than {limit}"] if found.shared > limit else []),
+            *(["uses no matrix unit"] if self.sample.mma and not found.mma else []),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kernel}, {self.sample.label}, {self.config}, {self.target}"
+
+
+class Elsewhere:
+    """A driver of Triton's for a GPU that is not here."""
+
+    def __init__(self, target: GPUTarget):
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> str:
+        """What Triton keeps compiled kernels under."""
+        return f"{self.target.backend}:{self.target.arch}"
+
+    def get_current_stream(self, _device: str) -> int:
+        return 0
+
+
+def nouns() -> list[str]:
+    """The modules of this package that have samples."""
+    package = Path(__file__).parent
+    names = [module.name for module in iter_modules([str(package)])]
+    return [name for name in names if "\ndef samples(" in (package / f"{name}.py").read_text()]
+
+
+def compiled(noun: str, target: str, *, every: bool = False) -> Iterator[Compiled]:
+    """Compile the samples of a module: the configurations that ship, or every one."""
+    triton.runtime.driver.set_active(Elsewhere(TARGETS[target].gpu))
+    launches: list[Launch] = []
+    for sample in import_module(f"{__package__}.{noun}").samples():
+        with compiling(partial(_collect, launches, every)):
+            sample.call()
+        for launch in launches:
+            kernel = _compile(launch)
+            yield Compiled(launch.kernel.name, sample, str(launch.config), target, read_resources(kernel))
+        launches.clear()
+
+
+def _collect(launches: list[Launch], every: bool, found: Sequence[Launch]) -> None:
+    launches += found if every else found[:1]
+
+
+def _compile(launch: Launch) -> Any:
+    config = launch.config
+    options = {"num_warps": config.warps, "num_stages": config.stages, **launch.constants}
+    return launch.kernel.function.warmup(*launch.args, grid=(1,), **options)
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+def table(results: Sequence[Compiled]) -> list[str]:
+    """Lines of Markdown: a row per kernel and sample; per target its registers and kilobytes of shared memory."""
+    targets = list(dict.fromkeys(result.target for result in results))
+    rows: dict[tuple[str, str, str], dict[str, str]] = {}
+    for result in results:
+        found = result.resources
+        said = f"{found.registers}, {found.shared / 1024:.3g}{f', {found.mma}' if found.mma else ''}"
+        rows.setdefault((result.kernel, result.sample.label, result.config), {})[result.target] = said
+    lines = [f"| kernel | call | configuration | {' | '.join(targets)} |", f"|{'---|' * (3 + len(targets))}"]
+    for (kernel, label, config), by_target in rows.items():
+        cells = " | ".join(by_target.get(target, "") for target in targets)
+        lines.append(f"| `{kernel}` | {label} | {config} | {cells} |")
+    return lines
+
+
+def write_table(path: Path, results: Sequence[Compiled]) -> None:
+    """Put the table between the marks of a document."""
+    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = "\n".join([BEGIN, *table(results), END])
+    path.write_text(f"{before}{lines}{after}", encoding="utf-8")
+
+
+def undocumented(path: Path, results: Sequence[Compiled]) -> list[str]:
+    """Rows of the table that a document lacks."""
+    known = set(path.read_text(encoding="utf-8").splitlines())
+    return [line for line in table(results) if line not in known]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=nouns(), default=nouns(), help="which modules (all)")
+    parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS), help="which GPUs (all)")
+    parser.add_argument("--all", action="store_true", help="every configuration, not only those that ship")
+    parser.add_argument("--table", type=Path, help="the document whose table is to be written")
+    parser.add_argument("--documented", type=Path, help="the document whose table must say what was found")
+    args = parser.parse_args(argv)
+    results = []
+    for noun in args.only:
+        for target in args.targets:
+            for result in compiled(noun, target, every=args.all):
+                results.append(result)
+                print(f"{result}: {result.resources}", *(f"  FAULT: {fault}" for fault in result.faults()), sep="\n")
+    if args.table:
+        write_table(args.table, results)
+    if any(result.faults() for result in results):
+        sys.exit("some kernels cannot ship")
+    if args.documented and (missing := undocumented(args.documented, results)):
+        sys.exit("\n".join([f"{args.documented} lacks these rows; write it with --table:", *missing]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Every kernel compiles for GPUs that are not here, as services call it; kernels/README.md says what it takes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[3] / "kernels" / "README.md"
+PACKAGE = Path(__file__).parents[3] / "kernels" / "motet_kernels" / "gpu"
+NOUNS = sorted(path.stem for path in PACKAGE.glob("*.py") if "\ndef samples(" in path.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("noun", NOUNS)
+def test_what_ships_compiles_and_is_documented(noun: str) -> None:
+    # A process of its own: in this one Triton makes functions for its interpreter.
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "motet_kernels.gpu.compile", "--only", noun, "--documented", str(README)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1100, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_every_module_of_kernels_has_samples() -> None:
+    kernels = {path.stem for path in PACKAGE.glob("*.py") if "\n@triton.jit" in path.read_text()}
+    assert kernels <= set(NOUNS)
