@@ -35,6 +35,7 @@ class Load(msgspec.Struct, kw_only=True):
     max_tokens: int = 1 << 20
     prompts: list[str] = []  # one per stream; none: the same short one for all
     ignore_eos: bool = False
+    temperature: float = 1.0
     pids: dict[str, int] = {}
 
 
@@ -150,6 +151,8 @@ def post(load: Load, *, stream: bool, request_id: str, number: int = 0) -> bytes
     """A chat completion request, that of stream `number`."""
     message = {"role": "user", "content": load.prompts[number] if load.prompts else "Count."}
     fields = {"model": load.model, "messages": [message], "max_tokens": load.max_tokens, "stream": stream}
+    if load.temperature != 1.0:
+        fields["temperature"] = load.temperature
     if load.ignore_eos:
         fields["ignore_eos"] = True
     body = msgspec.json.encode(fields)

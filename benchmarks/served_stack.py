@@ -65,6 +65,7 @@ async def pairs(
             report = await stack.load(
                 clients="sse", model=folder.name, streams=streams, settle=0, seconds=seconds, chars=CHARS,
                 arrivals=True, max_tokens=output, prompts=[letters(prompt, i) for i in range(streams)], ignore_eos=True,
+                temperature=0.0,  # as the engine alone
             )  # fmt: skip
             found.append((stack_rate(report), alone))
     return found

@@ -29,6 +29,8 @@ class EngineConfig:
     prefix_cache: requests share the blocks of prompts that begin alike.
     host_cache, disk_cache: bytes of the tiers that take up blocks which fell out of the pool; 0: none.
     cache_folder: where the disk tier makes its folder; empty: the system's place for temporary files.
+    latency_goal: seconds between two tokens of a stream that are good enough: up to there prefilling may stretch a step
+        beyond `decode_slowdown`.
     token_budget: tokens computed per step, decode and prefill together.
     decode_slowdown: prefilling may stretch a step of running streams to this multiple of a step without it; 0: to any.
     max_running: most requests in one step.
@@ -56,6 +58,7 @@ class EngineConfig:
     cache_folder: str = ""
     token_budget: int = 512
     decode_slowdown: float = 1.8
+    latency_goal: float = 0.0
     max_running: int = 64
     max_waiting: int = 256
     context: int = 0
@@ -80,6 +83,8 @@ class EngineConfig:
             )
         if self.decode_slowdown != 0 and not self.decode_slowdown > 1:
             raise ConfigError(f"decode_slowdown={self.decode_slowdown}: give more than 1, or 0 for no limit")
+        if not self.latency_goal >= 0:
+            raise ConfigError(f"latency_goal={self.latency_goal}: give seconds, or 0 for none")
         if (self.host_cache or self.disk_cache) and not self.prefix_cache:
             raise ConfigError("host_cache, disk_cache: they hold what falls out of the prefix cache; turn it on")
         if self.cache_folder and not Path(self.cache_folder).is_dir():

@@ -38,11 +38,15 @@ class Pace:
         prefill = min(self._prefill, default=0.0) * num_prefill
         return prefill + min(self._decode, default=0.0) * num_steps
 
-    def chunk(self, slowdown: float) -> float:
-        """Tokens to prefill in a step so that it takes at most `slowdown` times one that only decodes."""
+    def chunk(self, slowdown: float, goal: float = 0.0) -> float:
+        """Tokens to prefill in a step: it may take `slowdown` times one that only decodes, or `goal` seconds.
+
+        The longer of the two.
+        """
         if not (self._decode and self._prefill):
             return math.inf
-        return (slowdown - 1) * self.decode_step / self.prefill_token
+        longest = max(slowdown * self.decode_step, goal)
+        return (longest - self.decode_step) / self.prefill_token
 
 
 def _median(values: deque[float]) -> float:

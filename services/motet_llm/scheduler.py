@@ -55,6 +55,7 @@ class Limits:
     max_running: int
     max_waiting: int
     decode_slowdown: float = 0.0
+    latency_goal: float = 0.0
     static_batching: bool = False
     contiguous_kv: bool = False
 
@@ -131,7 +132,8 @@ class Scheduler:
         left = self.limits.token_budget - len(self._works)
         if not self._works or not self.limits.decode_slowdown:
             return left
-        return int(min(left, max(SMALLEST_CHUNK, self._pace.chunk(self.limits.decode_slowdown))))
+        chunk = self._pace.chunk(self.limits.decode_slowdown, self.limits.latency_goal)
+        return int(min(left, max(SMALLEST_CHUNK, chunk)))
 
     def _chunk(self, request: Request, budget: int) -> int:
         """How many of its tokens a request prefills in this step.

@@ -51,6 +51,7 @@ class DecodeConfig(ProcessConfig):
     cache_folder: str = setting("where disk_cache lives (default: the place for temporary files)", default="")
     token_budget: int = setting("tokens computed per step, decode and prefill together", default=512, min=1)
     decode_slowdown: float = setting("how much prefilling may stretch the steps of running streams", default=1.8, min=0)
+    latency_goal: float = setting("seconds between tokens up to which prefilling may stretch steps", default=0.0, min=0)
     max_running: int = setting("most requests in one step", default=64, min=1)
     max_waiting: int = setting("most requests in the queue; further ones are refused", default=256, min=1)
     image_memory: Bytes = setting("embeddings of images that requests hold", default=1 << 30, min=1 << 20)

@@ -413,6 +413,7 @@ def test_the_time_that_the_model_waits_for_python_is_counted(engine: Engine) -> 
         ({"weights": "int3"}, "weights='int3': choose one of auto, float32, bfloat16, int8, int4"),
         ({"kv_dtype": "fp8"}, "kv_dtype='fp8': choose one of"),
         ({"decode_slowdown": 0.5}, "decode_slowdown=0.5: give more than 1, or 0"),
+        ({"latency_goal": -0.1}, "latency_goal=-0.1: give seconds, or 0 for none"),
         ({"host_cache": 1, "prefix_cache": False}, "turn it on"),
         ({"cache_folder": "/nowhere"}, "no such folder"),
         ({"host_cache": -1}, "host_cache=-1: give a whole number"),

@@ -216,18 +216,19 @@ def test_being_away_earns_no_claims() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- pace
-def test_prefilling_does_not_stretch_steps_of_running_streams() -> None:
+@pytest.mark.parametrize(("goal", "chunk"), [(0.0, 15), (0.05, 15), (0.13, 50)])
+def test_prefilling_stretches_steps_of_running_streams_only_so_far(goal: float, chunk: int) -> None:
     pace = Pace()
     for _ in range(10):
         pace.note(0.030, num_decodes=1, num_prefill_tokens=0)
         pace.note(0.030 + 0.002 * 100, num_decodes=1, num_prefill_tokens=100)
-    scheduler = make_scheduler(num_blocks=100, token_budget=512, decode_slowdown=2.0, pace=pace)
+    scheduler = make_scheduler(num_blocks=100, token_budget=512, decode_slowdown=2.0, latency_goal=goal, pace=pace)
     scheduler.add(make_request(0, prompt=4))
     run_step(scheduler)
     scheduler.add(make_request(1, prompt=200))
-    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 15}  # 30 ms at 2 ms a token
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": chunk}  # 30 ms and more at 2 ms a token
     scheduler.finish(scheduler.running[0])
-    assert steps_of(run_step(scheduler)) == {"r1": 185}, "nobody decodes: nobody is disturbed"
+    assert steps_of(run_step(scheduler)) == {"r1": 200 - chunk}, "nobody decodes: nobody is disturbed"
 
 
 def test_what_is_not_known_yet_limits_nothing() -> None:
