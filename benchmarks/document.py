@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from measures import Target
 
@@ -38,4 +37,10 @@ def write(
     if targets is not None:
         document["targets"] = [{**asdict(target), "met": target.met} for target in targets]
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
+    output.write_text(json.dumps(document, indent=1, default=_plain) + "\n", encoding="utf-8")
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    raise TypeError(f"{type(value).__name__} has no place in a benchmark's JSON; give dataclasses, dicts and lists")

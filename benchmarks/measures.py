@@ -7,8 +7,10 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from load_generator import Report
+if TYPE_CHECKING:
+    from load_generator import Report
 
 Emitted = dict[str, list[float]]  # by request id: when the fake engine emitted each token, monotonic seconds
 PROCESSES = ("engine", "nats", "tokenizer", "gateway", "clients")

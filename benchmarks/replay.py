@@ -95,6 +95,8 @@ class Replay:
                 break
         for index in range(len(self.served)):
             engine.cancel(str(index))
+        while engine.has_work:  # tokens of the last step, which the next replay would take for its own
+            engine.step()
         return self.served
 
     def _now(self) -> float:
