@@ -8,6 +8,7 @@ import json
 import secrets
 import shutil
 import socket
+from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import openai
 import pytest
 import websockets
 
+import diffusion_checkpoints
+import embedding_checkpoints
 import tts_checkpoints
 from asr_checkpoints import tiny_whisper
 from containers.engine import Docker, engine, missing
@@ -35,7 +38,8 @@ pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
 PROJECT = "motet-test"
 MODEL, SPEAKERS = "pocket-chat", "pocket-speakers"
-EARS, VOICE = "ears", "voice"
+EARS, VOICE, BRUSH, VECTORS = "ears", "voice", "brush", "vectors"
+PNG = b"\x89PNG"
 QUESTION = "Count to twenty."  # many tokens: a short answer may well arrive in one piece
 
 
@@ -46,7 +50,7 @@ class Containers:
     docker: Docker
     port: int
     password: str
-    models: Path
+    folder: Path
 
     @property
     def url(self) -> str:
@@ -58,11 +62,13 @@ class Containers:
             "NATS_IMAGE": NATS,
             "MOTET_PUBLISH": f"127.0.0.1:{self.port}",
             "MOTET_NATS_PASSWORD": self.password,
-            "COMPOSE_PROFILES": "speakers",
-            "MOTET_MODELS_DIR": str(self.models),
+            "COMPOSE_PROFILES": "speakers,images,embedding",
+            "MOTET_MODELS_DIR": str(self.folder),
             "MOTET_ASR": EARS,
             "MOTET_TTS": VOICE,
-            **{f"MOTET_{role}_THREADS": "1" for role in ("DECODE", "ASR", "TTS")},
+            "MOTET_DRAW": BRUSH,
+            "MOTET_EMBED": VECTORS,
+            **{f"MOTET_{role}_THREADS": "1" for role in ("DECODE", "ASR", "TTS", "DRAW", "EMBED")},
         }
         return self.docker.compose("--file", str(ROOT / "compose.yaml"), "--project-name", PROJECT, *args, env=settings)
 
@@ -81,6 +87,10 @@ class Containers:
     def health(self) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).json()
         return found
+
+    def models(self) -> set[str]:
+        found = httpx.get(f"{self.url}/v1/models", trust_env=False, timeout=5).json()
+        return {model["id"] for model in found["data"]}
 
     def ready(self) -> bool:
         try:
@@ -110,7 +120,7 @@ class Containers:
 
 
 def checkpoints(folder: Path) -> Path:
-    """What MOTET_MODELS_DIR holds: models that come along, and tiny ones with random weights that hear and speak.
+    """What MOTET_MODELS_DIR holds: models that come along, and tiny ones with random weights for all else.
 
     Readable by everybody: the services run as a user of their own.
     """
@@ -118,6 +128,8 @@ def checkpoints(folder: Path) -> Path:
         shutil.copytree(ROOT / "models" / name, folder / name)
     tiny_whisper(folder / EARS)
     tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
+    diffusion_checkpoints.stable_diffusion(folder / BRUSH)
+    embedding_checkpoints.sentence_transformer(folder / VECTORS)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return folder
@@ -142,6 +154,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
             until(found.ready, "the gateway is ready", 300)
             until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 120)
             until(lambda: not found.health()["speech"]["missing"], "it hears and speaks", 120)
+            until(lambda: {BRUSH, VECTORS} <= found.models(), "it draws and embeds", 120)
             yield found
         except Exception as error:
             error.add_note(found.compose("logs", "--no-color", "--tail", "20"))
@@ -212,9 +225,20 @@ async def test_a_spoken_turn_is_answered_aloud(containers: Containers) -> None:
     assert seen[-1] == "response.output_audio.delta"
 
 
+def test_a_picture_is_drawn_and_texts_become_vectors(containers: Containers) -> None:
+    with openai.OpenAI(base_url=f"{containers.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        drawn = client.images.generate(model=BRUSH, prompt="two red circles", extra_body={"steps": 2, "seed": 1})
+        vectors = client.embeddings.create(model=VECTORS, input=["ba be", "be ba"])
+    assert drawn.data
+    assert b64decode(drawn.data[0].b64_json or "").startswith(PNG)
+    one, other = (found.embedding for found in vectors.data)
+    assert one != other
+    assert sum(number**2 for number in one) == pytest.approx(1, abs=1e-3)
+
+
 def test_containers_are_confined(containers: Containers) -> None:
     """What the compose file promises, as the engine sees it."""
-    for service in ("nats", "gateway", "tokenizer", "decode", "vad", "asr", "tts"):
+    for service in ("nats", "gateway", "tokenizer", "decode", "vad", "asr", "tts", "vision", "diffusion", "embedding"):
         [seen] = json.loads(containers.docker.run("inspect", containers.ids(service)[0]))
         assert seen["Config"]["User"] not in ("", "root", "0"), service
         assert seen["HostConfig"]["ReadonlyRootfs"], service

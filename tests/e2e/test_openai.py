@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
+from random import Random
 from typing import Any
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionMessageParam, ChatCompletionToolParam
+from PIL import Image
 
 from e2e.stack import ENDLESS
+from picture_files import encoded
+from world import Thing
+from world_pictures import draw_things
 
 pytestmark = pytest.mark.timeout(600)
 MODEL = "pocket-chat"
@@ -47,6 +53,21 @@ def test_an_answer_that_means_something(client: openai.OpenAI) -> None:
     assert reply.choices[0].finish_reason == "stop"
     assert reply.usage is not None
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens > 0
+
+
+def test_it_sees_what_a_picture_shows(client: openai.OpenAI) -> None:
+    things = Thing(shape="circle", colour="red", column=0, row=1), Thing(shape="square", colour="blue", column=2, row=1)
+    file = encoded(Image.fromarray(draw_things(things, Random(1))))
+    shown: list[ChatCompletionContentPartParam] = [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + b64encode(file).decode()}},
+        {"type": "text", "text": "What do you see?"},
+    ]
+    reply = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": shown}], temperature=0, stream=False
+    )
+    text = reply.choices[0].message.content or ""
+    assert "a red circle" in text
+    assert "a blue square" in text
 
 
 def test_the_stream_is_the_same_text_in_pieces(client: openai.OpenAI) -> None:

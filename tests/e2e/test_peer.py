@@ -119,6 +119,7 @@ async def test_everybody_beats(speaking: MotetStack) -> None:
         "gateway": set(),
         "tokenizer": {"pocket-chat"},
         "decode": {"pocket-chat"},
+        "vision": {"pocket-chat"},
         "vad": {"silero-vad", "pocket-turns"},
         "asr": {EARS},
         "tts": {VOICE},

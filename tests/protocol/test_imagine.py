@@ -25,7 +25,10 @@ from motet_shared.actor import Actor
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
+from motet_vision.config import VisionConfig
+from motet_vision.service import Vision
 from served_gateway import Served, served_gateway
+from world import SHAPES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -62,15 +65,17 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[St
     async with NatsServer() as nats, served_gateway(nats) as gateway:
         decode = DecodeConfig(model=str(FOLDER), name=CHAT, threads=1, metrics_port=-1, num_blocks=200)
         tokenizer = TokenizerConfig(model=(f"{CHAT}={FOLDER}",))
+        eyes = VisionConfig(model=str(FOLDER), name=CHAT, threads=1, metrics_port=-1)
         async with (
             running(Decode(decode, await nats.bus("decode"))) as thinks,
             running(Tokenizer(tokenizer, await nats.bus("tokenizer"))) as talks,
             running(Diffusion(config(brush), await nats.bus("diffusion"))) as painter,
+            running(Vision(eyes, await nats.bus("vision"))) as looks,
         ):
             assert isinstance(painter, Diffusion)
-            roles = ("decode", "tokenizer", "diffusion")
+            roles = ("decode", "tokenizer", "diffusion", "vision")
             await gateway.bus.directory.wait_for(lambda d: all(d.ready(role) for role in roles), 10)
-            yield Studio(gateway, (thinks, talks, painter), painter)
+            yield Studio(gateway, (thinks, talks, painter, looks), painter)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -98,12 +103,12 @@ async def refusal(client: openai.AsyncOpenAI, **fields: Any) -> openai.APIStatus
     return caught.value
 
 
-async def test_the_model_draws_and_says_so(studio: Studio) -> None:
+async def test_the_model_draws_and_says_what_it_sees(studio: Studio) -> None:
     async with studio.client() as client:
         reply = await ask(client)
         choice = reply.choices[0]
         assert choice.finish_reason == "stop"
-        assert "two red circles" in choice.message.content
+        assert any(shape in choice.message.content for shape in SHAPES), "what it sees: the brush is random"
         assert choice.message.tool_calls is None
         (entry,) = choice.message.images
         assert (entry["type"], entry["index"], entry["revised_prompt"]) == ("image_url", 0, "two red circles")

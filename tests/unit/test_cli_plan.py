@@ -53,7 +53,7 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_the_command_knows_local_models_without_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "pocket-chat", "--memory", "1GB", "--context", "1k"]) == 0
-    assert "1,115,840" in capsys.readouterr().out
+    assert "1,115,968" in capsys.readouterr().out
     code = "import sys, motet_cli.plan; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert (
         subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path)}, timeout=60).returncode == 0

@@ -48,7 +48,6 @@ def test_files_that_are_mounted_are_there() -> None:
 def test_profiles() -> None:
     profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
     assert profiles == {
-        "vision": ["vision"],
         "speakers": ["speakers"],
         "embedding": ["embedding"],
         "diffusion": ["images"],

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 
 import families
 from checkpoints import tiny_checkpoint
@@ -223,14 +223,13 @@ def test_what_is_wrong_is_noticed(
     name: str, change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tiny models must be sensitive enough: one token more in the window, a scale that is off by two percent."""
-    attend: Any = StepLayout.attend
+    read: Any = StepLayout._read
 
-    def attend_wrongly(self: StepLayout, layer: int, *tensors: Any) -> Any:
-        *inputs, scale, options = tensors
-        return attend(self, layer, *inputs, scale if change else scale * 1.02, replace(options, **change))
+    def read_wrongly(self: StepLayout, layer: int, query: torch.Tensor, scale: float, options: Any) -> Any:
+        return read(self, layer, query, scale if change else scale * 1.02, replace(options, **change))
 
     folder = families.write_checkpoint(name, tmp_path)
-    monkeypatch.setattr(StepLayout, "attend", attend_wrongly)
+    monkeypatch.setattr(StepLayout, "_read", read_wrongly)
     with pytest.raises(AssertionError):
         check_schedule(folder, reference_of(folder), 0, answer=12)
 
@@ -272,7 +271,9 @@ def test_the_schedules_preempt_and_share_prefixes(name: str, num_blocks: int, tm
 
 @cache
 def reference_of(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    sees = folder == POCKET_CHAT
+    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 TALK = [

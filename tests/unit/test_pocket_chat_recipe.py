@@ -1,4 +1,4 @@
-"""The pocket-chat recipe in small, and the committed weights on held-out questions."""
+"""The pocket-chat recipe in small, and the committed weights on held-out questions in words."""
 
 from __future__ import annotations
 
@@ -151,8 +151,9 @@ def test_the_folder_is_small_and_complete(committed) -> None:
     assert {path.name for path in FOLDER.iterdir()} >= {
         *("config.json", "generation_config.json", "model.safetensors"),
         *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+        *("processor_config.json", "preprocessor_config.json"),
     }
-    assert json.loads((FOLDER / "config.json").read_text())["architectures"] == ["Qwen3ForCausalLM"]
+    assert json.loads((FOLDER / "config.json").read_text())["architectures"] == ["LlavaForConditionalGeneration"]
 
 
 @given(text=st.text())
