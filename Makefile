@@ -9,13 +9,14 @@ BIN := $(VENV)/bin
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench setup clean
+.PHONY: help run test check bench bench-gpu setup clean
 
 help:
 	@echo "make run    start everything on this machine, then open http://127.0.0.1:8000"
 	@echo "make test   run the tests"
 	@echo "make check  lint, format and type checks"
 	@echo "make bench  measure the plumbing"
+	@echo "make bench-gpu  measure the kernels on this GPU"
 	@echo "make setup  only install, for development"
 	@echo "make clean  remove what the others made, the virtual environment included"
 
@@ -37,6 +38,10 @@ check:
 bench:
 	@scripts/setup dev
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-gpu:
+	@scripts/setup dev
+	$(BIN)/python benchmarks/gpu_kernels.py $(ARGS)
 
 setup:
 	@scripts/setup dev

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,10 @@ import pytest
 # What a machine may lack for good reason; everything else is set up by `make test`.
 MAY_SKIP = ("gpu", "docker", "microphone")
 REQUIRE_ALL = os.environ.get("MOTET_REQUIRE_ALL") == "1"
+
+if not Path("/dev/nvidiactl").exists():
+    # Without a GPU the kernels run in Triton's interpreter; that is decided when diffusers, say, imports Triton.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several processes in each other's way are slower by far

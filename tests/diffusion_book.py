@@ -23,7 +23,9 @@ Pixels = NDArray[np.int64]
 class Sketchbook:
     """An engine, and all that it tells."""
 
-    def __init__(self, path: Path, **options: Any):
+    def __init__(self, path: Path, patience: float = 60.0, **options: Any):
+        """`patience`: seconds that pictures may take."""
+        self._patience = patience
         self._told: SimpleQueue[Event] = SimpleQueue()
         self.events: list[Event] = []
         self.engine = Engine(EngineConfig(model=str(path), **{"max_pixels": 1 << 14, **options}), self._told.put)
@@ -40,7 +42,7 @@ class Sketchbook:
             self.events.append(self._told.get())
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + self._patience
         while not condition():
             assert time.monotonic() < deadline, "the engine does not come to an end"
             self.engine.step()

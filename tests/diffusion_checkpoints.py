@@ -10,6 +10,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     DDIMScheduler,
+    DiffusionPipeline,
     DPMSolverMultistepScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
@@ -26,6 +27,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
 )
+from safetensors.torch import save_file
 from transformers import (
     CLIPTextConfig,
     CLIPTextModel,
@@ -40,6 +42,9 @@ LENGTH = 12  # tokens of a prompt
 HIDDEN = 32
 CELLS = 8  # latents of each side
 SIZE = CELLS * 2  # pixels: the VAE halves once
+
+_RANK = 2  # of adapters
+_ADAPTED = ("to_q", "to_v", "to_k", "add_q_proj", "proj_mlp", "q_proj", "v_proj", "out_proj")
 
 _BETAS: dict[str, Any] = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 SCHEDULERS = {
@@ -183,6 +188,35 @@ FAMILIES = {
     "flux": flux,
     "pixart": pixart,
 }
+
+
+def load(path: Path) -> Any:
+    left_out = {"text_encoder_3": None, "tokenizer_3": None} if path.parent.name.startswith("sd3") else {}
+    return DiffusionPipeline.from_pretrained(path, low_cpu_mem_usage=False, **left_out)
+
+
+def write_adapter(model: Path, file: Path, seed: int, *, kohya: bool = False) -> Path:
+    """A strong random adapter for all attention of the denoiser and, but in SD3 and Flux, of the text encoder."""
+    pipeline, tensors = load(model), dict[str, torch.Tensor]()
+    generator = torch.Generator().manual_seed(seed)
+    size = 1.5 if hasattr(pipeline, "transformer") else 0.3
+    for part in ("unet", "transformer", "text_encoder"):
+        found = getattr(pipeline, part, None)
+        if found is None or (part == "text_encoder" and hasattr(pipeline, "transformer")):
+            continue
+        for name, module in found.named_modules():
+            if isinstance(module, torch.nn.Linear) and name.split(".")[-1] in _ADAPTED:
+                down = torch.randn(_RANK, module.in_features, generator=generator) * size
+                up = torch.randn(module.out_features, _RANK, generator=generator) * size
+                if kohya:
+                    short = "lora_te" if part == "text_encoder" else f"lora_{part}"
+                    key = f"{short}_{name.replace('.', '_')}"
+                    tensors |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
+                    tensors[f"{key}.alpha"] = torch.tensor(1.0)
+                else:
+                    tensors |= {f"{part}.{name}.lora_A.weight": down, f"{part}.{name}.lora_B.weight": up}
+    save_file(tensors, file)
+    return file
 
 
 def _lively(model: Any) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from motet_kernels.recurrent import PackedRows
-from motet_llm.attention import AttentionOptions
+from motet_llm.attention import AttentionOptions, TurnsHeads
 from motet_llm.recurrent import Recurrent
 
 TOLERANCE = 1e-4
@@ -38,7 +38,7 @@ class Sequence:
 
 
 @dataclass
-class PlainLayout:
+class PlainLayout(TurnsHeads):
     """A step in which `rows` compute so many tokens each. Keys and values grow as plain tensors, row by row."""
 
     rows: Rows[tuple[Sequence, int]]

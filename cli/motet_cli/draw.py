@@ -65,8 +65,21 @@ def _fields(args: Namespace, output_format: str) -> dict[str, Any]:
         "negative_prompt": args.negative or None,
         "seed": args.seed,
         "strength": args.strength,
+        "loras": [_lora(given) for given in args.lora] or None,
     }
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _lora(given: str) -> dict[str, Any]:
+    """ "ink:0.8", or "ink". A name may have colons, if a scale follows."""
+    name, colon, scale = given.rpartition(":")
+    try:
+        lora = {"name": name, "scale": float(scale)} if colon else {"name": given}
+    except ValueError:
+        raise ConfigError(f"--lora: {scale!r} in {given!r} is no number; give NAME or NAME:SCALE") from None
+    if not lora["name"]:
+        raise ConfigError(f"--lora: {given!r} names no adapter; give NAME or NAME:SCALE")
+    return lora
 
 
 def _followed(events: Iterator[dict[str, Any]]) -> bytes:

@@ -159,6 +159,13 @@ def _add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     draw.add_argument("--guidance", type=float, help="how closely to follow the text (default: the model's own)")
     draw.add_argument("--negative", metavar="TEXT", default="", help="what is not to be in it")
     draw.add_argument("--seed", type=int, help="the same one gives the same picture (default: a new one)")
+    draw.add_argument(
+        "--lora",
+        metavar="NAME[:SCALE]",
+        action="append",
+        default=[],
+        help="one of the server's adapters, and how strongly (default: 1); may be repeated",
+    )
     draw.add_argument("--image", metavar="FILE", help="a picture to be changed")
     draw.add_argument("--mask", metavar="FILE", help="where: what is transparent, or white, is drawn anew")
     draw.add_argument("--strength", type=float, help="how far from the picture, up to 1 (default: the model's own)")

@@ -100,7 +100,7 @@ class Server:
         with ExitStack() as opened:
             if files:
                 pictures = {name: opened.enter_context(path.open("rb")) for name, path in files.items()}
-                form = {name: str(value) for name, value in body.items()}
+                form = {name: json.dumps(v) if isinstance(v, list) else str(v) for name, v in body.items()}
                 reply = opened.enter_context(self._streamed("/v1/images/edits", data=form, files=pictures))
             else:
                 reply = opened.enter_context(self._streamed("/v1/images/generations", json=body))

@@ -10,53 +10,20 @@ S slots per block, D key dim, V value dim, Q queries of a row, T its keys.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .arguments import check_device, check_floats, check_integers, is_cpu
+from . import gpu
+from .arguments import check_device, check_floats, is_cpu
 from .errors import KernelError
 from .native import Kernel
+from .paged_batch import PagedBatch as PagedBatch
 
 _ATTEND = Kernel("motet_paged_attention", "p")
 # `Arguments` of csrc/attention.cpp.
 _PACK = struct.Struct("29q2d").pack
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PagedBatch:
-    """Where the packed queries of a step belong, and where their keys are. All int32; checked once, here.
-
-    `tables_BM`: the blocks of each row, in the order of positions; only those that hold keys which a query sees are
-    read. `starts`: B + 1 cumulative counts, row b has the packed tokens `starts[b] : starts[b + 1]`. `lengths_B`: keys
-    of each row, those of this step included.
-    """
-
-    tables_BM: Tensor
-    starts: Tensor
-    lengths_B: Tensor
-    num_tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        check_integers("tables_BM", self.tables_BM, 2, torch.int32)
-        check_integers("starts", self.starts, 1, torch.int32)
-        check_integers("lengths_B", self.lengths_B, 1, torch.int32)
-        rows = len(self.lengths_B)
-        if len(self.starts) != rows + 1 or len(self.tables_BM) != rows:
-            raise KernelError(
-                f"starts, tables_BM: {len(self.starts)} starts and {len(self.tables_BM)} tables"
-                f" must be {rows + 1} and {rows}, for {rows} lengths"
-            )
-        starts = self.starts.tolist()
-        if starts[0] != 0:
-            raise KernelError(f"starts[0]: {starts[0]} must be 0")
-        for row, (start, stop, length) in enumerate(zip(starts, starts[1:], self.lengths_B.tolist(), strict=False)):
-            if stop < start:
-                raise KernelError(f"starts[{row + 1}]: {stop} must be at least the start before it, {start}")
-            if length < stop - start:
-                raise KernelError(f"lengths_B[{row}]: {length} keys must be at least the row's {stop - start} queries")
-        object.__setattr__(self, "num_tokens", starts[-1])
 
 
 def paged_attention(
@@ -82,6 +49,20 @@ def paged_attention(
     table with an entry that is needed and is no block.
     """
     _check(query_NHD, key_PKSD, value_PKSV, batch, causal, window, softcap, sinks_H)
+    if gpu.takes(query_NHD):
+        from .gpu import paged_attention as kernels
+
+        return kernels.paged_attention(
+            query_NHD,
+            key_PKSD,
+            value_PKSV,
+            batch,
+            scale=scale,
+            causal=causal,
+            window=window,
+            softcap=softcap,
+            sinks_H=sinks_H,
+        )
     attend = _ATTEND.native() if is_cpu(query_NHD) else None
     if attend is None:
         return attention_torch(

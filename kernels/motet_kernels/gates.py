@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import gpu
 from .arguments import is_cpu
 from .errors import KernelError
 from .native import Kernel
@@ -20,59 +21,96 @@ from .native import Kernel
 _GATE = Kernel("motet_gate", "pipiii")
 _GATED_KERNEL = Kernel("motet_gated", "pipiii")
 _GATED: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
-_TWINS = (torch.sigmoid, F.silu, F.softplus, F.gelu, _GATED["gelu_tanh"])
+# In the order in which the native kernel counts them.
+_TWINS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "softplus": F.softplus,
+    "gelu": F.gelu,
+    "gelu_tanh": _GATED["gelu_tanh"],
+}
+_KINDS = {name: kind for kind, name in enumerate(_TWINS)}
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def sigmoid(x_MC: Tensor) -> Tensor:
-    """`1 / (1 + e^-x)`, dense float32 like the input; its rows may be strided."""
-    return _gate(x_MC, 0)
+    """`1 / (1 + e^-x)`, dense and in x's type: float32, bfloat16 or float16. Its rows may be strided."""
+    return _gate(x_MC, "sigmoid")
 
 
 def silu(x_MC: Tensor) -> Tensor:
     """`x · sigmoid(x)`."""
-    return _gate(x_MC, 1)
+    return _gate(x_MC, "silu")
 
 
 def softplus(x_MC: Tensor) -> Tensor:
     """`log(1 + e^x)`."""
-    return _gate(x_MC, 2)
+    return _gate(x_MC, "softplus")
 
 
 def gelu(x_MC: Tensor) -> Tensor:
     """`x · Φ(x)`, Φ the normal distribution (Hendrycks and Gimpel 2016), within 3e-7 · |x|."""
-    return _gate(x_MC, 3)
+    return _gate(x_MC, "gelu")
 
 
 def gelu_tanh(x_MC: Tensor) -> Tensor:
     """`x · Φ(x)` as tanh approximates it."""
-    return _gate(x_MC, 4)
+    return _gate(x_MC, "gelu_tanh")
 
 
 def gated(x: Tensor, activation: str) -> Tensor:
-    """`activation(gate) · up` of rows `[..., 2C]` that hold both, `[..., C]`; "silu" or "gelu_tanh", in x's type."""
+    """`activation(gate) · up` of rows `[..., 2C]` that hold both, `[..., C]`; "silu" or "gelu_tanh", in x's type.
+
+    As in the activations, x is float32, bfloat16 or float16; native for float32 on the CPU.
+    """
     if activation not in _GATED or x.shape[-1] % 2:
         raise KernelError(f"{activation!r} of {x.shape[-1]}: give silu or gelu_tanh, and gate and up of equal width")
-    x_MC = x.reshape(-1, x.shape[-1])
+    if x.dtype not in _TYPES:
+        raise KernelError(f"x: {x.dtype} must be float32, bfloat16 or float16")
+    if gpu.takes(x):
+        from .gpu import gates as kernels
+
+        return kernels.gated(_rows(x), activation).view(*x.shape[:-1], x.shape[-1] // 2)
     native = _GATED_KERNEL.native() if is_cpu(x) and x.dtype == torch.float32 else None
     if native is None:
-        gate, up = x.float().chunk(2, dim=-1)
-        return (_GATED[activation](gate) * up).to(x.dtype)
-    if x_MC.stride(1) != 1:
-        x_MC = x_MC.contiguous()
+        return gated_torch(x, activation)
+    x_MC = _rows(x)
     out = torch.empty(*x.shape[:-1], x.shape[-1] // 2)
     kind = list(_GATED).index(activation)
     native(x_MC.data_ptr(), x_MC.stride(0), out.data_ptr(), len(x_MC), out.shape[-1], kind)
     return out
 
 
-def _gate(x_MC: Tensor, kind: int) -> Tensor:
-    if x_MC.dtype != torch.float32 or x_MC.dim() != 2 or (x_MC.stride(1) != 1 and x_MC.shape[1] > 1):
+def gated_torch(x: Tensor, activation: str) -> Tensor:
+    """The twin."""
+    gate, up = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
+    return (_GATED[activation](gate) * up).to(x.dtype)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Rows whose channels lie side by side."""
+    x_MC = x.reshape(-1, x.shape[-1])
+    return x_MC if x_MC.stride(1) == 1 else x_MC.contiguous()
+
+
+def _gate(x_MC: Tensor, name: str) -> Tensor:
+    if x_MC.dtype not in _TYPES or x_MC.dim() != 2 or (x_MC.stride(1) != 1 and x_MC.shape[1] > 1):
         raise KernelError(
-            f"x_MC: {x_MC.dtype} of shape {list(x_MC.shape)}, strides {list(x_MC.stride())}, must be rows of float32"
+            f"x_MC: {x_MC.dtype} of shape {list(x_MC.shape)}, strides {list(x_MC.stride())}, must be rows of float32, "
+            "bfloat16 or float16"
         )
-    native = _GATE.native() if is_cpu(x_MC) else None
+    if gpu.takes(x_MC):
+        from .gpu import gates as kernels
+
+        return kernels.activated(x_MC, name)
+    native = _GATE.native() if is_cpu(x_MC) and x_MC.dtype == torch.float32 else None
     if native is None:
-        return _TWINS[kind](x_MC).contiguous()
+        return activated_torch(x_MC, name)
     out_MC = torch.empty(x_MC.shape)
-    native(x_MC.data_ptr(), x_MC.stride(0), out_MC.data_ptr(), *x_MC.shape, kind)
+    native(x_MC.data_ptr(), x_MC.stride(0), out_MC.data_ptr(), *x_MC.shape, _KINDS[name])
     return out_MC
+
+
+def activated_torch(x_MC: Tensor, name: str) -> Tensor:
+    """The twin of the activations; `name` is that of the function."""
+    return _TWINS[name](x_MC.to(torch.promote_types(x_MC.dtype, torch.float32))).to(x_MC.dtype).contiguous()

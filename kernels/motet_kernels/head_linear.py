@@ -1,7 +1,8 @@
 """x · Wᵀ with a matrix for each head: what multi-head latent attention does before and after it attends.
 
 The input is rounded to the weights' type, and sums are float32.
-As with `Linear`, an output depends on its input row alone, bit for bit; the torch twin does not keep this.
+As with `Linear`, an output depends on its input row alone, bit for bit; the torch twin does not keep this, nor does a
+GPU, which multiplies all heads at once (`torch.bmm`, cuBLAS) with weights that lie as `[H, N, K]`.
 
 Shapes: M rows, H heads, N output features, K input features.
 """
@@ -12,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import panels
+from . import gpu, panels
 from .arguments import check_device, check_floats, is_cpu
 from .errors import KernelError
 from .native import Kernel
 
 FORMATS = ("float32", "bfloat16")
+GPU_FORMATS = (*FORMATS, "float16")
 
 _HEADS = Kernel("motet_linear_heads", "piiipipiiiiiii")
 
@@ -30,15 +32,26 @@ class HeadLinear(nn.Module):
     def __init__(self, packed: Tensor, shape: tuple[int, int, int]):
         super().__init__()
         self.heads, self.out_features, self.in_features = shape
+        self._plain = packed.shape == shape  # for a GPU; panels have more dimensions
         self.register_buffer("packed", packed, persistent=False)
 
     @classmethod
-    def pack(cls, weight_HNK: Tensor, form: str) -> HeadLinear:
-        """Weights (float32 or bfloat16) in a format of FORMATS. The tensor given is not kept."""
-        if form not in FORMATS:
-            raise KernelError(f"form: {form!r} is not one of {', '.join(FORMATS)}")
-        check_floats("weight_HNK", weight_HNK.contiguous(), 3)
+    def pack(cls, weight_HNK: Tensor, form: str, device: torch.device | str | None = None) -> HeadLinear:
+        """Weights in a format of FORMATS, on a GPU of GPU_FORMATS, to compute on `device`, by default their own.
+
+        The tensor given is not kept.
+        """
+        device = weight_HNK.device if device is None else torch.device(device)
+        formats = GPU_FORMATS if gpu.is_gpu(device) else FORMATS
+        if form not in formats:
+            raise KernelError(f"form: {form!r} is not one of {', '.join(formats)}")
+        if weight_HNK.dim() != 3 or weight_HNK.dtype not in [getattr(torch, kind) for kind in formats]:
+            what = f"{weight_HNK.dtype} {list(weight_HNK.shape)}"
+            raise KernelError(f"weight_HNK: {what} must be three dimensions of {' or '.join(formats)}")
         heads, features, inputs = weight_HNK.shape
+        if gpu.is_gpu(device):
+            rows = weight_HNK.detach().to(device, getattr(torch, form), copy=True).contiguous()
+            return cls(rows, (heads, features, inputs))
         padded = F.pad(weight_HNK.to(getattr(torch, form)), (0, 0, 0, -features % panels.PANEL))
         return cls(panels.pack_floats(padded.flatten(0, 1)), (heads, features, inputs))
 
@@ -54,7 +67,9 @@ class HeadLinear(nn.Module):
             raise KernelError(f"out_MHN: {out_MHN.dtype} {list(out_MHN.shape)} must be {x_MHK.dtype} {list(shape)}")
         check_floats("out_MHN", out_MHN, 3)
         check_device("x_MHK", x_MHK, "the weight", self.packed)
-        kernel = _HEADS.native() if is_cpu(x_MHK) else None
+        if self._plain and x_MHK.dtype == self.packed.dtype:
+            return self._multiply(x_MHK, out_MHN)
+        kernel = _HEADS.native() if is_cpu(x_MHK) and not self._plain else None
         if kernel is None:
             return out_MHN.copy_(self.forward_torch(x_MHK))
         is_bf16 = x_MHK.dtype == torch.bfloat16
@@ -73,6 +88,10 @@ class HeadLinear(nn.Module):
         )
         return out_MHN
 
+    def _multiply(self, x_MHK: Tensor, out_MHN: Tensor) -> Tensor:
+        torch.bmm(x_MHK.transpose(0, 1), self.packed.mT, out=out_MHN.transpose(0, 1))
+        return out_MHN
+
     def forward_torch(self, x_MHK: Tensor) -> Tensor:
         """The twin, summed in float32."""
         x_HMK = x_MHK.transpose(0, 1).to(self.packed.dtype).float()
@@ -80,5 +99,7 @@ class HeadLinear(nn.Module):
 
     def weight(self) -> Tensor:
         """The weights as they are used, in float32 `[H, N, K]`."""
+        if self._plain:
+            return self.packed.float()
         rows = panels.unpack_floats(self.packed).unflatten(0, (self.heads, -1))
         return rows[:, : self.out_features, : self.in_features]

@@ -1,4 +1,4 @@
-"""The pages of a paged KV cache: storing the keys and values of a step, copying whole blocks.
+"""The pages of a paged KV cache: storing the keys and values of a step.
 
 Keys and values of a layer are two tensors `[P, K, S, D]`, so that a head's part of a block is one run of memory.
 A slot is `block · S + offset`.
@@ -13,6 +13,7 @@ import struct
 import torch
 from torch import Tensor
 
+from . import gpu
 from .arguments import check_device, check_floats, check_integers, is_cpu
 from .errors import KernelError
 from .native import Kernel
@@ -29,42 +30,32 @@ def store_kv(
 
     Inputs may have any strides but a dense last dimension. The values are None where they are a view of the keys, as
     in multi-head latent attention. Slots are distinct. Raises `KernelError` on a slot outside of the cache, which is
-    then unchanged.
+    then unchanged. On a GPU nobody waits to see the slots: a token whose slot is not there is left out.
     """
-    check_integers("slots_N", slots_N, 1, torch.int64)
     _check("key", key_NKD, key_PKSD, slots_N)
-    blocks, heads, slots_per_block, _ = key_PKSD.shape
+    check_slots(slots_N, key_PKSD)
     pairs = [(key_NKD, key_PKSD)]
     if value_NKD is not None and value_PKSD is not None:
         _check("value", value_NKD, value_PKSD, slots_N)
-        if value_PKSD.shape[:3] != key_PKSD.shape[:3]:
-            raise KernelError(
-                f"value_PKSD: shape {list(value_PKSD.shape)} must begin as the keys' {blocks}, {heads}, …"
-            )
+        check_pair(key_PKSD, value_PKSD)
         pairs.append((value_NKD, value_PKSD))
     elif value_NKD is not value_PKSD:
         raise KernelError("value_NKD, value_PKSD: one is None; give both or neither")
+    if gpu.takes(key_PKSD):
+        from .gpu import kv as kernels
+
+        kernels.store_kv(key_NKD, value_NKD, key_PKSD, value_PKSD, slots_N)
+        return
     store = _STORE.native() if is_cpu(key_PKSD) else None
     if store is None:
         for rows_NKD, cache_PKSD in pairs:
             store_torch(rows_NKD, cache_PKSD, slots_N)
         return
+    blocks, heads, slots_per_block, _ = key_PKSD.shape
     packed = b"".join([_pack(rows_NKD, cache_PKSD) for rows_NKD, cache_PKSD in pairs])
     bad = store(packed, len(pairs), slots_N.data_ptr(), len(slots_N), heads, blocks, slots_per_block)
     if bad:
         raise _bad_slot(bad - 1, key_PKSD, slots_N)
-
-
-def copy_blocks(cache_PKSD: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """Copy whole blocks within a cache, all at once: a block that is also a target is read before it is written.
-
-    Two int64 vectors of equal length; targets are distinct. Works on every device.
-    """
-    check_integers("sources", sources, 1, torch.int64)
-    check_integers("targets", targets, 1, torch.int64)
-    if len(sources) != len(targets):
-        raise KernelError(f"targets: {len(targets)} blocks must be as many as the {len(sources)} sources")
-    cache_PKSD.index_copy_(0, targets, cache_PKSD.index_select(0, sources))
 
 
 def store_torch(rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
@@ -77,17 +68,32 @@ def store_torch(rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
     cache_PKSD[blocks_N, :, slots_N % slots_per_block] = rows_NKD.to(cache_PKSD.dtype)
 
 
-def _check(name: str, rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
-    check_floats(f"{name}_NKD", rows_NKD, 3)
+def check_slots(slots_N: Tensor, key_PKSD: Tensor) -> None:
+    check_integers("slots_N", slots_N, 1, torch.int64)
+    check_device("slots_N", slots_N, "key_PKSD", key_PKSD)
+
+
+def check_pair(key_PKSD: Tensor, value_PKSD: Tensor) -> None:
+    if value_PKSD.shape[:3] != key_PKSD.shape[:3]:
+        begin = ", ".join(map(str, key_PKSD.shape[:3]))
+        raise KernelError(f"value_PKSD: shape {list(value_PKSD.shape)} must begin as the keys' {begin}, …")
+
+
+def check_cache(name: str, shape: tuple[int, ...], cache_PKSD: Tensor, rows: Tensor, slots_N: Tensor) -> None:
+    """Whether rows of this shape `[N, K, D]`, which are in the tensor `rows`, can go to their slots of the cache."""
     check_floats(f"{name}_PKSD", cache_PKSD, 4)
-    tokens, heads, dim = rows_NKD.shape
+    tokens, heads, dim = shape
     _, cache_heads, _, cache_dim = cache_PKSD.shape
     if (heads, dim) != (cache_heads, cache_dim):
         raise KernelError(f"{name}_NKD: heads and dim {heads}, {dim} must be the cache's {cache_heads}, {cache_dim}")
     if len(slots_N) != tokens:
         raise KernelError(f"slots_N: {len(slots_N)} slots must be as many as the {tokens} tokens")
-    check_device(f"{name}_NKD", rows_NKD, f"{name}_PKSD", cache_PKSD)
-    check_device("slots_N", slots_N, f"{name}_PKSD", cache_PKSD)
+    check_device(f"{name}_NKD", rows, f"{name}_PKSD", cache_PKSD)
+
+
+def _check(name: str, rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
+    check_floats(f"{name}_NKD", rows_NKD, 3)
+    check_cache(name, tuple(rows_NKD.shape), cache_PKSD, rows_NKD, slots_N)
 
 
 def _pack(rows_NKD: Tensor, cache_PKSD: Tensor) -> bytes:

@@ -1,7 +1,8 @@
 """x · Wᵀ with the weights packed once, in one of four formats, computed from float32 or bfloat16 rows.
 
 An output row depends on its input row alone, bit for bit: neither on the number of rows nor on their order. On the
-CPU the native kernels keep this by construction (csrc/linear_float.cpp, linear_integer.cpp); the torch twin does not.
+CPU the native kernels keep this by construction (csrc/linear_float.cpp, linear_integer.cpp); the torch twin does not,
+nor do the products of a GPU (`row_linear.py`), which has an order of its own for the same formats.
 
 | format | weights | input | memory per weight |
 |---|---|---|---|
@@ -21,13 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import panels
+from . import gpu, panels
 from .arguments import FLOATS, is_cpu
 from .errors import KernelError
 from .native import Kernel
 from .quantization import GROUP, quantize_channels, quantize_groups, round_trip
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")
+GPU_FORMATS = (*FORMATS, "float16")
 # An int32 holds 255 · 127 this many times.
 MAX_INT8_INPUTS = 1 << 16
 # The twin unpacks as many panels at a time.
@@ -44,6 +46,7 @@ class Linear(nn.Module):
     packed: Tensor
     scale_N: Tensor | None
     bias_N: Tensor | None
+    inputs: tuple[torch.dtype, ...] = FLOATS
 
     def __init__(
         self, packed: Tensor, scale_N: Tensor | None, bias_N: Tensor | None, shape: tuple[int, int], form: str
@@ -54,7 +57,7 @@ class Linear(nn.Module):
         self.register_buffer("packed", packed)
         self.register_buffer("scale_N", scale_N)
         self.register_buffer("bias_N", bias_N)
-        self._exact = form in ("float32", "bfloat16")
+        self._exact = form not in ("int8", "int4")
         self._weights = self._addresses()
 
     def _addresses(self) -> tuple[int, int | None, int | None]:
@@ -69,12 +72,21 @@ class Linear(nn.Module):
         self._weights = self._addresses()
 
     @classmethod
-    def pack(cls, weight_NK: Tensor, bias_N: Tensor | None, form: str) -> Linear:
-        """Weights (float32 or bfloat16, on the CPU) in a format of FORMATS. The tensors given are not kept.
+    def pack(
+        cls, weight_NK: Tensor, bias_N: Tensor | None, form: str, device: torch.device | str | None = None
+    ) -> Linear:
+        """Weights (float32, bfloat16 or float16) in a format of FORMATS, to compute on `device`, by default their own.
 
-        Raises `KernelError` on another format, type or shape, and for int8 and int4 on a weight that is not finite.
+        A GPU takes float16 too as a format. The tensors given are not kept. Raises `KernelError` on another format,
+        type or shape, and for int8 and int4 on a weight that is not finite.
         """
-        _check_weight(weight_NK, bias_N, form)
+        device = weight_NK.device if device is None else torch.device(device)
+        on_gpu = gpu.is_gpu(device)
+        _check_weight(weight_NK, bias_N, form, GPU_FORMATS if on_gpu else FORMATS)
+        if on_gpu:
+            from .row_linear import RowLinear
+
+            return RowLinear.from_rows(weight_NK, bias_N, form, device)
         scale_N = None
         if form == "int8":
             q_NK, scale_N = quantize_channels(weight_NK)
@@ -89,21 +101,13 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """`[..., N]` in the type of x `[..., K]`. A `residual` of the result's shape and type is added, unrounded."""
-        if x.dtype not in FLOATS:
-            raise KernelError(f"x: {x.dtype} must be float32 or bfloat16")
-        if x.dim() < 1 or x.shape[-1] != self.in_features:
-            raise KernelError(f"x: shape {list(x.shape)} must end with {self.in_features} features")
-        shape = (*x.shape[:-1], self.out_features)
-        if residual is not None and (residual.shape != shape or residual.dtype != x.dtype):
-            raise KernelError(
-                f"residual: {residual.dtype} {list(residual.shape)} must be {x.dtype} {list(shape)}, as the result"
-            )
+        shape = self.check(x, residual)
         kernel = (_FLOAT if self._exact else _INTEGER).native() if is_cpu(x) else None
         if kernel is None:
             return self.forward_torch(x, residual)
         is_bf16 = x.dtype == torch.bfloat16
-        held, stride = _rows(x, self.in_features)
-        more, more_stride = (None, 0) if residual is None else _rows(residual, self.out_features)
+        held, stride = rows_of(x, self.in_features)
+        more, more_stride = (None, 0) if residual is None else rows_of(residual, self.out_features)
         out = x.new_empty(shape)
         kernel(
             held.data_ptr(),
@@ -121,9 +125,22 @@ class Linear(nn.Module):
         )
         return out
 
+    def check(self, x: Tensor, residual: Tensor | None) -> tuple[int, ...]:
+        """The shape of the product. Raises `KernelError` on what cannot be multiplied or added."""
+        if x.dtype not in self.inputs:
+            raise KernelError(f"x: {x.dtype} must be {' or '.join(str(kind)[6:] for kind in self.inputs)}")
+        if x.dim() < 1 or x.shape[-1] != self.in_features:
+            raise KernelError(f"x: shape {list(x.shape)} must end with {self.in_features} features")
+        shape = (*x.shape[:-1], self.out_features)
+        if residual is not None and (residual.shape != shape or residual.dtype != x.dtype):
+            raise KernelError(
+                f"residual: {residual.dtype} {list(residual.shape)} must be {x.dtype} {list(shape)}, as the result"
+            )
+        return shape
+
     def forward_torch(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The twin: weights are unpacked to float32 a few panels at a time, so that memory stays as it is."""
-        x_MK = self.round_input(x.reshape(-1, self.in_features).float())
+        x_MK = self.round_input(x.reshape(-1, self.in_features))
         step = TWIN_PANELS * panels.PANEL
         parts = [
             F.linear(x_MK, self.weight(n, min(n + step, self.out_features))) for n in range(0, self.out_features, step)
@@ -135,7 +152,8 @@ class Linear(nn.Module):
         return (out if residual is None else out + residual).to(x.dtype)
 
     def round_input(self, x_MK: Tensor) -> Tensor:
-        """float32 rows as the format's kernel takes them in."""
+        """Rows as the format's kernel takes them in, in float32."""
+        x_MK = x_MK.float()
         if self.format == "float32":
             return x_MK
         if self.format == "bfloat16":
@@ -159,14 +177,18 @@ class Linear(nn.Module):
     def rows(self, ids: Tensor) -> Tensor:
         """Exact rows of float32 or bfloat16 weights, float32 `[..., K]`: a tied embedding needs no copy of its own.
 
-        Raises `KernelError` in the other formats, and on an id outside of the weights.
+        Raises `KernelError` in the other formats, and on an id outside of the weights; on a GPU, where looking would
+        mean to wait, such an id stops the device.
         """
         if not self._exact:
             raise KernelError(f"rows of {self.format} weights are not exact: keep the embedding's own")
         ids_M = ids.reshape(-1).contiguous()
-        if len(ids_M) and not 0 <= int(ids_M.min()) <= int(ids_M.max()) < self.out_features:
+        if is_cpu(ids) and len(ids_M) and not 0 <= int(ids_M.min()) <= int(ids_M.max()) < self.out_features:
             low, high = int(ids_M.min()), int(ids_M.max())
             raise KernelError(f"ids: {low} to {high} must be from 0 to {self.out_features - 1}")
+        return self._read_rows(ids, ids_M)
+
+    def _read_rows(self, ids: Tensor, ids_M: Tensor) -> Tensor:
         native = _ROWS.native() if is_cpu(ids) and ids.dtype == torch.int64 else None
         if native is None:
             return self.rows_torch(ids)
@@ -190,10 +212,11 @@ class Linear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, format={self.format}"
 
     def _apply(self, *args: Any, **kwargs: Any) -> Linear:
-        raise KernelError(f"a packed {self.format} Linear stays on the CPU and in its format: pack it again instead")
+        where = "the CPU" if is_cpu(self.packed) else self.packed.device
+        raise KernelError(f"a packed {self.format} Linear stays on {where} and in its format: pack it again instead")
 
 
-def _rows(x: Tensor, features: int) -> tuple[Tensor, int]:
+def rows_of(x: Tensor, features: int) -> tuple[Tensor, int]:
     """A tensor with dense rows and the distance between them; a copy only where x's strides leave no other way."""
     if x.is_contiguous():
         return x, features
@@ -203,11 +226,12 @@ def _rows(x: Tensor, features: int) -> tuple[Tensor, int]:
     return x_MK, x_MK.stride(0)
 
 
-def _check_weight(weight_NK: Tensor, bias_N: Tensor | None, form: str) -> None:
-    if form not in FORMATS:
-        raise KernelError(f"format: {form!r} must be one of {', '.join(FORMATS)}")
-    if weight_NK.dtype not in FLOATS or weight_NK.device.type != "cpu":
-        raise KernelError(f"weight_NK: {weight_NK.dtype} on {weight_NK.device} must be float32 or bfloat16 on the CPU")
+def _check_weight(weight_NK: Tensor, bias_N: Tensor | None, form: str, formats: tuple[str, ...]) -> None:
+    if form not in formats:
+        raise KernelError(f"format: {form!r} must be one of {', '.join(formats)}")
+    kinds = ("float32", "bfloat16", "float16") if "float16" in formats else ("float32", "bfloat16")
+    if weight_NK.dtype not in [getattr(torch, kind) for kind in kinds]:
+        raise KernelError(f"weight_NK: {weight_NK.dtype} on {weight_NK.device} must be {' or '.join(kinds)}")
     if weight_NK.dim() != 2 or 0 in weight_NK.shape:
         raise KernelError(f"weight_NK: shape {list(weight_NK.shape)} must be [N, K] with neither zero")
     if form == "int8" and weight_NK.shape[1] > MAX_INT8_INPUTS:

@@ -21,7 +21,7 @@ _LAYER = Kernel("motet_layer_norm", "pipppiif")
 def rms_norm(x: Tensor, weight_C: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """`x / sqrt(mean(x²) + eps) · (offset + weight)` over the last dimension of x `[..., C]`, in x's type.
 
-    Weights are float32. Native for float32 on the CPU. Raises `KernelError` on a weight of another length or type.
+    Weights are dense float32. Native for float32 on the CPU. Raises `KernelError` on others.
     """
     _check_rms(x, weight_C)
     if gpu.takes(x):
@@ -61,6 +61,7 @@ def layer_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tenso
     for name, part in (("weight_C", weight_C), ("bias_C", bias_C)):
         if part.dtype != torch.float32 or part.shape != x.shape[-1:] or not part.is_contiguous():
             raise KernelError(f"{name}: {part.dtype} {list(part.shape)} must be dense float32 [{x.shape[-1]}]")
+        check_device(name, part, "x", x)
     if gpu.takes(x):
         from .gpu import norm as kernels
 
@@ -81,8 +82,9 @@ def layer_norm_torch(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) ->
 
 
 def _check_rms(x: Tensor, weight_C: Tensor) -> None:
-    if weight_C.dtype != torch.float32 or weight_C.shape != x.shape[-1:]:
-        raise KernelError(f"weight_C: {weight_C.dtype} {list(weight_C.shape)} must be float32 [{x.shape[-1]}]")
+    if weight_C.dtype != torch.float32 or weight_C.shape != x.shape[-1:] or not weight_C.is_contiguous():
+        raise KernelError(f"weight_C: {weight_C.dtype} {list(weight_C.shape)} must be dense float32 [{x.shape[-1]}]")
+    check_device("weight_C", weight_C, "x", x)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ class PackedRows:
     slots_B: Tensor
     starts: list[int]
     starts_B1: Tensor = field(init=False)
+    _slots: list[int] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         if self.slots_B.dtype != torch.int64 or self.slots_B.shape != (len(self.starts) - 1,):
@@ -46,6 +47,12 @@ class PackedRows:
             )
         self.slots_B = self.slots_B.contiguous()
         self.starts_B1 = torch.tensor(self.starts)
+
+    def slots(self) -> list[int]:
+        """`slots_B` as numbers. From a GPU they are fetched once, not once per layer."""
+        if self._slots is None:
+            self._slots = self.slots_B.tolist()
+        return self._slots
 
 
 def conv_scan(state_PKC: Tensor, rows: PackedRows, x_NC: Tensor, taps_KC: Tensor, bias_C: Tensor | None) -> Tensor:

@@ -33,7 +33,7 @@ def over_rows(states: Tensor, rows: PackedRows, step: Advance, chunk: Advance, *
 
     Both return outputs and the state after the last token.
     """
-    slots, starts = rows.slots_B.tolist(), rows.starts
+    slots, starts = rows.slots(), rows.starts
     for row, slot in enumerate(slots):
         if not 0 <= slot < len(states):
             raise KernelError(f"slots_B[{row}]: slot {slot} must be from 0 to {len(states) - 1}")

@@ -25,6 +25,7 @@ from .rules import State, WhisperRules, repetition
 from .slot_engine import Run, SlotFamily, Verdict, stacked
 from .whisper_decoder import WhisperDecoder
 from .whisper_encoder import WhisperEncoder
+from .whisper_features import WhisperFeatures
 from .whisper_pieces import WhisperPieces
 
 _STRIDE = 2  # feature frames per encoder frame
@@ -65,6 +66,7 @@ class Whisper(SlotFamily):
         heads = [tuple(pair) for pair in getattr(generation, "alignment_heads", None) or ()]
         form = config.dtype if config.weights == "auto" else config.weights
         self.decoder = WhisperDecoder(model, heads, form)
+        self._features = WhisperFeatures(extractor, model.device)
         self._encoder = None if form == "torch" else WhisperEncoder(model, form)
         self._padding = self._padding_frames()
         self._pieces = WhisperPieces(
@@ -87,15 +89,9 @@ class Whisper(SlotFamily):
     def features(self, audio: Audio) -> Tensor:
         """Log-mel features [M, F] of a whole window, silence behind the audio included."""
         samples = -(-(len(audio) + 2 * self._extractor.n_fft) // self._hop) * self._hop
-        features_1MF = self._extractor(
-            audio,
-            sampling_rate=SAMPLE_RATE,
-            return_tensors="pt",
-            padding="max_length",
-            max_length=min(samples, self._extractor.n_samples),
-        ).input_features
+        features_MF = self._features(audio, min(samples, self._extractor.n_samples))
         # The last frame of them is silence already, and so are all that follow.
-        return F.pad(features_1MF, (0, self._frames - features_1MF.shape[2]), mode="replicate")[0]
+        return F.pad(features_MF, (0, self._frames - features_MF.shape[1]), mode="replicate")
 
     def encode(self, runs: Sequence[Run]) -> list[Tensor]:
         windows = [self._heard_now(run) for run in runs]

@@ -21,6 +21,7 @@ from motet_shared.errors import BadRequest, InternalError, MotetError, as_motet_
 from .checkpoint import memory_before, pack, unpack
 from .drawing import Done, Drawing, Event, Key, Step
 from .estimate import estimate
+from .guided import fused_step, promised
 from .meeting import Left, Meeting
 from .merge import Call
 from .reentry import Reentry
@@ -103,11 +104,12 @@ class Painter:
         self._asked = True
         if self._step < self.drawing.resume_step:
             return (_nothing(call, self._studio.denoiser.config),)
-        return self._meeting.ask(self.key, call, self.drawing.loras)
+        return promised(self._meeting.ask(self.key, call, self.drawing.loras))
 
     def _follow(self, scheduler: Any) -> None:
         """Have every step of the scheduler come by `_after`."""
         step = scheduler.step
+        advance = functools.partial(fused_step, step) if self._studio.fuses_steps else step
 
         @functools.wraps(step)
         def followed(output: Tensor, time: Any, sample: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +117,7 @@ class Painter:
                 self._begin(scheduler, time)
             wanted = self._step + 1 in self._shown
             guess = estimate(scheduler, output, time, sample) if wanted else None
-            result = step(output, time, sample, *args, **kwargs)
+            result = advance(output, time, sample, *args, **kwargs)
             self._step += 1
             if self._step == self._steps:
                 self._meeting.leave(self.key)

@@ -8,6 +8,7 @@ for itself: a shallow copy with a scheduler of its own. What is not safe or not 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
 import threading
@@ -18,16 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from motet_shared.errors import ConfigError
+from motet_kernels import gpu
+from motet_shared.errors import ConfigError, InternalError
 
 from .adapters import Adapters
 from .config import EngineConfig
 from .drawing import Drawing
+from .fused import fuse
+from .guided import is_sum
+from .merge import Call
 from .packed import pack
 from .rules import Rules, kind_of
 from .stand_ins import Ask, Door, SharedDenoiser, behind
 
 _DENOISERS = ("transformer", "unet")
+_TRIAL = 8  # latents, or patches of them, of each side of a picture that is only tried
 
 
 class Studio:
@@ -49,6 +55,8 @@ class Studio:
         self._pipelines = {"draw": self.pipeline, **_editors(self.pipeline)}
         self.rules = Rules(config, self._pipelines, self.denoiser.config)
         self._text_door, self._pixel_door = threading.Lock(), threading.Lock()
+        self.fuses_steps = gpu.takes(next(self.denoiser.parameters())) and is_sum(self.pipeline.scheduler)
+        self._fuse()
 
     # ------------------------------------------------------------------------------------------------------ pipelines
     def open(self, drawing: Drawing, ask: Ask) -> Any:
@@ -79,6 +87,39 @@ class Studio:
         config = self.vae.config
         shift = getattr(config, "shift_factor", None) or 0.0
         return latents / (getattr(config, "scaling_factor", None) or 1.0) + shift
+
+    # ---------------------------------------------------------------------------------------------------------- fusing
+    def _fuse(self) -> None:
+        """On a GPU, have the denoiser and the decoder compute with fused kernels."""
+        first_call = functools.cache(self._first_call)
+        fuse(self.denoiser, lambda: self.denoiser(**first_call())[0])
+        fuse(self.vae, self._decoded)
+
+    def _first_call(self) -> Call:
+        """What the denoiser is asked first for a small picture."""
+        width, height = (min(side, _TRIAL * self.rules.unit) for side in self.rules.default_size)
+        drawing = self.rules.settled(Drawing(prompt="a picture", width=width, height=height))
+        calls: list[Call] = []
+
+        def see(call: Call) -> None:
+            calls.append(call)
+            raise _Seen
+
+        try:
+            self.open(drawing, see)(**self.rules.arguments(drawing, torch.Generator().manual_seed(0)))
+        except _Seen:
+            return calls[0]
+        raise InternalError("the pipeline draws without its denoiser")
+
+    def _decoded(self) -> Tensor:
+        """Pixels of small latents, the same each time."""
+        noise = torch.randn(1, self.vae.config.latent_channels, 8, 8, generator=torch.Generator().manual_seed(0))
+        pixels: Tensor = self.vae.decode(noise.to(next(self.vae.parameters())), return_dict=False)[0]
+        return pixels
+
+
+class _Seen(BaseException):
+    """Ends a loop whose first call is known. No Exception: no pipeline may take it for an error."""
 
 
 def _load(config: EngineConfig) -> Any:

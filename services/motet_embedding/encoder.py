@@ -76,7 +76,7 @@ class Encoder:
         if not self.packed:
             return forward_padded(self._model, texts, self._padding)
         hidden_ND, packed = forward(self._model, texts, self._first)
-        return [hidden_ND[start:end] for start, end in packed.spans]
+        return [hidden_ND[start:end] for start, end in packed.spans.pairs]
 
 
 def _transformer(folder: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from motet_kernels.full_attention import full_attention
+from motet_kernels.full_attention import packed_attention as attend
+from motet_kernels.spans import Spans
 
 NAME = "motet_packed"
 _PROBE = (3, 160, 7)  # tokens: longer than the windows of models that look around themselves
@@ -38,12 +37,8 @@ class Unpackable(Exception):
 class Packed:
     """Where the texts of a row are, and how far the layers that were asked looked around themselves."""
 
-    lengths: Sequence[int]
+    spans: Spans
     windows: set[int] = field(default_factory=set)
-
-    @property
-    def spans(self) -> list[tuple[int, int]]:
-        return list(pairwise(accumulate(self.lengths, initial=0)))
 
 
 def packed_attention(
@@ -69,39 +64,10 @@ def packed_attention(
         packed.windows.add(sliding_window)
     scale = query_1HND.shape[-1] ** -0.5 if scaling is None else scaling
     query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in (query_1HND, key_1KND, value_1KND))
-    out_NHD = query_NHD.new_empty(*query_NHD.shape[:2], value_NKD.shape[-1])
-    for start, end in packed.spans:
-        parts = (query_NHD[start:end], key_NKD[start:end], value_NKD[start:end])
-        out_NHD[start:end] = _attend(*parts, scale, causal, sliding_window)
-    return out_NHD[None], None
-
-
-def _attend(
-    query_SHD: Tensor, key_SKD: Tensor, value_SKD: Tensor, scale: float, causal: bool, window: int | None
-) -> Tensor:
-    count = len(query_SHD)
-    narrow = window is not None and count > window
-    if not causal and not narrow and query_SHD.shape == key_SKD.shape == value_SKD.shape:
-        return full_attention(query_SHD, key_SKD, value_SKD, scale=scale)
-    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query_SHD, key_SKD, value_SKD))
-    mask = _window_mask(count, window, causal, query.device) if narrow and window is not None else None
-    out = functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=causal and mask is None,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
+    out_NHD = attend(
+        query_NHD, key_NKD, value_NKD, packed.spans, scale=scale, causal=causal, window=sliding_window or None
     )
-    return out[0].transpose(0, 1)
-
-
-def _window_mask(count: int, window: int, causal: bool, device: torch.device) -> Tensor:
-    """`[S, S]` bool: who sees whom. A window of n reaches to those that are fewer than n away."""
-    places = torch.arange(count, device=device)
-    apart = places[:, None] - places[None, :]
-    return (apart >= 0) & (apart < window) if causal else apart.abs() < window
+    return out_NHD[None], None
 
 
 # ------------------------------------------------------------------------------------------------------------ finding
@@ -116,7 +82,7 @@ def first_position(model: PreTrainedModel) -> int:
 @torch.inference_mode()
 def forward(model: PreTrainedModel, texts: Sequence[Sequence[int]], first: int) -> tuple[Tensor, Packed]:
     """`[N, D]`, the last hidden states of the texts one after the other; any exception of a model that cannot."""
-    packed = Packed([len(text) for text in texts])
+    packed = Packed(Spans.of(map(len, texts), model.device))
     ids = torch.tensor([token for text in texts for token in text], device=model.device)
     positions = torch.cat([torch.arange(first, first + len(text), device=model.device) for text in texts])
     output = model(input_ids=ids[None], position_ids=positions[None], packed=packed, **_no_cache(model))

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from motet_kernels.attention import PagedBatch
 from motet_kernels.attention import paged_attention as attend_pages
 from motet_kernels.recurrent import PackedRows
+from motet_kernels.rotary import PackedHeads
 from motet_shared.errors import ConfigError
 
-from .kv_cache import KvCache, LayerShape
+from .kv_cache import CPU, KvCache, LayerShape
 from .recurrent import Recurrent
 from .state_cache import StateCache, StateShape
 from .step_memory import StepMemory
@@ -45,6 +46,9 @@ class Layout(Protocol):
     ) -> Tensor:
         """Store this step's keys and values `[1, K, N, D]`, attend with `query` `[1, H, N, D]`; `[1, N, H, Dv]`."""
 
+    def attend_heads(self, layer: int, heads: PackedHeads, scale: float, options: AttentionOptions) -> Tensor:
+        """The same with a step's heads as one matrix gives them, before they are turned."""
+
     def attend_latent(self, layer: int, query_NHC: Tensor, latent_NC: Tensor, value_dim: int, scale: float) -> Tensor:
         """Store a latent per token: the key of all heads, and in its first `value_dim` numbers their value.
 
@@ -53,6 +57,19 @@ class Layout(Protocol):
 
     def recurrent(self, layer: int, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> Recurrent:
         """The states of a recurrent layer, zero where a sequence begins."""
+
+
+class TurnsHeads:
+    """A layout that has no pages to put keys into, and turns heads before it attends to them."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: AttentionOptions
+    ) -> Tensor:
+        raise NotImplementedError
+
+    def attend_heads(self, layer: int, heads: PackedHeads, scale: float, options: AttentionOptions) -> Tensor:
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in heads.turned())
+        return self.attend(layer, query, key, value, scale, options)
 
 
 def paged_attention(
@@ -109,12 +126,19 @@ class StepLayout:
     ) -> Tensor:
         group = self.groups[self.kv.group_of[layer]]
         self.kv.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), group.slots_N)
+        return self._read(layer, query[0].transpose(0, 1), scale, options)
+
+    def attend_heads(self, layer: int, heads: PackedHeads, scale: float, options: AttentionOptions) -> Tensor:
+        group = self.groups[self.kv.group_of[layer]]
+        return self._read(layer, self.kv.write_heads(layer, heads, group.slots_N), scale, options)
+
+    def _read(self, layer: int, query_NHD: Tensor, scale: float, options: AttentionOptions) -> Tensor:
         keys, values = self.kv.layer(layer)
         out_NHD = attend_pages(
-            query[0].transpose(0, 1),
+            query_NHD,
             keys,
             values,
-            group.batch,
+            self.groups[self.kv.group_of[layer]].batch,
             scale=scale,
             window=options.window,
             softcap=options.softcap,
@@ -134,10 +158,11 @@ class StepLayout:
         return Recurrent(self.states.layer(layer), self.state_rows)
 
 
-class ShapeProbe:
+class ShapeProbe(TurnsHeads):
     """A layout that attends to nothing and notes what each layer would keep: the shapes of the caches."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
         self.layers: dict[int, LayerShape] = {}
         self.states: dict[int, StateShape] = {}
 
@@ -155,8 +180,8 @@ class ShapeProbe:
         if layer in self.states:
             raise ConfigError(f"layer {layer} has two recurrent states: not supported")
         self.states[layer] = StateShape(shapes, dtype)
-        states = tuple(torch.zeros(1, *shape, dtype=dtype) for shape in shapes)
-        return Recurrent(states, PackedRows(torch.zeros(1, dtype=torch.long), [0, 1]))
+        states = tuple(torch.zeros(1, *shape, dtype=dtype, device=self.device) for shape in shapes)
+        return Recurrent(states, PackedRows(torch.zeros(1, dtype=torch.long, device=self.device), [0, 1]))
 
     def _note(self, layer: int, shape: LayerShape) -> None:
         if layer in self.layers:

@@ -22,6 +22,7 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
+from motet_kernels import gpu
 from motet_shared.errors import ConfigError
 from motet_shared.seeing import MODEL_TYPES
 
@@ -50,6 +51,7 @@ UNUSABLE = (
     StrictDataclassError,
 )
 QUANTIZED = {"I8", "F8_E4M3", "F8_E5M2"}  # types of safetensors that mean nothing without their scales
+NARROW = (torch.bfloat16, torch.float16)
 UNLIMITED = 1 << 20  # tokens: up to where masks are looked at, for a model that names no limit
 
 
@@ -141,23 +143,49 @@ def context_of(config: PreTrainedConfig, wanted: int) -> int:
     return wanted or own
 
 
-def resolve_dtype(wanted: str) -> torch.dtype:
-    """The dtype of activations: float32 unless another one is wanted. Matrices have a format of their own."""
-    return torch.float32 if wanted == "auto" else getattr(torch, wanted)
-
-
-def resolve_kv_dtype(config: PreTrainedConfig, wanted: str) -> torch.dtype:
-    """The dtype of the KV cache: as wide as the checkpoint was made for, where there is a choice."""
+def resolve_dtype(config: PreTrainedConfig, wanted: str, device: torch.device) -> torch.dtype:
+    """The dtype of activations: the wanted one, else float32, or on a GPU the checkpoint's."""
+    _check_float16("dtype", wanted, device)
     if wanted != "auto":
         return getattr(torch, wanted)
+    return config.dtype if gpu.is_gpu(device) and config.dtype in NARROW else torch.float32
+
+
+def resolve_kv_dtype(config: PreTrainedConfig, wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype of the KV cache: as wide as the checkpoint was made for, where there is a choice."""
+    _check_float16("kv_dtype", wanted, device)
+    if wanted != "auto":
+        return getattr(torch, wanted)
+    if gpu.is_gpu(device) and dtype in NARROW:
+        return dtype
     return torch.bfloat16 if config.dtype == torch.bfloat16 else torch.float32
 
 
-def resolve_weights(config: PreTrainedConfig, wanted: str) -> str:
-    """The format of the matrices: the checkpoint's, but float32 for float16, which CPUs compute slowly."""
+def resolve_weights(config: PreTrainedConfig, wanted: str, dtype: torch.dtype, device: torch.device) -> str:
+    """The format of the matrices: the checkpoint's, but float32 for float16, which CPUs compute slowly.
+
+    On a GPU, which multiplies numbers of one type, that of the activations.
+    """
+    _check_float16("weights", wanted, device)
     if wanted != "auto":
         return wanted
+    if gpu.is_gpu(device):
+        return str(dtype).removeprefix("torch.")
     return "bfloat16" if config.dtype == torch.bfloat16 else "float32"
+
+
+def loaded_dtype(config: PreTrainedConfig, weights: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype to read a checkpoint in: of 16 bits as such, since twice its size would be twice the memory."""
+    if weights == "float32":
+        return dtype if dtype == torch.float32 or not gpu.is_gpu(device) else torch.float32
+    if gpu.is_gpu(device) and dtype in NARROW:
+        return dtype
+    return torch.bfloat16 if config.dtype == torch.bfloat16 else dtype
+
+
+def _check_float16(field: str, wanted: str, device: torch.device) -> None:
+    if wanted == "float16" and not gpu.is_gpu(device):
+        raise ConfigError(f"{field}='float16': CPUs compute it slowly; give bfloat16 or float32, or device=cuda")
 
 
 def _check_readable(folder: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from motet_shared.errors import ConfigError
 
-DTYPES = ("auto", "float32", "bfloat16")
-WEIGHTS = ("auto", "float32", "bfloat16", "int8", "int4")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHTS = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,15 +17,18 @@ class EngineConfig:
 
     model: folder of a checkpoint (config.json and safetensors).
     name: what clients call the model; empty: the folder's name.
-    dtype: of activations; "auto" is float32.
-    weights: format of the matrices: "auto" is the checkpoint's (float16 becomes float32), "int8" rounds weights per
-        output channel and activations per token, "int4" rounds weights in groups of 32.
-    kv_dtype: of the KV cache; "auto" is bfloat16 if the checkpoint is, else float32.
+    device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
+    dtype: of activations; "auto" is float32, on a GPU the checkpoint's. "float16" is for GPUs.
+    weights: format of the matrices: "auto" is the checkpoint's (float16 becomes float32), on a GPU that of the
+        activations; "int8" rounds weights per output channel and activations per token, "int4" rounds weights in
+        groups of 32. "float16" is for GPUs.
+    kv_dtype: of the KV cache; "auto" is bfloat16 if the checkpoint is, else float32; on a GPU as the activations.
     threads: cores that compute; 0 leaves torch's own choice.
     deterministic: a request's tokens do not depend on what else is in the batch.
     overlap: the model computes on a thread of its own, and a step's tokens are handled while it computes the next.
     block_size: tokens per KV block.
-    num_blocks: blocks in the pool; 0: as many as fit into `kv_memory` bytes.
+    num_blocks: blocks in the pool; 0: as many as fit into `kv_memory`.
+    kv_memory: bytes of the pool; 0: 256 MiB, on a GPU `gpu_share` of what is free when the weights are there.
     prefix_cache: requests share the blocks of prompts that begin alike.
     host_cache, disk_cache: bytes of the tiers that take up blocks which fell out of the pool; 0: none.
     cache_folder: where the disk tier makes its folder; empty: the system's place for temporary files.
@@ -43,6 +46,7 @@ class EngineConfig:
 
     model: str
     name: str = ""
+    device: str = "cpu"
     dtype: str = "auto"
     weights: str = "auto"
     kv_dtype: str = "auto"
@@ -51,7 +55,8 @@ class EngineConfig:
     overlap: bool = True
     block_size: int = 16
     num_blocks: int = 0
-    kv_memory: int = 256 << 20
+    kv_memory: int = 0
+    gpu_share: float = 0.85
     prefix_cache: bool = True
     host_cache: int = 0
     disk_cache: int = 0
@@ -72,15 +77,17 @@ class EngineConfig:
         for field, choices in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", DTYPES)):
             if (value := getattr(self, field)) not in choices:
                 raise ConfigError(f"{field}={value!r}: choose one of {', '.join(choices)}")
-        for field in ("block_size", "kv_memory", "token_budget", "max_running", "max_waiting"):
+        for field in ("block_size", "token_budget", "max_running", "max_waiting"):
             self._at_least(field, 1)
-        for field in ("threads", "num_blocks", "context", "max_logprobs", "host_cache", "disk_cache"):
+        for field in ("threads", "num_blocks", "kv_memory", "context", "max_logprobs", "host_cache", "disk_cache"):
             self._at_least(field, 0)
         if self.token_budget < self.max_running:
             raise ConfigError(
                 f"token_budget={self.token_budget}: every running request needs a token per step; "
                 f"give at least max_running={self.max_running}"
             )
+        if not 0 < self.gpu_share <= 1:
+            raise ConfigError(f"gpu_share={self.gpu_share}: give a share of the free memory, above 0 and up to 1")
         if self.decode_slowdown != 0 and not self.decode_slowdown > 1:
             raise ConfigError(f"decode_slowdown={self.decode_slowdown}: give more than 1, or 0 for no limit")
         if not self.latency_goal >= 0:

@@ -264,8 +264,12 @@ class Engine:
         forward = self.runner.forward(works)
         model_seconds = time.perf_counter() - started
         sampled = sample(forward.logits_RV, [work.request for work in works if work.draws])
+        finite = forward.finite
         self._idle_since = time.perf_counter()
-        return Computed(forward.finite, sampled, waited, model_seconds, self._idle_since - started)
+        seconds = self._idle_since - started
+        if self.runner.on_gpu:  # which computes until the tokens are read
+            model_seconds = seconds
+        return Computed(finite, sampled, waited, model_seconds, seconds)
 
     def _take(self, works: list[Work], computed: Computed) -> None:
         """Append the tokens of a step, and end what has ended: all that the next schedule depends on."""

@@ -3,7 +3,7 @@
 Every `nn.Linear` becomes a `motet_kernels.linear.Linear` in the wanted format. Projections of one input (queries, keys
 and values; gate and up) become one product, whose parts the modules of the same names hand out. Model code does not
 notice: it calls what it called before. A tied embedding reads its rows from the packed head, so that it costs no copy.
-What is not a matrix becomes float32.
+What is not a matrix gets the type of the activations, and all of it lies on the device that computes.
 """
 
 from __future__ import annotations
@@ -15,46 +15,51 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from motet_kernels import gpu
+from motet_kernels.head_linear import HeadLinear
 from motet_kernels.linear import Linear
 
 from . import lean
 from .joined import Joined, Part
+from .kv_cache import CPU
 from .mla import LatentHeads
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-EXACT = ("float32", "bfloat16")
+EXACT = ("float32", "bfloat16", "float16")
 
 
-def optimize(model: PreTrainedModel, weights: str, dtype: torch.dtype) -> dict[str, int]:
-    """Pack a model that is ready to run, in place. How many parts were packed, joined or replaced.
+def optimize(model: PreTrainedModel, weights: str, dtype: torch.dtype, device: torch.device = CPU) -> dict[str, int]:
+    """Pack a model that is ready to run on the CPU, in place. How many parts were packed, joined or replaced.
 
     weights: a format of `motet_kernels.linear`; in quantized ones the embeddings stay exact. dtype: of activations.
-    Each original matrix is freed once it is packed.
+    device: where it will run. Each original matrix is freed once it is packed.
     """
     counts = {"packed": 0, "joined": 0}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
     for parent in list(model.modules()):
         if isinstance(parent, LatentHeads):
-            parent.pack(weights)
+            parent.pack(weights, device)
         for names in SIBLINGS:
-            counts["joined"] += _join(parent, names, weights)
+            counts["joined"] += _join(parent, names, weights, device)
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear and not _reads_weight(type(parent), name):  # type: ignore[arg-type]
-                setattr(parent, name, _pack([child], weights))
+                setattr(parent, name, _pack([child], weights, device))
                 counts["packed"] += 1
+            elif isinstance(child, HeadLinear) and gpu.is_gpu(device) and not isinstance(parent, LatentHeads):
+                setattr(parent, name, HeadLinear.pack(child.weight(), "float32", device))
     head = model.get_output_embeddings()
     if tied and weights in EXACT and isinstance(head, Linear) and type(embedding) is nn.Embedding:
         model.set_input_embeddings(TiedEmbedding(head, dtype))
-    _widen(model, dtype)
-    return counts | (lean.install(model) if dtype == torch.float32 else {})
+    _settle(model, dtype, device)
+    return counts | (lean.install(model, device) if dtype == torch.float32 or gpu.is_gpu(device) else {})
 
 
-def _pack(linears: list[nn.Linear], weights: str) -> Linear:
+def _pack(linears: list[nn.Linear], weights: str, device: torch.device) -> Linear:
     """One matrix with the rows of all."""
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-    return Linear.pack(torch.cat([linear.weight.detach() for linear in linears]), bias, weights)
+    return Linear.pack(torch.cat([linear.weight.detach() for linear in linears]), bias, weights, device)
 
 
 @cache
@@ -73,7 +78,7 @@ def _sources(kind: type) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- siblings
-def _join(parent: nn.Module, names: tuple[str, ...], weights: str) -> int:
+def _join(parent: nn.Module, names: tuple[str, ...], weights: str, device: torch.device) -> int:
     """Compute children that have these names as one product, if they are alike. 1 if so."""
     children = [getattr(parent, name, None) for name in names]
     linears = [child for child in children if type(child) is nn.Linear]
@@ -81,7 +86,7 @@ def _join(parent: nn.Module, names: tuple[str, ...], weights: str) -> int:
         return 0
     if len({(linear.in_features, linear.bias is None) for linear in linears}) > 1:
         return 0
-    joined = Joined(_pack(linears, weights))
+    joined = Joined(_pack(linears, weights, device))
     start = 0
     for name, linear in zip(names, linears, strict=True):
         setattr(parent, name, Part(joined, start, start + linear.out_features))
@@ -114,17 +119,23 @@ class NarrowEmbedding(nn.Module):
         return self.theirs(ids).to(self.dtype)
 
 
-def _widen(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def _settle(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
     """What is left in another type (norms, biases, experts) computes in `dtype`; a table of embeddings stays small.
 
-    All of it is copied: a single view into the mapped checkpoint would keep the whole file in memory.
+    Of a model of 16 bits, what transformers keeps in float32 for such models stays so. All of it is copied: a single
+    view into the mapped checkpoint would keep the whole file in memory.
     """
     embedding = model.get_input_embeddings()
     kept: set[int] = set()
+    narrow = dtype != torch.float32 and next(model.parameters()).dtype == dtype
     if type(embedding) is nn.Embedding and embedding.weight.dtype != dtype:
         kept.add(id(embedding.weight))
         model.set_input_embeddings(NarrowEmbedding(embedding, dtype))
     for parameter in model.parameters():
         if parameter.is_floating_point():
-            wanted = parameter.dtype if id(parameter) in kept else dtype
-            parameter.data = parameter.data.to(wanted, copy=True)
+            stays = id(parameter) in kept or (narrow and parameter.dtype == torch.float32)
+            parameter.data = parameter.data.to(device, parameter.dtype if stays else dtype, copy=True)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.device != device:
+                setattr(module, name, buffer.to(device))

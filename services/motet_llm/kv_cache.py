@@ -14,9 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from motet_kernels.blocks import Blocks
 from motet_kernels.kv import store_kv
 from motet_kernels.memory import huge_zeros
+from motet_kernels.rotary import PackedHeads, rotate_store_kv
 from motet_shared.capacity import KvLayout, kv_layout, slot_sizes
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +45,10 @@ def layout_of(shapes: Mapping[int, LayerShape], block_size: int, dtype: torch.dt
     return kv_layout(windows, {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, block_size)
 
 
-def _touched_zeros(rows: int, row_bytes: int) -> Tensor:
+def _touched_zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
     """Written at once: a machine that has not the memory shows it at load, not in the middle of a stream."""
+    if device.type != "cpu":
+        return torch.zeros(rows, row_bytes, dtype=torch.uint8, device=device)
     return huge_zeros((rows, row_bytes), torch.uint8).zero_()
 
 
@@ -52,7 +58,14 @@ class KvCache:
     The last block belongs to nobody and stays zero: it stands in block tables where a window has passed.
     """
 
-    def __init__(self, shapes: Mapping[int, LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype):
+    def __init__(
+        self,
+        shapes: Mapping[int, LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+    ):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
@@ -61,7 +74,8 @@ class KvCache:
         self.groups = self.layout.groups
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
         sizes = slot_sizes({layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, self.groups)
-        self._storage = [_touched_zeros(num_blocks + 1, size * block_size) for size in sizes]
+        self._storage = [_touched_zeros(num_blocks + 1, size * block_size, device) for size in sizes]
+        self._blocks = Blocks(self._storage)
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for group in self.groups:
             for j, layer in enumerate(group.layers):
@@ -89,19 +103,21 @@ class KvCache:
         key, value = self._layers[layer]
         store_kv(key_NKD, value_NKD, key, None if value_NKD is None else value, slots_N)
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy a block of whichever group."""
-        for storage in self._storage:
-            storage[target].copy_(storage[source])
+    def write_heads(self, layer: int, heads: PackedHeads, slots_N: Tensor) -> Tensor:
+        """Store a step's keys, rotated, and values; its rotated queries `[N, H, D]`."""
+        return rotate_store_kv(heads, *self._layers[layer], slots_N)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks of whichever groups. No block is both source and target."""
+        self._blocks.copy(sources, targets)
 
     def read_block(self, block: int) -> Tensor:
-        """The bytes of a block, all layers of its group, as a tensor of its own."""
-        return torch.cat([storage[block] for storage in self._storage])
+        """The bytes of a block, all layers of its group, as a tensor of its own on the CPU."""
+        return self._blocks.read([block])[0].cpu()
 
-    def write_block(self, block: int, data: Tensor) -> None:
-        """What `read_block` gave, into a block."""
-        for storage, part in zip(self._storage, data.split([t.shape[1] for t in self._storage]), strict=True):
-            storage[block].copy_(part)
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[Tensor]) -> None:
+        """What `read_block` gave, into blocks."""
+        self._blocks.write(blocks, contents)
 
     def scrub(self, blocks: Sequence[int]) -> None:
         """Zero blocks that a failed request wrote NaN into, before anyone else gets them."""

@@ -1,9 +1,10 @@
-"""Shorter ways through a packed model, for float32 activations: norms, gated MLPs and whole decoder layers.
+"""Shorter ways through a packed model: norms, gated MLPs and whole decoder layers.
 
 At one token per step, Python and many small operators cost as much as a layer's matrices. So parts that are built as in
 Llama (and Qwen, Mistral and their like) compute the same in a few calls. Whether a part is built so is not read from
 its name: the replacement is run beside it, on the same random input, and taken only if both give the same. All that
-is not recognized stays as it is.
+is not recognized stays as it is. They are compared in float32, whatever type the model is to run in, so that rounding
+hides no difference.
 
 Shapes: N packed tokens, H heads, K key/value heads, D head dimension, R rotary dimension.
 """
@@ -19,13 +20,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from motet_kernels import gpu
 from motet_kernels.gates import gated
 from motet_kernels.linear import Linear
-from motet_kernels.norm import rms_norm
-from motet_kernels.rotary import HeadNorm, rotate_heads
+from motet_kernels.norm import add_rms_norm, rms_norm
+from motet_kernels.rotary import HeadNorm, PackedHeads
 from motet_shared.errors import ConfigError
 
-from .attention import AttentionOptions, Layout
+from .attention import AttentionOptions, Layout, TurnsHeads
 from .joined import Joined, Part
 from .step_memory import StepMemory
 
@@ -38,10 +40,13 @@ ROUNDED_TOLERANCE = 1e-3
 ATTEMPTS = 8
 
 
-def install(model: PreTrainedModel) -> dict[str, int]:
-    """Replace what has a shorter way, inner parts first. How many norms, MLPs and layers were replaced."""
+def install(model: PreTrainedModel, device: torch.device) -> dict[str, int]:
+    """Replace what has a shorter way, inner parts first. How many norms, MLPs and layers were replaced.
+
+    device: where the model lies.
+    """
     counts = {"norms": 0, "mlps": 0, "layers": 0}
-    with torch.inference_mode():
+    with torch.inference_mode(), device:
         for parent, name, child in _children(model):
             if (norm := _norm_like(child)) is not None:
                 setattr(parent, name, norm)
@@ -63,7 +68,9 @@ def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 
 
 def _random(width: int, seed: int = 0) -> Tensor:
-    return torch.randn(1, TOKENS, width, generator=torch.Generator().manual_seed(seed))
+    """On the CPU by the seed, then on the device of the moment."""
+    x = torch.randn(1, TOKENS, width, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return x.to(torch.get_default_device())
 
 
 def _same(ours: Tensor, theirs: Any, tolerance: float = TOLERANCE) -> bool:
@@ -84,6 +91,13 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps, self.offset)
 
+    def after(self, matrix: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """`matrix(x) + residual`, and the norm of it. On a CPU it is the matrix that adds, on a GPU the norm."""
+        if gpu.takes(x):
+            return add_rms_norm(matrix(x), residual, self.weight, self.eps, self.offset)
+        total = matrix(x, residual)
+        return total, self(total)
+
     def like(self, other: Norm) -> bool:
         """The same but for the weights."""
         return (self.eps, self.offset) == (other.eps, other.offset)
@@ -94,11 +108,11 @@ def _norm_like(module: nn.Module) -> Norm | None:
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if "RMSNorm" not in type(module).__name__ or not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None
-    if weight.dim() != 1 or weight.dtype != torch.float32 or len(inspect.signature(module.forward).parameters) != 1:
+    if weight.dim() != 1 or not weight.is_floating_point() or len(inspect.signature(module.forward).parameters) != 1:
         return None
-    x = _random(len(weight))
+    x, wide = _random(len(weight)), weight.detach().float()
     theirs = module(x)
-    return next((n for n in (Norm(weight.detach(), eps, offset) for offset in (0.0, 1.0)) if _same(n(x), theirs)), None)
+    return next((n for n in (Norm(wide, eps, offset) for offset in (0.0, 1.0)) if _same(n(x), theirs)), None)
 
 
 # ----------------------------------------------------------------------------------------------------------------- MLPs
@@ -143,7 +157,7 @@ class Layer(nn.Module):
         self.layer_idx: int = attention.layer_idx
         self.dim: int = attention.head_dim
         self.num_queries = attention.q_proj.stop // self.dim
-        self.rotated = attention.k_proj.stop
+        self.num_keys = attention.k_proj.stop // self.dim - self.num_queries
         self.scale, self.options = scale, options
 
     def forward(
@@ -164,23 +178,20 @@ class Layer(nn.Module):
 
     def _read(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], layout: Layout) -> Tensor:
         heads_NC = self.qkv.linear(self.first_norm(hidden_states))[0]
-        turned_NHD = self._rotate(heads_NC[:, : self.rotated], *position_embeddings)
-        value_NKD = heads_NC[:, self.rotated :].unflatten(1, (-1, self.dim))
-        rows = (turned_NHD[:, : self.num_queries], turned_NHD[:, self.num_queries :], value_NKD)
-        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in rows)
-        out = layout.attend(self.layer_idx, query, key, value, self.scale, self.options)
-        hidden_states = self.o_proj(out.flatten(2), hidden_states)
-        return self.mlp(self.second_norm(hidden_states), hidden_states)
+        cos, sin = position_embeddings
+        heads = PackedHeads(heads_NC, self.num_queries, self.num_keys, self.dim, cos[0], sin[0], self._head_norm())
+        out = layout.attend_heads(self.layer_idx, heads, self.scale, self.options)
+        hidden_states, normed = self.second_norm.after(self.o_proj, out.flatten(2), hidden_states)
+        return self.mlp(normed, hidden_states)
 
-    def _rotate(self, x_NC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _head_norm(self) -> HeadNorm | None:
         q_norm, k_norm = self.q_norm, self.k_norm
         if q_norm is None or k_norm is None:
-            return rotate_heads(x_NC, self.num_queries, self.dim, cos[0], sin[0])
-        norm = HeadNorm(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
-        return rotate_heads(x_NC, self.num_queries, self.dim, cos[0], sin[0], norm)
+            return None
+        return HeadNorm(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
 
 
-class _Recorder:
+class _Recorder(TurnsHeads):
     """A layout of one sequence that notes how its layer attends."""
 
     def __init__(self) -> None:

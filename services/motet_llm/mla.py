@@ -24,8 +24,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
+from motet_kernels.head_linear import GPU_FORMATS as FORMATS
 from motet_kernels.head_linear import HeadLinear
 from motet_shared.errors import ConfigError
+
+from .kv_cache import CPU
 
 NAME = "motet_latent"
 
@@ -59,16 +62,19 @@ class LatentHeads(nn.Module):
         self.to_latent: HeadLinear | None = None
         self.from_latent: HeadLinear | None = None
 
-    def pack(self, form: str) -> None:
-        """Hand the products to `motet_kernels`, in float32 or else in bfloat16, and let go of the checkpoint's weight.
+    def pack(self, form: str, device: torch.device = CPU) -> None:
+        """Hand the products to `motet_kernels`, in 32 or else in 16 bits, and let go of the checkpoint's weight.
 
-        Coarser formats than bfloat16 are not used here: both halves act on the cached latent of every head.
+        Coarser formats are not used here: both halves act on the cached latent of every head.
         """
         if self.to_latent is None:
-            form = "float32" if form == "float32" else "bfloat16"
-            self.to_latent = HeadLinear.pack(self.key_HRD, form)
-            self.from_latent = HeadLinear.pack(self.value_HVR, form)
+            form = form if form in FORMATS else self._narrow()
+            self.to_latent = HeadLinear.pack(self.key_HRD, form, device)
+            self.from_latent = HeadLinear.pack(self.value_HVR, form, device)
             del self.key_HRD, self.value_HVR
+
+    def _narrow(self) -> str:
+        return "float16" if self.key_HRD.dtype == torch.float16 else "bfloat16"
 
     def keep(self, latent_11NR: Tensor, rope_11Nr: Tensor) -> tuple[Tensor, Tensor]:
         """Stands for `expand_kv`: keys `[1, 1, N, C]` and values `[1, 1, N, R]`, one head for all."""

@@ -16,30 +16,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from motet_kernels import native
+from motet_kernels import gpu
 from motet_kernels.attention import PagedBatch
 from motet_kernels.memory import return_freed
 from motet_kernels.recurrent import PackedRows
 from motet_kernels.replay import can_replay
+from motet_kernels.spans import upload
 from motet_shared.capacity import KvLayout
 from motet_shared.errors import ConfigError
 
 from . import checkpoint
 from .attention import GroupStep, Layout, ShapeProbe, StepLayout
 from .config import EngineConfig
+from .device import Download, describe, find_device, free_memory, upload_all
 from .fuse import optimize
 from .kv_cache import KvCache, layout_of
 from .scheduler import Work
 from .state_cache import StateCache
 from .step_memory import MAX_ROWS, StepMemory
 
+MEMORY = 256 << 20  # bytes of the KV cache on a CPU, unless said otherwise
+
 
 @dataclass(slots=True, frozen=True)
 class Forward:
-    """Logits `[R, V]` of the works that draw, in order; and whether each work's hidden states were all finite."""
+    """Logits `[R, V]` of the works that draw, in order; on a GPU they may be on their way still, as all there is."""
 
     logits_RV: Tensor
-    finite: list[bool]
+    num_tokens: list[int]
+    finite_N: Download
+
+    @property
+    def finite(self) -> list[bool]:
+        """Per work: no NaN or infinity in its tokens' last hidden states, hence none in the cache either."""
+        finite_N = self.finite_N.wait()
+        if finite_N.all():
+            return [True] * len(self.num_tokens)
+        return [bool(part.all()) for part in finite_N.split(self.num_tokens)]
 
 
 class ModelRunner:
@@ -49,27 +62,27 @@ class ModelRunner:
         folder = Path(config.model)
         if config.threads:
             torch.set_num_threads(config.threads)
+        self.device = find_device(config.device)
+        self.on_gpu = gpu.is_gpu(self.device)
         model_config = checkpoint.load_config(folder)
         self.sight = checkpoint.sight_shape(folder)
         self.context = checkpoint.context_of(model_config, config.context)
-        self.dtype = checkpoint.resolve_dtype(config.dtype)
+        self.dtype = checkpoint.resolve_dtype(model_config, config.dtype, self.device)
         self.eos_ids = checkpoint.eos_ids(folder, model_config)
         self.vocab: int = model_config.vocab_size
-        self._weights = checkpoint.resolve_weights(model_config, config.weights)
-        # A checkpoint of 16 bits is read as such: twice its size would be twice the memory.
-        narrow = model_config.dtype == torch.bfloat16 and self._weights != "float32"
-        self.model = checkpoint.load_model(folder, model_config, torch.bfloat16 if narrow else self.dtype)
-        self.fused = optimize(self.model, self._weights, self.dtype)
+        self._weights = checkpoint.resolve_weights(model_config, config.weights, self.dtype, self.device)
+        loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
+        self.model = checkpoint.load_model(folder, model_config, loaded)
+        self.fused = optimize(self.model, self._weights, self.dtype, self.device)
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
         self._hidden_1ND = torch.empty(0)
         self._memories: dict[int, StepMemory] = {}  # by number of rows
         self._shapes = self._probe()
-        self._kv_dtype = checkpoint.resolve_kv_dtype(model_config, config.kv_dtype)
-        layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype)
-        num_blocks = config.num_blocks or self._blocks_in_memory(config, layout)
-        self.kv = KvCache(self._shapes.layers, num_blocks, config.block_size, self._kv_dtype)
+        self._kv_dtype = checkpoint.resolve_kv_dtype(model_config, config.kv_dtype, self.dtype, self.device)
         num_snapshots = config.max_running if config.prefix_cache else 0
         self.states = self._make_states(config.max_running, num_snapshots)
+        layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype)
+        self.kv = self._make_kv(config.num_blocks or self._blocks_in_memory(config, layout), config.block_size)
         return_freed()
 
     def _keep_hidden(self, _module: Any, _args: Any, output: Any) -> None:
@@ -77,13 +90,17 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _probe(self) -> ShapeProbe:
-        probe = ShapeProbe()
-        zero = torch.zeros(1, dtype=torch.long)
+        probe = ShapeProbe(self.device)
+        zero = torch.zeros(1, dtype=torch.long, device=self.device)
         self._call({"input_ids": zero.unsqueeze(0)}, zero, probe, zero)
         return probe
 
     def _make_states(self, num_running: int, num_snapshots: int) -> StateCache | None:
-        return StateCache(self._shapes.states, num_running, num_snapshots) if self._shapes.states else None
+        shapes = self._shapes.states
+        return StateCache(shapes, num_running, num_snapshots, self.device) if shapes else None
+
+    def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
+        return KvCache(self._shapes.layers, num_blocks, block_size, self._kv_dtype, self.device)
 
     @contextmanager
     def other_caches(self, num_sequences: int, length: int) -> Iterator[None]:
@@ -91,7 +108,7 @@ class ModelRunner:
         own = self.kv, self.states, self._memories
         num_blocks = num_sequences * len(self.kv.groups) * -(-length // self.kv.block_size)
         try:
-            self.kv = KvCache(self._shapes.layers, num_blocks, self.kv.block_size, self._kv_dtype)
+            self.kv = self._make_kv(num_blocks, self.kv.block_size)
             self.states, self._memories = self._make_states(num_sequences, 0), {}
             yield
         finally:
@@ -109,17 +126,20 @@ class ModelRunner:
 
     def describe(self) -> dict[str, str]:
         """What was chosen when the model was loaded."""
-        status = native.status()
-        why = {"kernels_reason": status["reason"]} if status["reason"] else {}
-        kv_dtype = str(self._kv_dtype).removeprefix("torch.")
-        return {"kernels": status["isa"], "weights": self._weights, "kv_dtype": kv_dtype, **why}
+        dtype, kv_dtype = (str(kind).removeprefix("torch.") for kind in (self.dtype, self._kv_dtype))
+        return {"dtype": dtype, "weights": self._weights, "kv_dtype": kv_dtype, **describe(self.device)}
 
     def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout) -> int:
         """As many blocks as `kv_memory` holds, but no more than `max_running` requests of full length can use."""
-        num_blocks = layout.blocks_in(config.kv_memory)
+        memory = config.kv_memory or self._memory_for_kv(config.gpu_share)
+        num_blocks = layout.blocks_in(memory)
         if num_blocks < 1:
-            raise ConfigError(f"kv_memory={config.kv_memory}: does not hold one block; give more")
+            raise ConfigError(f"kv_memory={memory}: does not hold one block; give more")
         return min(num_blocks, config.max_running * layout.blocks_for(self.context, config.token_budget))
+
+    def _memory_for_kv(self, share: float) -> int:
+        """On a GPU that of what is free when weights and states are there: the rest is for what a step makes."""
+        return MEMORY if self.device.type == "cpu" else int(share * free_memory(self.device))
 
     # ------------------------------------------------------------------------------------------------------ one step
     @torch.inference_mode()
@@ -132,11 +152,13 @@ class ModelRunner:
             count=len(positions_N),
         )
         ends = np.cumsum([work.num_tokens for work in works])
-        draws_R = torch.from_numpy(ends[[work.draws for work in works]] - 1)
+        draws_R = ends[[work.draws for work in works]] - 1
+        arrays = (ids_N, self._turned(positions_N, works), draws_R)
+        ids, positions, draws = upload_all(arrays, self.device)
         layout = self._layout(works, positions_N, ends)
-        inputs = self._see(torch.from_numpy(ids_N), works)
-        logits_RV = self._call(inputs, self._turned(torch.from_numpy(positions_N), works), layout, draws_R)
-        return Forward(logits_RV, self._finite(works))
+        logits_RV = self._call(self._see(ids, works), positions, layout, draws)
+        finite_N = self._hidden_1ND[0].sum(-1, dtype=torch.float32).isfinite()
+        return Forward(logits_RV, [work.num_tokens for work in works], Download(finite_N))
 
     def _call(self, inputs: dict[str, Any], positions: Tensor, layout: Layout, draws_R: Tensor) -> Tensor:
         """`inputs` of N tokens, as the model names them; `positions` are `[N]` or, of several axes, `[3, N]`."""
@@ -158,33 +180,33 @@ class ModelRunner:
         ]
         if not seen:
             return {"input_ids": ids_N.unsqueeze(0)}
-        places_T = torch.from_numpy(np.concatenate([places for places, _ in seen]))
+        (places_T,) = upload_all([np.concatenate([places for places, _ in seen])], self.device)
         shown_LTX = torch.cat([shown for _, shown in seen], dim=1)
         embeddings_NX = self.model.get_input_embeddings()(ids_N)
-        shown_LTX = shown_LTX.to(embeddings_NX.dtype)
+        shown_LTX = upload(shown_LTX.to(embeddings_NX.dtype), self.device)
         inputs: dict[str, Any] = {"inputs_embeds": embeddings_NX.index_copy(0, places_T, shown_LTX[0]).unsqueeze(0)}
         if len(shown_LTX) > 1:
-            mask_N = torch.zeros(len(ids_N), dtype=torch.bool)
-            mask_N[places_T] = True
+            mask_N = torch.zeros(len(ids_N), dtype=torch.bool, device=self.device).index_fill_(0, places_T, True)
             inputs |= {"visual_pos_masks": mask_N.unsqueeze(0), "deepstack_visual_embeds": list(shown_LTX[1:])}
         return inputs
 
-    def _turned(self, positions_N: Tensor, works: list[Work]) -> Tensor:
+    def _turned(self, positions_N: np.ndarray, works: list[Work]) -> np.ndarray:
         """Positions as the model's rotary embedding takes them: `[3, N]` where a picture has more than one axis."""
         if self.sight is None or self.sight.axes == 1 or all(work.request.sights is None for work in works):
             return positions_N
-        turned_3N = positions_N.expand(3, -1).clone()
+        turned_3N = np.tile(positions_N, (3, 1))
         for start, work in zip(_starts(works), works, strict=True):
             if work.request.sights is not None:
-                rows = work.request.sights.positions(*work.span)
-                turned_3N[:, start : start + work.num_tokens] = torch.from_numpy(rows)
+                turned_3N[:, start : start + work.num_tokens] = work.request.sights.positions(*work.span)
         return turned_3N
 
     def _layout(self, works: list[Work], positions_N: np.ndarray, ends: np.ndarray) -> StepLayout:
         starts = [0, *ends.tolist()]
         lengths_B = torch.tensor([w.request.num_computed + w.num_tokens for w in works], dtype=torch.int32)
         tables = [self._tables(works, g) for g in range(len(self.kv.groups))]
-        slots = [torch.from_numpy(self._slots(works, tables_BM, positions_N)) for tables_BM in tables]
+        state_slots_B = np.array([work.request.state_slot for work in works])
+        slots_N = [self._slots(works, tables_BM, positions_N) for tables_BM in tables]
+        *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
         pages = [torch.from_numpy(tables_BM) for tables_BM in tables]
         memory = self._memory(len(works), max(table.shape[1] for table in pages)) if ends[-1] == len(works) else None
         if memory is not None:
@@ -193,15 +215,16 @@ class ModelRunner:
         else:
             starts_B1 = torch.tensor(starts, dtype=torch.int32)
             batches = [PagedBatch(table, starts_B1, lengths_B) for table in pages]
+            if self.device.type != "cpu":
+                batches = [batch.to(self.device) for batch in batches]
             layout = StepLayout(self.kv, list(map(GroupStep, slots, batches)))
         if self.states is not None:
-            layout.states = self.states
-            layout.state_rows = PackedRows(torch.tensor([work.request.state_slot for work in works]), starts)
+            layout.states, layout.state_rows = self.states, PackedRows(state_slots, starts)
         return layout
 
     def _memory(self, rows: int, num_blocks: int) -> StepMemory | None:
         """Where a step of so many rows lies, whose tables have so many blocks; None if it is not to be replayed."""
-        if not self.fused.get("layers") or rows > MAX_ROWS or not can_replay():
+        if self.on_gpu or not self.fused.get("layers") or rows > MAX_ROWS or not can_replay():
             return None
         memory = self._memories.get(rows)
         if memory is None or memory.max_blocks < num_blocks:
@@ -221,13 +244,6 @@ class ModelRunner:
         size = self.kv.block_size
         rows_N = np.repeat(np.arange(len(works)), [work.num_tokens for work in works])
         return tables_BM[rows_N, positions_N // size].astype(np.int64) * size + positions_N % size
-
-    def _finite(self, works: list[Work]) -> list[bool]:
-        """Per work: no NaN or infinity in its tokens' last hidden states, hence none in the cache either."""
-        finite_N = self._hidden_1ND[0].sum(-1, dtype=torch.float32).isfinite()
-        if finite_N.all():
-            return [True] * len(works)
-        return [bool(part.all()) for part in finite_N.split([work.num_tokens for work in works])]
 
     def scrub(self, blocks: list[int]) -> None:
         """Clean blocks that hold NaN before they are freed."""

@@ -144,10 +144,8 @@ class PrefixCache:
             if (block := node.blocks[g]) is not None:
                 self._pool.share(block)
         if match.partial is not None:
-            for block in cast(list[int], match.partial.blocks):
-                self._pool.share(block)
-        for (node, g), content in fetched.items():
-            self._restore(node, g, content)
+            self._share_partial(match, len(fetched))
+        self._restore(fetched)
         size = self._pool.block_size
         for group, table in zip(self._groups, request.tables, strict=True):
             table.extend([self._kv.null_block] * group.first_needed(len(match.nodes) * size, size))
@@ -170,19 +168,32 @@ class PrefixCache:
                 fetched[node, g] = content
         return fetched
 
-    def _restore(self, node: Node, group: int, content: Tensor) -> None:
-        (block,) = self._pool.allocate(1)
-        self._kv.write_block(block, content)
-        self._pool.publish(block, (node, group))
-        node.blocks[group] = block
+    def _share_partial(self, match: Match, fetched: int) -> None:
+        """Hold what is to be copied, if beside it there is room for the copies and for `fetched` blocks."""
+        blocks = cast(list[int], cast(Node, match.partial).blocks)
+        if self._pool.num_free < fetched + len(blocks) + sum(map(self._pool.is_idle, blocks)):
+            match.partial, match.num_partial = None, 0
+            return
+        for block in blocks:
+            self._pool.share(block)
+
+    def _restore(self, fetched: dict[Entry, Tensor]) -> None:
+        blocks = []
+        for node, group in fetched:
+            (block,) = self._pool.allocate(1)
+            self._pool.publish(block, (node, group))
+            node.blocks[group] = block
+            blocks.append(block)
+        self._kv.write_blocks(blocks, list(fetched.values()))
 
     def _copy_partial(self, match: Match, tables: list[array[int]]) -> int:
         if match.partial is None:
             return 0
-        for table, source in zip(tables, cast(list[int], match.partial.blocks), strict=True):
-            (target,) = self._pool.allocate(1)
-            self._kv.copy(source, target)
-            self._pool.free([source])
+        sources = cast(list[int], match.partial.blocks)
+        targets = self._pool.allocate(len(sources))
+        self._kv.copy(sources, targets)
+        self._pool.free(sources)
+        for table, target in zip(tables, targets, strict=True):
             table.append(target)
         return match.num_partial
 

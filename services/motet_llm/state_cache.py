@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from motet_kernels.blocks import Blocks
 from motet_shared.errors import InternalError
 
 
@@ -30,12 +31,20 @@ class StateCache:
     `on_drop(key)` is told when a snapshot is gone.
     """
 
-    def __init__(self, layers: Mapping[int, StateShape], num_running: int, num_snapshots: int):
+    def __init__(
+        self,
+        layers: Mapping[int, StateShape],
+        num_running: int,
+        num_snapshots: int,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ):
         self.on_drop: Callable[[Hashable], None] = lambda key: None
+        slots = num_running + num_snapshots
         self._layers = {
-            layer: tuple(torch.zeros(num_running + num_snapshots, *s, dtype=shape.dtype) for s in shape.shapes)
+            layer: tuple(torch.zeros(slots, *s, dtype=shape.dtype, device=device) for s in shape.shapes)
             for layer, shape in layers.items()
         }
+        self._slots = Blocks([tensor for tensors in self._layers.values() for tensor in tensors])
         self._num_running = num_running
         self._free = list(range(num_running - 1, -1, -1))
         self._free_snapshots = list(range(num_running + num_snapshots - 1, num_running - 1, -1))
@@ -83,19 +92,14 @@ class StateCache:
             dropped, place = self._snapshots.popitem(last=False)
             self._free_snapshots.append(place)
         self._snapshots[key] = target = self._free_snapshots.pop()
-        self._copy(slot, target)
+        self._slots.copy([slot], [target])
         if dropped is not None:
             self.on_drop(dropped)
 
     def restore(self, key: Hashable, slot: int) -> None:
         """Continue a sequence from a snapshot."""
         self._snapshots.move_to_end(key)
-        self._copy(self._snapshots[key], slot)
-
-    def _copy(self, source: int, target: int) -> None:
-        for tensors in self._layers.values():
-            for tensor in tensors:
-                tensor[target].copy_(tensor[source])
+        self._slots.copy([self._snapshots[key]], [slot])
 
     def check_integrity(self, held: list[int]) -> None:
         """Raise InternalError unless each slot is either free or held by exactly one sequence."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from motet_kernels.errors import KernelError
-from motet_kernels.kv import copy_blocks, store_kv
+from motet_kernels.kv import store_kv
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -74,13 +74,6 @@ def test_rounding_is_torch_s(backend: str) -> None:
     assert torch.equal(stored[numbers].view(torch.int16), wanted[numbers].view(torch.int16))
 
 
-def test_blocks_are_copied_all_at_once(backend: str) -> None:
-    key, _ = caches(5, 2, 4, (8, 8), torch.bfloat16)
-    before = key.clone()
-    copy_blocks(key, torch.tensor([0, 1]), torch.tensor([1, 4]))
-    assert torch.equal(key, before[[0, 0, 2, 3, 1]])
-
-
 @pytest.mark.parametrize("slot", [-1, 8])
 def test_a_slot_that_is_not_there_changes_nothing(backend: str, slot: int) -> None:
     key, value = caches(2, 1, 4, (16, 16), torch.float32)
@@ -109,8 +102,3 @@ ROWS, CACHE, SLOTS = torch.zeros(3, 2, 8), torch.zeros(2, 2, 4, 8), torch.arange
 def test_what_does_not_fit_is_named(backend: str, arguments: Any, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         store_kv(*arguments)
-
-
-def test_blocks_copied_must_pair_up() -> None:
-    with pytest.raises(KernelError, match="targets: 1 blocks must be as many as the 2 sources"):
-        copy_blocks(CACHE, torch.tensor([0, 1]), torch.tensor([1]))

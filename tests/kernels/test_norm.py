@@ -84,7 +84,7 @@ def test_bfloat16_goes_through_torch() -> None:
 
 
 def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(KernelError, match=r"weight_C: torch.float32 \[3\] must be float32 \[4\]"):
+    with pytest.raises(KernelError, match=r"weight_C: torch.float32 \[3\] must be dense float32 \[4\]"):
         rms_norm(torch.zeros(2, 4), torch.zeros(3), 1e-6)
     with pytest.raises(KernelError, match="'relu' of 4"):
         gated(torch.zeros(2, 4), "relu")
@@ -95,5 +95,5 @@ def test_wrong_arguments_are_named() -> None:
         rotate_heads(torch.zeros(2, 8), 1, 3, table, table)
     with pytest.raises(KernelError, match="must be equal, even, at most 2"):
         rotate_heads(torch.zeros(2, 8), 1, 2, table, table)
-    with pytest.raises(KernelError, match=r"k_weight_D: torch.float32 \[2\] must be float32 \[4\]"):
+    with pytest.raises(KernelError, match=r"k_weight_D: torch.float32 \[2\] must be dense float32 \[4\]"):
         rotate_heads(torch.zeros(2, 8), 1, 4, table, table, HeadNorm(torch.zeros(4), torch.zeros(2), 0.0))

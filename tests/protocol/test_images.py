@@ -134,6 +134,55 @@ async def test_pictures_are_changed(service: Service) -> None:
             await changed(client, image=("a.png", image[:50]))
 
 
+async def test_adapters_are_asked_for_by_name(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JSON, in a form (as JSON text), and on the command line."""
+    ink = diffusion_checkpoints.write_adapter(folder, tmp_path / "ink.safetensors", 1)
+    image, output = to_file(Image.new("RGB", (SIZE, SIZE), "red")), tmp_path / "a.png"
+
+    def loras(*scales: float, name: str = "ink") -> dict[str, Any]:
+        return {"loras": [{"name": name, "scale": scale} for scale in scales]}
+
+    async with serving(folder, loras=(f"ink={ink}",)) as service, service.client() as client:
+
+        async def changed(**ours: Any) -> bytes:
+            form = {**OURS, "strength": 0.7, **{name: json.dumps(value) for name, value in ours.items()}}
+            body: Any = {"model": MODEL, "prompt": PROMPT, "image": ("a.png", image), "extra_body": form}
+            return decoded((await client.images.edit(**body)).data[0])
+
+        plain, strong, weak = [(await pictures(client, ours))[0] for ours in ({}, loras(1.0), loras(0.3))]
+        assert len({plain, strong, weak}) == 3
+        assert [weak] == await pictures(client, loras(0.3))
+        assert len({await changed(), await changed(**loras(1.0)), await changed(**loras(0.3))}) == 3
+        argv = ("-o", str(output), "--steps", "6", "--seed", "5", "--lora", "ink:0.3", PROMPT)
+        assert await asyncio.to_thread(drawn_by_command, service, monkeypatch, *argv) == 0
+        assert output.read_bytes() == weak
+        changing = ("--image", str(output), "--strength", "0.7")
+        assert await asyncio.to_thread(drawn_by_command, service, monkeypatch, *changing, *argv) == 0
+        assert output.read_bytes() != weak
+        for ours, param, message in (
+            (loras(1.0, name="oil"), "loras[0].name", "'oil' is unknown; this model has ink"),
+            (loras(1.0, 0.5), "loras[1].name", "is there twice"),
+            (loras(99.0), "loras[0].scale", "<= 10"),
+        ):
+            error = await refusal(client, ours=ours)
+            assert (error.status_code, error.param) == (400, param)
+            assert message in error.message
+        with pytest.raises(openai.BadRequestError, match="'oil' is unknown"):
+            await changed(**loras(1.0, name="oil"))
+        with pytest.raises(openai.BadRequestError, match="`loras`: is no JSON"):
+            await client.images.edit(
+                model=MODEL, prompt=PROMPT, image=("a.png", image), extra_body={**OURS, "loras": "ink"}
+            )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [("ink:much", "'much' in 'ink:much' is no number"), (":1", "':1' names no adapter")]
+)
+def test_an_adapter_that_the_command_cannot_read(given: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["draw", "--lora", given, PROMPT]) == 2
+    assert f"--lora: {message}" in capsys.readouterr().err
+
+
 async def test_a_form_with_another_file(service: Service) -> None:
     files = {"image": ("a.png", to_file(Image.new("RGB", (SIZE, SIZE)))), "sound": ("b.wav", b"x")}
     async with httpx.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {KEY}"}) as http:

@@ -10,48 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import DiffusionPipeline
-from safetensors.torch import save_file
 
 from diffusion_book import Sketchbook, assert_alike
-from diffusion_checkpoints import FAMILIES, SIZE
+from diffusion_checkpoints import FAMILIES, SIZE, load, write_adapter
 from motet_diffusion.drawing import Drawing, Lora
 from motet_shared.errors import BadRequest, ConfigError
 
 RED = Drawing(prompt="red circle", steps=3, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0)
-RANK = 2
-ADAPTED = ("to_q", "to_v", "to_k", "add_q_proj", "proj_mlp", "q_proj", "v_proj", "out_proj")
 # peft warns of several adapters in the reference, which are meant.
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
-
-
-def load(path: Path) -> Any:
-    left_out = {"text_encoder_3": None, "tokenizer_3": None} if path.parent.name.startswith("sd3") else {}
-    return DiffusionPipeline.from_pretrained(path, low_cpu_mem_usage=False, **left_out)
-
-
-def write_adapter(model: Path, file: Path, seed: int, *, kohya: bool = False) -> Path:
-    """A strong random adapter for all attention of the denoiser and, but in SD3 and Flux, of the text encoder."""
-    pipeline, tensors = load(model), dict[str, torch.Tensor]()
-    generator = torch.Generator().manual_seed(seed)
-    size = 1.5 if hasattr(pipeline, "transformer") else 0.3
-    for part in ("unet", "transformer", "text_encoder"):
-        found = getattr(pipeline, part, None)
-        if found is None or (part == "text_encoder" and hasattr(pipeline, "transformer")):
-            continue
-        for name, module in found.named_modules():
-            if isinstance(module, torch.nn.Linear) and name.split(".")[-1] in ADAPTED:
-                down = torch.randn(RANK, module.in_features, generator=generator) * size
-                up = torch.randn(module.out_features, RANK, generator=generator) * size
-                if kohya:
-                    short = "lora_te" if part == "text_encoder" else f"lora_{part}"
-                    key = f"{short}_{name.replace('.', '_')}"
-                    tensors |= {f"{key}.lora_down.weight": down, f"{key}.lora_up.weight": up}
-                    tensors[f"{key}.alpha"] = torch.tensor(1.0)
-                else:
-                    tensors |= {f"{part}.{name}.lora_A.weight": down, f"{part}.{name}.lora_B.weight": up}
-    save_file(tensors, file)
-    return file
 
 
 def reference(path: Path, drawing: Drawing, files: dict[str, Path]) -> Any:

@@ -173,8 +173,8 @@ def test_blocks_travel_whole() -> None:
     for layer in shapes:
         rows = torch.randn(SIZE, 2, DIM)
         kv.write(layer, rows, rows[..., :VALUE_DIM], torch.arange(SIZE))
-    kv.copy(0, 1)
-    kv.write_block(2, kv.read_block(0))
+    kv.copy([0], [1])
+    kv.write_blocks([2], [kv.read_block(0)])
     for layer in shapes:
         for tensor in kv.layer(layer):
             assert tensor[0].any()

@@ -244,17 +244,16 @@ def test_rope_that_depends_on_the_batch_is_held_to_its_exact_range() -> None:
 
 
 def test_what_auto_stands_for() -> None:
-    wide, bf16, half = (LlamaConfig(dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
-    assert checkpoint.resolve_dtype("auto") == torch.float32
-    assert checkpoint.resolve_dtype("bfloat16") == torch.bfloat16
-    assert [checkpoint.resolve_kv_dtype(c, "auto") for c in (wide, bf16, half)] == [
-        torch.float32,
-        torch.bfloat16,
-        torch.float32,
-    ]
-    assert checkpoint.resolve_kv_dtype(bf16, "float32") == torch.float32
-    assert [checkpoint.resolve_weights(c, "auto") for c in (wide, bf16, half)] == ["float32", "bfloat16", "float32"]
-    assert checkpoint.resolve_weights(wide, "int8") == "int8"
+    configs = [LlamaConfig(dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    wide, bf16, _ = configs
+    cpu, float32 = torch.device("cpu"), torch.float32
+    assert [checkpoint.resolve_dtype(c, "auto", cpu) for c in configs] == [float32] * 3
+    assert checkpoint.resolve_dtype(wide, "bfloat16", cpu) == torch.bfloat16
+    kinds = [checkpoint.resolve_kv_dtype(c, "auto", float32, cpu) for c in configs]
+    assert kinds == [float32, torch.bfloat16, float32]
+    assert checkpoint.resolve_kv_dtype(bf16, "float32", float32, cpu) == float32
+    assert [checkpoint.resolve_weights(c, "auto", float32, cpu) for c in configs] == ["float32", "bfloat16", "float32"]
+    assert checkpoint.resolve_weights(wide, "int8", float32, cpu) == "int8"
 
 
 def test_the_pool_is_sized_from_memory(tmp_path: Path) -> None:

@@ -410,7 +410,7 @@ def test_the_time_that_the_model_waits_for_python_is_counted(engine: Engine) -> 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"weights": "int3"}, "weights='int3': choose one of auto, float32, bfloat16, int8, int4"),
+        ({"weights": "int3"}, "weights='int3': choose one of auto, float32, bfloat16, float16, int8, int4"),
         ({"kv_dtype": "fp8"}, "kv_dtype='fp8': choose one of"),
         ({"decode_slowdown": 0.5}, "decode_slowdown=0.5: give more than 1, or 0"),
         ({"latency_goal": -0.1}, "latency_goal=-0.1: give seconds, or 0 for none"),

@@ -149,6 +149,14 @@ def test_a_prompt_that_leaves_in_the_middle_of_a_block_copies_it() -> None:
     assert len(first) >= 7, "the original was written"
 
 
+@pytest.mark.parametrize("shapes", [FULL, MIXED])
+def test_without_room_for_a_copy_only_whole_blocks_are_taken(shapes: dict[int, LayerShape]) -> None:
+    """The block to copy is the last one that is left: the copy's own place."""
+    stack = Stack(shapes, num_blocks=3 * len(KvCache(shapes, 1, SIZE, torch.float32).groups))
+    serve(stack, PROMPT[:12])
+    assert serve(stack, [*PROMPT[:10], 1, 2]) == 8
+
+
 def test_a_shared_block_is_one_block() -> None:
     stack = Stack(num_blocks=12, token_budget=64)
     serve(stack, PROMPT)

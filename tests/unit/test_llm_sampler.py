@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_llm import sampler
-from motet_llm.noise import gumbel
+from motet_kernels import sampling
+from motet_kernels.noise import gumbel, streams
+from motet_kernels.sampling import Choice, survivors
 from motet_llm.request import Request
-from motet_llm.sampler import sample
+from motet_llm.sampler import edits_of, sample
 from motet_shared.messages import Sampling
 
 VOCAB = 24
@@ -92,8 +93,8 @@ tokens = st.lists(st.integers(0, VOCAB - 1), max_size=8)
 def test_filters_keep_what_the_reference_keeps(seed: int, wish: dict[str, Any], narrow: int) -> None:
     logits, s = make_logits(seed), Sampling(**wish)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler, "NARROW", narrow)
-        scaled_RC, tokens_RC = sampler._survivors(logits / s.temperature, [s])
+        patch.setattr(sampling, "NARROW", narrow)
+        scaled_RC, tokens_RC = survivors(logits, [Choice(s.temperature, s.top_k, s.top_p, s.min_p)])
     ours = np.zeros(VOCAB)
     ours[tokens_RC[0].numpy()] = scaled_RC[0].softmax(-1).numpy()
     expected = plain_probs(logits[0].double().numpy(), s)
@@ -114,7 +115,8 @@ def test_bias_and_penalties_are_the_reference_s(
     logits = make_logits(seed)
     before = logits.clone()
     request = make_request([0, *prompt], output, **wish)
-    edited = sampler._edit(logits, [request])
+    edits = edits_of([request])
+    edited = logits if edits is None else sampling.edit(logits, edits)
     assert torch.equal(logits, before)
     np.testing.assert_allclose(edited[0].numpy(), plain_edit(logits[0].numpy(), request), atol=1e-4)
 
@@ -154,7 +156,7 @@ def test_draws_follow_the_distribution() -> None:
     """Chi-square over 20,000 positions, fixed seed: 11 degrees of freedom, 99.9% lie below 31.3."""
     logits = make_logits(2, vocab=12) / 2
     positions = list(range(20_000))
-    noise = gumbel([123] * len(positions), positions, torch.arange(12).expand(len(positions), 12))
+    noise = gumbel(streams([123] * len(positions), positions), torch.arange(12).expand(len(positions), 12))
     drawn = torch.bincount((logits + noise).argmax(-1), minlength=12).double()
     expected = logits[0].double().softmax(-1) * len(positions)
     assert float(((drawn - expected) ** 2 / expected).sum()) < 31.3
@@ -164,7 +166,7 @@ def test_draws_follow_the_distribution() -> None:
 def test_noise_is_uncorrelated_along_seeds_and_positions(axis: str) -> None:
     lots = list(range(4000))
     seeds, positions = (lots, [0] * 4000) if axis == "seed" else ([0] * 4000, lots)
-    noise = gumbel(seeds, positions, torch.arange(8).expand(4000, 8)).double()
+    noise = gumbel(streams(seeds, positions), torch.arange(8).expand(4000, 8)).double()
     correlations = torch.corrcoef(torch.cat([noise[:-1], noise[1:]], dim=1).T) - torch.eye(16)
     assert float(correlations.abs().max()) < 0.08
     assert float(noise.mean()) == pytest.approx(0.5772, abs=0.03)  # Euler's constant
@@ -190,7 +192,7 @@ def plain_gumbel(seed: int, position: int, token: int) -> float:
     seed=st.integers(-(1 << 70), 1 << 70), position=st.integers(0, 1 << 20), tokens=st.lists(st.integers(0, 200_000))
 )
 def test_noise_depends_on_nothing_but_seed_position_and_token(seed: int, position: int, tokens: list[int]) -> None:
-    noise = gumbel([0, seed], [0, position], torch.tensor([tokens, tokens], dtype=torch.long))
+    noise = gumbel(streams([0, seed], [0, position]), torch.tensor([tokens, tokens], dtype=torch.long))
     assert noise[1].tolist() == pytest.approx([plain_gumbel(seed, position, t) for t in tokens], rel=1e-4, abs=1e-4)
 
 

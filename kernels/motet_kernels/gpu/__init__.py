@@ -14,6 +14,7 @@ import os
 import sys
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor
 
 from ..errors import KernelError
@@ -30,6 +31,11 @@ def takes(tensor: Tensor) -> bool:
     """Whether a Triton kernel computes with this tensor."""
     current = _mode or mode()
     return current == "interpret" or (current == "on" and tensor.is_cuda)
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether memory is laid out and steps are made as for a GPU: there, and in the interpreter everywhere."""
+    return device.type != "cpu" or mode() == "interpret"
 
 
 def mode() -> str:

@@ -46,12 +46,17 @@ def dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
 
 def binary(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
     _refuse(op, lhs, rhs)
-    return _binary(self, lhs, rhs, op)
+    with np.errstate(all="ignore"):  # no GPU says that something overflowed
+        result = _binary(self, lhs, rhs, op)
+    if result.data.dtype == np.bool_:  # it says that a comparison has the type of what was compared
+        result.dtype = tl.int1
+    return result
 
 
 def unary(self: Any, arg: Any, op: Any) -> Any:
     _refuse(op, arg)
-    return _unary(self, arg, op)
+    with np.errstate(all="ignore"):
+        return _unary(self, arg, op)
 
 
 def widened(bits: np.ndarray) -> np.ndarray:

@@ -56,6 +56,6 @@ def _dump(flag: str, path: str) -> str:
 
 def _amd(code: str, shared: int) -> Resources:
     used = {name: int(value) for name, value in re.findall(r"^\s*\.(\w+):\s+(\d+)$", code, re.MULTILINE)}
-    spills = used.get("vgpr_spill_count", 0) + used.get("sgpr_spill_count", 0)
+    spills = used["vgpr_spill_count"]  # scalar registers spill into lanes of vector registers, not into memory
     mma = "MFMA" if "v_mfma" in code else ""
     return Resources(used["vgpr_count"], spills, used["private_segment_fixed_size"], shared, mma)

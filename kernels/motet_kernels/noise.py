@@ -9,6 +9,8 @@ Shapes: R rows, C candidate tokens per row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -19,9 +21,9 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_FIRST = _signed(0xBF58476D1CE4E5B9)
-_SECOND = _signed(0x94D049BB133111EB)
+GOLDEN = _signed(0x9E3779B97F4A7C15)
+FIRST = _signed(0xBF58476D1CE4E5B9)
+SECOND = _signed(0x94D049BB133111EB)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
@@ -31,20 +33,24 @@ def _shift_right(x: Tensor, bits: int) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """The finalizer, in place: fresh memory would cost more than the arithmetic."""
-    x.bitwise_xor_(_shift_right(x, 30)).mul_(_FIRST)
-    x.bitwise_xor_(_shift_right(x, 27)).mul_(_SECOND)
+    x.bitwise_xor_(_shift_right(x, 30)).mul_(FIRST)
+    x.bitwise_xor_(_shift_right(x, 27)).mul_(SECOND)
     return x.bitwise_xor_(_shift_right(x, 31))
 
 
-def gumbel(seeds: list[int], positions: list[int], tokens_RC: Tensor) -> Tensor:
-    """Standard Gumbel noise `[R, C]`, float32, for the given token ids at each row's absolute output position.
+def streams(seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
+    """The generator's state for each row `[R]`, int64. Seeds of any size count modulo 2**64."""
+    seeds_R = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64)
+    positions_R = torch.tensor(positions, dtype=torch.int64)
+    return _mix(_mix(seeds_R + GOLDEN) + positions_R * GOLDEN)
 
-    `argmax(logits + noise)` is then a draw from `softmax(logits)`. Seeds of any size count modulo 2**64.
+
+def gumbel(streams_R: Tensor, tokens_RC: Tensor) -> Tensor:
+    """Standard Gumbel noise `[R, C]`, float32, of each row's stream for the given token ids.
+
+    `argmax(logits + noise)` is then a draw from `softmax(logits)`.
     """
-    seeds_R1 = torch.tensor([_signed(seed) for seed in seeds]).unsqueeze(1)
-    positions_R1 = torch.tensor(positions).unsqueeze(1)
-    stream_R1 = _mix(_mix(seeds_R1 + _GOLDEN) + positions_R1 * _GOLDEN)
-    bits_RC = _shift_right(_mix(stream_R1 + (tokens_RC + 1) * _GOLDEN), 41)
+    bits_RC = _shift_right(_mix(streams_R.unsqueeze(1) + (tokens_RC + 1) * GOLDEN), 41)
     # 23 bits and a half: exact in float32, never 0 and never 1, so both logarithms are finite.
     uniform_RC = bits_RC.float().add_(0.5).mul_(2.0**-23)
     return uniform_RC.log_().neg_().log_().neg_()

@@ -1,0 +1,194 @@
+"""What the attention kernels share: the walk of a tile of queries over keys, with an online softmax.
+
+The algorithm is FlashAttention-2's (Dao 2023, arXiv 2307.08691): scores, their softmax and the weighted values of a
+block of keys at a time, never a whole row of scores. Blocks begin at multiples of KEYS, and a block that a line does
+not see leaves it as it was, to the bit; so a line's result does not depend on what else is in its tile.
+
+A dimension that is no power of two is a large power of two and a `tail`, 96 = 64 + 32 and 576 = 512 + 64, where that
+computes less than the next power of two.
+
+Shapes: L lines of a tile, T keys of a block, D and E the key dim's two parts, V and U the value dim's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import Config, GpuKernel
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+ANY = 1 << 30  # dims: more than any
+
+
+@triton.jit
+def load_part(ptr_X, seen_X, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
+    """`[X, SIZE]`: of rows that begin at `ptr_X` the numbers from BEGIN on, up to DIM; else and where unseen zeros."""
+    at = BEGIN + tl.arange(0, SIZE)
+    if BEGIN + SIZE <= DIM:
+        part = tl.load(ptr_X[:, None] + at[None, :], mask=seen_X[:, None], other=0.0)
+    else:
+        part = tl.load(ptr_X[:, None] + at[None, :], mask=seen_X[:, None] & (at < DIM)[None, :], other=0.0)
+    return part.to(tl.float32) if WIDE else part
+
+
+@triton.jit
+def store_part(ptr_L, part, seen_L, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr):
+    at = BEGIN + tl.arange(0, SIZE)
+    tl.store(ptr_L[:, None] + at[None, :], part, mask=seen_L[:, None] & (at < DIM)[None, :])
+
+
+@triton.jit
+def bent(scores, scale, softcap, SOFTCAP: tl.constexpr):
+    """Scores for a softmax to base 2: `scale` is the factor times log2 e, or with a cap times 2 log2 e over the cap."""
+    if SOFTCAP:  # tanh x = 1 - 2 / (e^2x + 1), which is right at both infinities
+        return (1.0 - 2.0 / (tl.exp2(scores * scale) + 1.0)) * softcap
+    return scores * scale
+
+
+@triton.jit
+def walk(
+    state,
+    query_LD,
+    query_LE,
+    keys,
+    values,
+    pages,
+    sight,
+    begin,
+    end,
+    HIDES: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    PAGED: tl.constexpr,
+    SHARED: tl.constexpr,
+    WIDE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SLOTS: tl.constexpr,
+    DIM: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    V: tl.constexpr,
+    U: tl.constexpr,
+):
+    """Take in the keys of the blocks from `begin` (a multiple of KEYS) to before `end`, and return the new state.
+
+    state: of each line its largest score so far, its sum of weights, its two parts of weighted values; and by place in
+    a block whether there was a bad table entry. keys, values: (pointer to the row's first, stride of a block, stride
+    of a key). pages: (pointer to the row's table, blocks of the cache). sight: (each line's first key and last key,
+    the tile's first key and the one behind its last, scale, softcap). HIDES: some line does not see some of the keys.
+    SHARED: values are the first numbers of their keys.
+    """
+    max_L, sum_L, out_LV, out_LU, bad_T = state
+    key_ptr, stride_kp, stride_kt = keys
+    value_ptr, stride_vp, stride_vt = values
+    table_ptr, num_blocks = pages
+    first_L, last_L, lo, hi, scale, softcap = sight
+    for base in range(begin, end, KEYS):
+        t = base + tl.arange(0, KEYS)
+        seen_T = (t >= lo) & (t < hi)
+        if PAGED:
+            block_T = tl.load(table_ptr + t // SLOTS, mask=seen_T, other=0)
+            sound_T = (block_T >= 0) & (block_T < num_blocks)
+            bad_T = bad_T | (seen_T & (sound_T == 0)).to(tl.int32)
+            seen_T = seen_T & sound_T
+            key_T = key_ptr + block_T.to(tl.int64) * stride_kp + (t % SLOTS) * stride_kt
+            value_T = value_ptr + block_T.to(tl.int64) * stride_vp + (t % SLOTS) * stride_vt
+        else:
+            key_T = key_ptr + t.to(tl.int64) * stride_kt
+            value_T = value_ptr + t.to(tl.int64) * stride_vt
+        key_TD = load_part(key_T, seen_T, 0, D, DIM, WIDE)
+        scores_LT = tl.dot(query_LD, tl.trans(key_TD), input_precision="ieee")
+        if E:
+            key_TE = load_part(key_T, seen_T, D, E, DIM, WIDE)
+            scores_LT = tl.dot(query_LE, tl.trans(key_TE), scores_LT, input_precision="ieee")
+        scores_LT = bent(scores_LT, scale, softcap, SOFTCAP)
+        if HIDES:
+            hidden_LT = t[None, :] > last_L[:, None]
+            if WINDOW:
+                hidden_LT = hidden_LT | (t[None, :] < first_L[:, None])
+            scores_LT = tl.where(hidden_LT, float("-inf"), scores_LT)
+        top_L = tl.maximum(max_L, tl.max(scores_LT, 1))
+        base_L = tl.where(top_L == float("-inf"), 0.0, top_L)  # of a line that has seen nothing yet
+        decay_L = tl.exp2(max_L - base_L)
+        weights_LT = tl.exp2(scores_LT - base_L[:, None])
+        sum_L = sum_L * decay_L + tl.sum(weights_LT, 1)
+        max_L = top_L
+        value_TV = key_TD if SHARED else load_part(value_T, seen_T, 0, V, VALUE_DIM, WIDE)
+        weights_LT = weights_LT.to(value_TV.dtype)
+        out_LV = tl.dot(weights_LT, value_TV, out_LV * decay_L[:, None], input_precision="ieee")
+        if U:
+            value_TU = load_part(value_T, seen_T, V, U, VALUE_DIM, WIDE)
+            out_LU = tl.dot(weights_LT, value_TU, out_LU * decay_L[:, None], input_precision="ieee")
+    return max_L, sum_L, out_LV, out_LU, bad_T
+
+
+@triton.jit
+def nothing_seen(LINES: tl.constexpr, KEYS: tl.constexpr, V: tl.constexpr, U: tl.constexpr):
+    """The state of `walk` before the first key."""
+    max_L = tl.full([LINES], float("-inf"), tl.float32)
+    sum_L = tl.zeros([LINES], tl.float32)
+    out_LV = tl.zeros([LINES, V], tl.float32)
+    out_LU = tl.zeros([LINES, U if U else 1], tl.float32)
+    return max_L, sum_L, out_LV, out_LU, tl.zeros([KEYS], tl.int32)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A dimension as a kernel takes it: two powers of two, at least 16 each; the second may be 0."""
+
+    main: int
+    tail: int
+
+    @classmethod
+    def of(cls, dim: int) -> Parts:
+        whole = max(16, triton.next_power_of_2(dim))
+        main = whole // 2
+        tail = max(16, triton.next_power_of_2(dim - main))
+        return cls(main, tail) if main >= 16 and main + tail < whole else cls(whole, 0)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A kernel for key dims up to `most`, whose tiles have `lines` lines.
+
+    Every row of a call meets the same one, and no configuration asks what rows there are, lest bits depend on company.
+    """
+
+    most: int
+    lines: int
+    kernel: GpuKernel
+
+
+def sizes(function: Any, *given: tuple[int, int, list[tuple[int, int, int]]]) -> tuple[Size, ...]:
+    """(most, lines, [(warps, stages, keys of a block), …]) each, by `most`; the first configuration of each ships."""
+    return tuple(
+        Size(
+            most,
+            lines,
+            GpuKernel(function, *(Config(warps=w, stages=s, constants={"KEYS": k}) for w, s, k in settings)),
+        )
+        for most, lines, settings in given
+    )
+
+
+def size_for(dim: int, among: tuple[Size, ...]) -> Size:
+    return next(size for size in among if dim <= size.most)
+
+
+def factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """`scale` and `softcap` for `bent`."""
+    log2_e: float = LOG2_E.value
+    return (2 * scale * log2_e / softcap, softcap * log2_e) if softcap else (scale * log2_e, 0.0)
+
+
+def multiplies_wide(*tensors: Tensor) -> bool:
+    """Whether products are of float32: matrix units take one 16-bit type."""
+    kinds = {tensor.dtype for tensor in tensors}
+    return len(kinds) > 1 or kinds == {torch.float32}

@@ -1,0 +1,104 @@
+"""Keys and values of a step to their slots, both in one launch.
+
+Shapes: as in `motet_kernels.kv`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import Config, Constants, GpuKernel, Sample
+
+
+@triton.jit
+def _put(
+    rows_ptr, rows_stride_n, rows_stride_k, cache_ptr, cache_stride_p, cache_stride_k, cache_stride_s,
+    token, head, block, place, K, D, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.arange(0, BLOCK)[None, :]
+    seen = (head < K) & (at < D)
+    rows = tl.load(rows_ptr + token * rows_stride_n + head * rows_stride_k + at, mask=seen, other=0.0)
+    cache = cache_ptr + block * cache_stride_p + head * cache_stride_k + place * cache_stride_s
+    tl.store(cache + at, rows.to(tl.float32).to(cache_ptr.dtype.element_ty), mask=seen)
+
+
+@triton.jit
+def _store_kv(
+    slots_ptr, num_slots, SLOTS, K,
+    key_ptr, key_stride_n, key_stride_k, keys_ptr, keys_stride_p, keys_stride_k, keys_stride_s, KEY_DIM,
+    value_ptr, value_stride_n, value_stride_k, values_ptr, values_stride_p, values_stride_k, values_stride_s, VALUE_DIM,
+    KEY: tl.constexpr, VALUE: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1).to(tl.int64) * HEADS + tl.arange(0, HEADS))[:, None]
+    slot = tl.load(slots_ptr + token)
+    if (slot >= 0) & (slot < num_slots):
+        block, place = slot // SLOTS, slot % SLOTS
+        _put(
+            key_ptr, key_stride_n, key_stride_k, keys_ptr, keys_stride_p, keys_stride_k, keys_stride_s,
+            token, head, block, place, K, KEY_DIM, KEY,
+        )  # fmt: skip
+        if VALUE > 0:
+            _put(
+                value_ptr, value_stride_n, value_stride_k, values_ptr, values_stride_p, values_stride_k,
+                values_stride_s, token, head, block, place, K, VALUE_DIM, VALUE,
+            )  # fmt: skip
+
+
+def _fits(constants: Constants) -> bool:
+    heads = constants["HEADS"]
+    return bool(heads == 1 or heads * max(constants["KEY"], constants["VALUE"]) <= 2048)
+
+
+_STORE = GpuKernel(
+    _store_kv,
+    Config(warps=4, constants={"HEADS": 8}),
+    Config(warps=2, constants={"HEADS": 4}),
+    Config(warps=4, constants={"HEADS": 1}),
+    fits=_fits,
+)
+
+
+def store_kv(
+    key_NKD: Tensor, value_NKD: Tensor | None, key_PKSD: Tensor, value_PKSD: Tensor | None, slots_N: Tensor
+) -> None:
+    """As `motet_kernels.kv.store_kv`, but that a token whose slot is not in the cache is left out."""
+    blocks, heads, slots, dim = key_PKSD.shape
+    key, value = _side(key_NKD, key_PKSD), _side(key_NKD, key_PKSD)
+    sizes = {"KEY": triton.next_power_of_2(dim), "VALUE": 0}
+    if value_NKD is not None and value_PKSD is not None:
+        value = _side(value_NKD, value_PKSD)
+        sizes["VALUE"] = triton.next_power_of_2(value_PKSD.shape[3])
+    grid = partial(_programs, len(slots_N), heads)
+    _STORE(grid, slots_N, blocks * slots, slots, heads, *key, *value, **sizes)
+
+
+def _side(rows_NKD: Tensor, cache_PKSD: Tensor) -> tuple[Tensor | int, ...]:
+    """Keys or values, as the kernel takes them."""
+    return rows_NKD, *rows_NKD.stride()[:2], cache_PKSD, *cache_PKSD.stride()[:3], cache_PKSD.shape[3]
+
+
+def _programs(tokens: int, heads: int, constants: Constants) -> tuple[int, int]:
+    return tokens, triton.cdiv(heads, constants["HEADS"])
+
+
+def samples() -> Iterator[Sample]:
+    """Heads of 64 and 128, latents (MLA), and a step in another type than the cache."""
+    slots_N = torch.zeros(2, dtype=torch.int64)
+    for heads, dim, dtype, cache in (
+        (8, 128, torch.bfloat16, torch.bfloat16),
+        (8, 64, torch.float16, torch.float16),
+        (8, 128, torch.float32, torch.bfloat16),
+        (1, 576, torch.bfloat16, torch.bfloat16),
+    ):
+        rows_NKD = torch.zeros(2, heads, dim, dtype=dtype)
+        cache_PKSD = torch.zeros(4, heads, 16, dim, dtype=cache)
+        label = f"{heads} heads of {dim}, {dtype} to {cache}".replace("torch.", "")
+        value, values = (None, None) if dim == 576 else (rows_NKD, cache_PKSD)
+        yield Sample(label, partial(store_kv, rows_NKD, value, cache_PKSD, values, slots_N))

@@ -1,0 +1,221 @@
+"""Rotary embedding of a step's heads, with their norm before it, keys and values straight to the pages of a KV cache.
+
+A program takes a few heads of one token: both halves of what rotates, and what does not, lie in tiles of their own.
+
+Shapes: N packed tokens, H query heads, K key heads (and K value heads), D head dimension, R rotary dimension; a cache
+`[P, K, S, D]` of P blocks of S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .launch import Config, Constants, GpuKernel, Sample
+
+if TYPE_CHECKING:
+    from ..rotary import HeadNorm
+
+
+@triton.jit
+def _columns(START: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """Dimensions `[1, BLOCK]` of a part of a head, and which of them there are."""
+    at = tl.arange(0, BLOCK)[None, :]
+    return START + at, at < COUNT
+
+
+@triton.jit
+def _part(x_ptr, heads, columns, seen):
+    return tl.load(x_ptr + heads + columns, mask=seen, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _scaled(x, scale, q_weight_ptr, k_weight_ptr, is_query, columns, exists, offset):
+    """Normed by `scale [heads, 1]` and the weights of queries or keys."""
+    q_weight = tl.load(q_weight_ptr + columns, mask=exists, other=0.0)
+    k_weight = tl.load(k_weight_ptr + columns, mask=exists, other=0.0)
+    return x * scale * (tl.where(is_query, q_weight, k_weight) + offset)
+
+
+@triton.jit
+def _put(x, out, key, value, columns, is_out, is_key, is_value, exists, STORES: tl.constexpr):
+    """A part of the heads to where each of them goes: the result, or the slot of the token."""
+    tl.store(out + columns, x, mask=is_out & exists)
+    if STORES:
+        tl.store(key + columns, x, mask=is_key & exists)
+        tl.store(value + columns, x, mask=is_value & exists)
+
+
+@triton.jit
+def _rotate(
+    x_ptr, stride_n, cos_ptr, sin_ptr, q_weight_ptr, k_weight_ptr, eps, offset, out_ptr,
+    key_ptr, key_stride_p, key_stride_k, key_stride_s, value_ptr, value_stride_p, value_stride_k, value_stride_s,
+    slots_ptr, num_slots, SLOTS, H, K, HEADS_IN, HEADS_OUT,
+    D: tl.constexpr, R: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
+    NORMED: tl.constexpr, STORES: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
+    x_ptr += token * stride_n
+    heads = head * D
+    half: tl.constexpr = R // 2
+    first_at, in_half = _columns(0, half, HALF)
+    second_at, _ = _columns(half, half, HALF)
+    turns, rests = in_half & (head < HEADS_IN), head < HEADS_IN
+    first, second = _part(x_ptr, heads, first_at, turns), _part(x_ptr, heads, second_at, turns)
+
+    is_query, is_value = head < H, head >= H + K
+    is_key = (head >= H) & (head < H + K)
+    is_out = head < HEADS_OUT
+    out = out_ptr + token * HEADS_OUT * D + heads
+    key, value = key_ptr, value_ptr
+    if STORES:
+        slot = tl.load(slots_ptr + token)
+        there = (slot >= 0) & (slot < num_slots)
+        block, place = slot // SLOTS, slot % SLOTS
+        key += block * key_stride_p + place * key_stride_s + (head - H) * key_stride_k
+        value += block * value_stride_p + place * value_stride_s + (head - H - K) * value_stride_k
+        is_key, is_value = is_key & there, is_value & there & rests
+
+    if REST > 0:
+        rest_at, in_rest = _columns(R, D - R, REST)
+        rest = _part(x_ptr, heads, rest_at, in_rest & rests)
+    if NORMED:
+        squares = tl.sum(first * first + second * second, 1, keep_dims=True)
+        if REST > 0:
+            squares += tl.sum(rest * rest, 1, keep_dims=True)
+        scale = tl.rsqrt(squares / D + eps)
+        turned = head < H + K
+        a = _scaled(first, scale, q_weight_ptr, k_weight_ptr, is_query, first_at, in_half, offset)
+        b = _scaled(second, scale, q_weight_ptr, k_weight_ptr, is_query, second_at, in_half, offset)
+        first, second = tl.where(turned, a, first), tl.where(turned, b, second)
+        if REST > 0:
+            c = _scaled(rest, scale, q_weight_ptr, k_weight_ptr, is_query, rest_at, in_rest, offset)
+            rest = tl.where(turned, c, rest)
+
+    cos_a, sin_a = _part(cos_ptr, token * R, first_at, in_half), _part(sin_ptr, token * R, first_at, in_half)
+    cos_b, sin_b = _part(cos_ptr, token * R, second_at, in_half), _part(sin_ptr, token * R, second_at, in_half)
+    stays = head >= H + K
+    a = tl.where(stays, first, first * cos_a - second * sin_a)
+    b = tl.where(stays, second, second * cos_b + first * sin_b)
+    _put(a, out, key, value, first_at, is_out, is_key, is_value, in_half, STORES)
+    _put(b, out, key, value, second_at, is_out, is_key, is_value, in_half, STORES)
+    if REST > 0:
+        _put(rest, out, key, value, rest_at, is_out, is_key, is_value, in_rest, STORES)
+
+
+def _fits(constants: Constants) -> bool:
+    """At most 32 numbers of each part in a thread."""
+    heads = constants["HEADS"]
+    return bool(heads == 1 or heads * max(constants["HALF"], constants["REST"]) <= 2048)
+
+
+_ROTATE = GpuKernel(
+    _rotate,
+    Config(warps=4, constants={"HEADS": 16}),
+    Config(warps=4, constants={"HEADS": 8}),
+    Config(warps=2, constants={"HEADS": 4}),
+    Config(warps=4, constants={"HEADS": 1}),
+    fits=_fits,
+)
+
+
+def rotate_heads(
+    x_NC: Tensor, num_queries: int, dim: int, cos_NR: Tensor, sin_NR: Tensor, norm: HeadNorm | None
+) -> Tensor:
+    """As `motet_kernels.rotary.rotate_heads`."""
+    heads = x_NC.shape[1] // dim
+    out_NHD = x_NC.new_empty(len(x_NC), heads, dim)
+    # What is not stored is not looked at: any tensor of a type that can be written stands for the cache.
+    nowhere = (out_NHD, 0, 0, 0)
+    slots_N = x_NC.new_empty(0, dtype=torch.int64)
+    counts = (num_queries, heads - num_queries, heads, heads)
+    _run(x_NC, dim, cos_NR, sin_NR, norm, out_NHD, *nowhere, *nowhere, slots_N, 0, 1, *counts, stores=False)
+    return out_NHD
+
+
+def rotate_store_kv(
+    x_NC: Tensor,
+    num_queries: int,
+    cos_NR: Tensor,
+    sin_NR: Tensor,
+    norm: HeadNorm | None,
+    key_PKSD: Tensor,
+    value_PKSD: Tensor,
+    slots_N: Tensor,
+) -> Tensor:
+    """As `motet_kernels.rotary.rotate_store_kv`, but that a token whose slot is not in the cache is not stored."""
+    blocks, keys, slots, dim = key_PKSD.shape
+    out_NHD = x_NC.new_empty(len(x_NC), num_queries, dim)
+    sides: list[tuple[Tensor | int, ...]] = [(side, *side.stride()[:3]) for side in (key_PKSD, value_PKSD)]
+    counts = (num_queries, keys, num_queries + 2 * keys, num_queries)
+    _run(
+        x_NC,
+        dim,
+        cos_NR,
+        sin_NR,
+        norm,
+        out_NHD,
+        *sides[0],
+        *sides[1],
+        slots_N,
+        blocks * slots,
+        slots,
+        *counts,
+        stores=True,
+    )
+    return out_NHD
+
+
+def _run(
+    x_NC: Tensor, dim: int, cos_NR: Tensor, sin_NR: Tensor, norm: HeadNorm | None, *out: Tensor | int, stores: bool
+) -> None:
+    """`out`: the kernel's arguments from `out_ptr` to `HEADS_OUT`."""
+    rotary, heads = cos_NR.shape[1], x_NC.shape[1] // dim
+    sizes = {"D": dim, "R": rotary, "HALF": _block(rotary // 2), "REST": _block(dim - rotary) if rotary < dim else 0}
+    q_weight, k_weight, eps, offset = norm if norm is not None else (cos_NR, cos_NR, 0.0, 0.0)
+    tables = (cos_NR, sin_NR, q_weight, k_weight, eps, offset)
+    _ROTATE(
+        partial(_programs, len(x_NC), heads),
+        *(x_NC, x_NC.stride(0), *tables, *out),
+        NORMED=norm is not None,
+        STORES=stores,
+        **sizes,
+    )
+
+
+def _block(count: int) -> int:
+    return triton.next_power_of_2(max(count, 1))
+
+
+def _programs(tokens: int, heads: int, constants: Constants) -> tuple[int, int]:
+    return tokens, triton.cdiv(heads, constants["HEADS"])
+
+
+def samples() -> Iterator[Sample]:
+    """Queries, keys and values as one matrix gives them, of Llama, Qwen3, Phi (partly rotary) and Gemma."""
+    from ..rotary import HeadNorm
+
+    slots_N = torch.zeros(2, dtype=torch.int64)
+    for name, heads, keys, dim, rotary, normed, dtype in (
+        ("32 + 8 heads of 128", 32, 8, 128, 128, False, torch.bfloat16),
+        ("32 + 8 normed heads of 128", 32, 8, 128, 128, True, torch.bfloat16),
+        ("32 + 8 normed heads of 128", 32, 8, 128, 128, True, torch.float16),
+        ("16 + 8 normed heads of 64", 16, 8, 64, 64, True, torch.float32),
+        ("24 + 8 heads of 96, 72 turn", 24, 8, 96, 72, False, torch.bfloat16),
+        ("8 + 4 normed heads of 256", 8, 4, 256, 256, True, torch.bfloat16),
+    ):
+        x_NC = torch.zeros(2, (heads + 2 * keys) * dim, dtype=dtype)
+        table, weight = torch.zeros(2, rotary), torch.zeros(dim)
+        norm = HeadNorm(weight, weight, 1e-6) if normed else None
+        label = f"{name}, {dtype}".replace("torch.", "")
+        yield Sample(label, partial(rotate_heads, x_NC[:, : (heads + keys) * dim], heads, dim, table, table, norm))
+        cache = torch.zeros(4, keys, 16, dim, dtype=dtype)
+        stored = (x_NC, heads, table, table, norm, cache, cache, slots_N)
+        yield Sample(f"{label}, stored", partial(rotate_store_kv, *stored))

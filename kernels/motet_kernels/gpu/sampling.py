@@ -1,0 +1,209 @@
+"""Edits of single logits, and draws from all tokens: one pass over the vocabulary, split over programs, then a merge.
+
+A draw is Gumbel-max over the noise of `motet_kernels.noise`, whose 64 bits come out the same here. Most tokens cannot
+win: noise of the uniform number u is below that of `1 - u`'s reciprocal, since `-log(u) > 1 - u`; so a token whose
+`1 - u` is not below `exp(scaled - best)` needs no logarithm, and a block of such tokens none at all.
+
+Ties go to the lower token. A maximum has no order of additions, so a row's token does not depend on the split.
+
+Shapes: R rows of logits, V vocabulary, N rows that are drawn here, S parts of the vocabulary, E edits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .. import noise
+from ..sampling import GREEDY_BELOW, Choice, Edits
+from ..spans import upload
+from .launch import Config, GpuKernel, Sample
+
+_PROGRAMS = 2048  # that fill a GPU
+_SHORTEST = 4096  # tokens: a part of the vocabulary that is worth a program
+
+
+@triton.jit
+def scaled(x, temperature):
+    """Rounded as torch does, so that the same tokens tie."""
+    return tl.div_rn(x.to(tl.float32), temperature)
+
+
+@triton.jit
+def uniform(stream, tokens):
+    """Of the open interval from 0 to 1, of the tokens of a stream (uint64): see `motet_kernels.noise`."""
+    x = stream + (tokens + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    bits = ((x ^ (x >> 31)) >> 41).to(tl.int32)
+    # 2**23 + bits as float32: cheaper than a conversion, and as exact.
+    return ((bits | 0x4B000000).to(tl.float32, bitcast=True) - 8388607.5) * 1.1920928955078125e-07
+
+
+@triton.jit
+def gumbel(uniform):
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def not_finite(top):
+    """Whether maxima that carry NaN along hold NaN or +inf."""
+    return tl.max(((top != top) | (top == float("inf"))).to(tl.int32), 0) > 0
+
+
+@triton.jit
+def _edit(logits_ptr, stride_r, rows_ptr, tokens_ptr, bias_ptr, factor_ptr, less_ptr, E, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    seen = at < E
+    rows = tl.load(rows_ptr + at, mask=seen, other=0).to(tl.int64)
+    place = logits_ptr + rows * stride_r + tl.load(tokens_ptr + at, mask=seen, other=0)
+    factor = tl.load(factor_ptr + at, mask=seen, other=1.0)
+    x = tl.load(place, mask=seen, other=0.0) + tl.load(bias_ptr + at, mask=seen, other=0.0)
+    x = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
+    tl.store(place, x - tl.load(less_ptr + at, mask=seen, other=0.0), mask=seen)
+
+
+@triton.jit
+def _race(
+    logits_ptr,
+    stride_r,
+    rows_ptr,
+    temperatures_ptr,
+    streams_ptr,
+    scores_ptr,
+    tokens_ptr,
+    V,
+    share,
+    splits,
+    greedy_below,
+    BLOCK: tl.constexpr,
+):
+    index, split = tl.program_id(0), tl.program_id(1)
+    x_ptr = logits_ptr + tl.load(rows_ptr + index).to(tl.int64) * stride_r
+    temperature = tl.load(temperatures_ptr + index)
+    stream = tl.load(streams_ptr + index).to(tl.uint64)
+    greedy = temperature < greedy_below
+    inverse = 1.0 / tl.where(greedy, 1.0, temperature)
+    begin = split * share
+    end = tl.minimum(begin + share, V)
+    top = tl.full([BLOCK], float("-inf"), tl.float32)
+    best, bar = float("-inf"), float("-inf")
+    token = begin
+    for start in range(begin, end, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + at, mask=at < end, other=float("-inf")).to(tl.float32)
+        top = tl.maximum(top, x, propagate_nan=tl.PropagateNan.ALL)
+        if greedy:
+            hopeful = tl.max(x, 0) > best
+        else:
+            near = 1.0 - uniform(stream, at) < tl.exp(x * inverse - bar)
+            hopeful = tl.max(near.to(tl.int32), 0) > 0
+        if hopeful:
+            score = x if greedy else scaled(x, temperature) + gumbel(uniform(stream, at))
+            found = tl.max(score, 0)
+            if found > best:
+                best = found
+                bar = best - (1e-4 + 1e-6 * tl.abs(best))  # more than what `inverse` and `exp` round away
+                token = tl.min(tl.where(score == found, at, V), 0)
+    best = tl.where(not_finite(top), float("inf"), best)
+    tl.store(scores_ptr + index * splits + split, best)
+    tl.store(tokens_ptr + index * splits + split, token)
+
+
+@triton.jit
+def _merge(scores_ptr, tokens_ptr, rows_ptr, out_ptr, splits, V, BLOCK: tl.constexpr):
+    index = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    scores = tl.load(scores_ptr + index * splits + at, mask=at < splits, other=float("-inf"))
+    tokens = tl.load(tokens_ptr + index * splits + at, mask=at < splits, other=V)
+    best = tl.max(scores, 0)
+    token = tl.min(tl.where(scores == best, tokens, V), 0)
+    token = tl.where(tl.abs(best) == float("inf"), -1, token)
+    tl.store(out_ptr + tl.load(rows_ptr + index), token.to(tl.int64))
+
+
+_EDIT = GpuKernel(_edit, Config(warps=4, constants={"BLOCK": 256}))
+_RACE = GpuKernel(
+    _race,
+    *(Config(warps=warps, constants={"BLOCK": block}) for warps, block in ((4, 1024), (4, 2048), (8, 2048), (8, 4096))),
+)
+_MERGE = GpuKernel(_merge, Config(warps=1))
+
+
+def edit(logits_RV: Tensor, edits: Edits) -> Tensor:
+    """As `motet_kernels.sampling.edit`."""
+    edited_RV = logits_RV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+    columns = upload_columns(edited_RV.device, *edits)
+    count = len(edits.rows)
+    _EDIT(lambda c: (triton.cdiv(count, c["BLOCK"]),), edited_RV, edited_RV.stride(0), *columns, count)
+    return edited_RV
+
+
+def draw(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """As `motet_kernels.sampling.draw`."""
+    from .candidates import draw_filtered  # which needs this module
+
+    ids_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
+    plain = [row for row, choice in enumerate(choices) if not choice.filters]
+    filtered = [row for row, choice in enumerate(choices) if choice.filters]
+    for rows, drawn in ((plain, race), (filtered, draw_filtered)):
+        if rows:
+            drawn(logits_RV, rows, [choices[row] for row in rows], ids_R)
+    return ids_R
+
+
+def race(logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choice], ids_R: Tensor) -> None:
+    """Draw from all tokens of some rows, or take the most likely ones, into `ids_R[rows]`."""
+    vocab, count = logits_RV.shape[1], len(rows)
+    rows_N, temperatures_N, streams_N = upload_columns(
+        logits_RV.device,
+        np.array(rows, np.int32),
+        np.array([choice.temperature for choice in choices], np.float32),
+        streams(choices),
+    )
+    splits = max(1, min(_PROGRAMS // count, triton.cdiv(vocab, _SHORTEST)))
+    share = triton.cdiv(triton.cdiv(vocab, splits), 16) * 16  # 16 tokens are a whole load
+    scores_NS = torch.empty(count, splits, dtype=torch.float32, device=logits_RV.device)
+    tokens_NS = torch.empty(count, splits, dtype=torch.int32, device=logits_RV.device)
+    given = logits_RV, logits_RV.stride(0), rows_N, temperatures_N, streams_N
+    _RACE((count, splits), *given, scores_NS, tokens_NS, vocab, share, splits, GREEDY_BELOW)
+    block = triton.next_power_of_2(splits)
+    _MERGE((count,), scores_NS, tokens_NS, rows_N, ids_R, splits, vocab, BLOCK=block)
+
+
+def streams(choices: Sequence[Choice]) -> np.ndarray:
+    """The noise of each row."""
+    return noise.streams([choice.seed for choice in choices], [choice.position for choice in choices]).numpy()
+
+
+def upload_columns(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
+    """Arrays of the host on the device, in one copy."""
+    sizes = [-(-column.nbytes // 16) * 16 for column in columns]  # Triton knows more about addresses of 16 bytes
+    packed = np.zeros(max(1, sum(sizes)), np.uint8)  # of an empty tensor torch makes no other type
+    begins = np.cumsum([0, *sizes[:-1]])
+    for begin, column in zip(begins, columns, strict=True):
+        packed[begin : begin + column.nbytes] = column.view(np.uint8)
+    there = upload(torch.from_numpy(packed), device)
+    return [
+        there[begin : begin + column.nbytes].view(torch.from_numpy(column[:0]).dtype)
+        for begin, column in zip(begins, columns, strict=True)
+    ]
+
+
+def samples() -> Iterator[Sample]:
+    """Calls as they occur, for the compiler."""
+    vocab = 151_936
+    for dtype in (torch.bfloat16, torch.float32):
+        logits_RV = torch.zeros(2, vocab, dtype=dtype)
+        choices = [Choice(1.0), Choice(0.0)]
+        label = f"2 × {vocab:,}, {dtype}".replace("torch.", "")
+        yield Sample(label, partial(draw, logits_RV, choices))
+    column = np.zeros(3, np.float32)
+    edits = Edits(np.zeros(3, np.int32), np.arange(3, dtype=np.int32), column, column + 1, column)
+    yield Sample(f"3 of 2 × {vocab:,}", partial(edit, torch.zeros(2, vocab), edits))

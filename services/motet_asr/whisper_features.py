@@ -1,0 +1,48 @@
+"""What Whisper hears of a window: log-mel features, by transformers' own extractor or on a GPU.
+
+M mel bins · F feature frames of 10 ms · N samples.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from motet_kernels import gpu
+from motet_kernels.log_mel import MelTables, log_mel
+
+from .engine import SAMPLE_RATE, Audio
+
+_RANGE = 8.0  # tenfolds of power below the loudest: what is quieter counts as that quiet
+
+
+class WhisperFeatures:
+    """Takes a `WhisperFeatureExtractor`, and where the model computes."""
+
+    def __init__(self, extractor: Any, device: torch.device):
+        self._extractor, self._device = extractor, device
+        self._tables: MelTables | None = None
+        if gpu.takes(torch.empty(0, device=device)) and not extractor.dither:
+            filters_FM = torch.from_numpy(np.asarray(extractor.mel_filters)).to(device)
+            self._tables = MelTables.of(
+                torch.hann_window(extractor.n_fft, device=device), filters_FM, extractor.hop_length
+            )
+
+    def __call__(self, audio: Audio, samples: int) -> Tensor:
+        """Features [M, F] of a recording that is padded with silence, or cut, to so many samples."""
+        if self._tables is not None:
+            audio_N = torch.tensor(audio[:samples], device=self._device)
+            return normalized(log_mel(F.pad(audio_N, (0, samples - len(audio_N)))[None], self._tables)[0])
+        features: Tensor = self._extractor(
+            audio, sampling_rate=SAMPLE_RATE, return_tensors="pt", padding="max_length", max_length=samples
+        ).input_features[0]
+        return features.to(self._device)
+
+
+def normalized(logs_MF: Tensor) -> Tensor:
+    """As Whisper was trained: relative to the loudest, around zero."""
+    return (torch.maximum(logs_MF, logs_MF.amax() - _RANGE) + 4.0) / 4.0

@@ -1,0 +1,32 @@
+"""`make bench-gpu`, on tensors so small that the interpreter can do it: every kernel is called, every peer too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "gpu_kernels.py"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_benchmark_measures_every_noun(tmp_path: Path) -> None:
+    output = tmp_path / "numbers.json"
+    command = [sys.executable, str(SCRIPT), "--quick", "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(output.read_text())["findings"]["milliseconds"]
+    assert {name.partition(":")[0] for name in found} >= {"attention", "gates", "norm", "sampling"}
+    assert all(spent > 0 for case in found.values() for spent in case.values())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_measures_nothing() -> None:
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "no GPU here" in done.stderr

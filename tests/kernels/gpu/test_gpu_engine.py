@@ -1,0 +1,96 @@
+"""The LLM engine on a GPU, or in the interpreter: every kernel that a step takes, one after the other.
+
+It says what the engine on the CPU says, with the same checkpoint in float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import families
+from motet_kernels import gpu
+from motet_llm.config import EngineConfig
+from motet_llm.engine import Engine
+from motet_shared.messages import Sampling
+
+PROMPTS = {"long": [(7 * i + 3) % 50 for i in range(13)], "short": [5, 6, 7]}
+
+
+def engine_of(folder: Path, device: str, **settings: Any) -> Engine:
+    sizes = {"num_blocks": 24, "block_size": 8, "max_running": 4, "token_budget": 12, "decode_slowdown": 0.0}
+    defaults = {"threads": 1, "dtype": "float32", "prefix_cache": False, **sizes}
+    return Engine(EngineConfig(model=str(folder), device=device, **{**defaults, **settings}))
+
+
+def answers(engine: Engine) -> tuple[dict[str, list[int]], torch.Tensor]:
+    """Tokens of two prompts at once, one in chunks, one drawn with filters, and log-probabilities of the first."""
+    greedy = Sampling(max_tokens=2, temperature=0, ignore_eos=True, logprobs=0)
+    drawn = Sampling(max_tokens=3, temperature=0.8, top_k=20, top_p=0.9, seed=4, ignore_eos=True)
+    for key, sampling in (("long", greedy), ("short", drawn)):
+        engine.add(key, PROMPTS[key], sampling)
+    ids: dict[str, list[int]] = {key: [] for key in PROMPTS}
+    logprobs = []
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            ids[str(output.key)] += output.ids
+            logprobs += [entry.logprob for entry in output.logprobs or []]
+    engine.check_integrity()
+    engine.close()
+    return ids, torch.tensor(logprobs)
+
+
+def on_cpu(folder: Path, **settings: Any) -> tuple[dict[str, list[int]], torch.Tensor]:
+    mode = gpu.mode()
+    gpu.select("off")
+    try:
+        return answers(engine_of(folder, "cpu", **settings))
+    finally:
+        gpu.select(mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("Qwen3ForCausalLM", {"weights": "int8"}),  # rounded in the same way on both
+        ("Gemma2ForCausalLM", {}),  # a window, soft-capping
+        ("DeepseekV3ForCausalLM", {}),  # multi-head latent attention, experts
+        ("Qwen3NextForCausalLM", {}),  # recurrent layers
+    ],
+)
+@pytest.mark.timeout(600)
+def test_the_engine_says_what_it_says_on_the_cpu(
+    device: torch.device, tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    folder = families.write_checkpoint(name, tmp_path)
+    due, due_logprobs = on_cpu(folder, **settings)
+    engine = engine_of(folder, str(device), **settings)
+    assert engine.runner.on_gpu
+    assert engine.runner.describe()["kernels"] == "triton"
+    said, logprobs = answers(engine)
+    assert said == due
+    torch.testing.assert_close(logprobs, due_logprobs, rtol=2e-2 if settings else 1e-3, atol=2e-2 if settings else 1e-3)
+
+
+@pytest.mark.parametrize(("dtype", "weights"), [("bfloat16", "auto"), ("bfloat16", "int4"), ("bfloat16", "int8")])
+@pytest.mark.timeout(600)
+def test_sixteen_bits_give_nearly_what_the_twins_give(
+    device: torch.device, tmp_path: Path, dtype: str, weights: str
+) -> None:
+    folder = families.write_checkpoint("LlamaForCausalLM", tmp_path)
+    settings = {"dtype": dtype, "weights": weights, "overlap": False}
+    engine = engine_of(folder, str(device), **settings)
+    assert engine.runner.fused["layers"] > 0
+    assert engine.runner.kv.dtype == getattr(torch, dtype)
+    _, logprobs = answers(engine)
+    twins = engine_of(folder, str(device), **settings)
+    mode = gpu.mode()
+    gpu.select("off")
+    _, due = answers(twins)
+    gpu.select(mode)
+    torch.testing.assert_close(logprobs[:1], due[:1], rtol=0.05, atol=0.1)

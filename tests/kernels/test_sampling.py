@@ -1,0 +1,57 @@
+"""Draws on every instruction set and in torch: the same tokens as the twin, for every kind of row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from motet_kernels.sampling import Choice, draw, draw_torch
+
+KINDS = (
+    Choice(0.0),
+    Choice(0.7),
+    Choice(1.0),
+    Choice(1.8),
+    Choice(1.0, top_k=3),
+    Choice(0.9, top_p=0.8),
+    Choice(1.0, min_p=0.1),
+)
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def choices(rows: int) -> list[Choice]:
+    """Every kind in turn, each row with a stream of its own."""
+    return [KINDS[row % len(KINDS)]._replace(seed=row * 7919 - 3, position=row // 2) for row in range(rows)]
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 20.0])
+@pytest.mark.parametrize("vocab", [1, 7, 511, 512, 513, 2000])
+def test_it_draws_what_the_twin_draws(backend: str, vocab: int, spread: float) -> None:
+    logits_RV = randn(28, vocab + 3)[:, :vocab] * spread
+    assert draw(logits_RV, choices(28)).tolist() == draw_torch(logits_RV, choices(28)).tolist()
+
+
+def test_a_row_s_token_does_not_depend_on_its_company(backend: str) -> None:
+    logits_RV, every = randn(28, 900), choices(28)
+    whole = draw(logits_RV, every).tolist()
+    assert [int(draw(logits_RV[row : row + 1], every[row : row + 1])) for row in range(28)] == whole
+
+
+def test_draws_follow_the_distribution(backend: str) -> None:
+    logits_V, count = torch.tensor([0.0, 1.0, 2.0, -torch.inf, 0.5]), 20_000
+    ids = draw(logits_V.expand(count, -1).contiguous(), [Choice(1.0, seed=5, position=at) for at in range(count)])
+    shares = torch.bincount(ids, minlength=5) / count
+    torch.testing.assert_close(shares, logits_V.softmax(-1), rtol=0, atol=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_cannot_be_drawn_from_are_told(backend: str, kind: Choice) -> None:
+    logits_RV = randn(5, 600)
+    logits_RV[1, 599], logits_RV[2, 3], logits_RV[3] = torch.nan, torch.inf, -torch.inf
+    logits_RV[4, :599] = -torch.inf
+    ids = draw(logits_RV, [kind] * 5).tolist()
+    assert ids[1:] == [-1, -1, -1, 599]
+    assert ids[0] >= 0
