@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench bench-gpu setup clean
+.PHONY: help run test check bench bench-gpu compile-gpu setup clean
 
 help:
 	@echo "make run    start everything on this machine, then open http://127.0.0.1:8000"
@@ -17,6 +17,7 @@ help:
 	@echo "make check  lint, format and type checks"
 	@echo "make bench  measure the plumbing"
 	@echo "make bench-gpu  measure the kernels on this GPU"
+	@echo "make compile-gpu  compile them in all configurations for GPUs that need not be here"
 	@echo "make setup  only install, for development"
 	@echo "make clean  remove what the others made, the virtual environment included"
 
@@ -42,6 +43,10 @@ bench:
 bench-gpu:
 	@scripts/setup dev
 	$(BIN)/python benchmarks/gpu_kernels.py $(ARGS)
+
+compile-gpu:
+	@scripts/setup dev
+	$(BIN)/python -m motet_kernels.gpu.compile --all $(ARGS)
 
 setup:
 	@scripts/setup dev

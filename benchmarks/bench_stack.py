@@ -46,6 +46,13 @@ class Stack:
         self._processes.append(process)
         self.pids[name] = process.pid
 
+    async def serve(self, services: dict[str, tuple[str, list[str]]], env: dict[str, str]) -> None:
+        """Start services, (role, arguments) by module, and wait until the gateway says that they are ready."""
+        for module, (role, args) in services.items():
+            argv = [sys.executable, "-m", module, "--instance", f"{role}-bench", "--stop-with-parent", *args]
+            await self.spawn(role, argv, env)
+        await self.until_ready("/health/ready")
+
     async def until_ready(self, path: str, word: str = "") -> None:
         """Until the HTTP server answers 200 and says `word`; RuntimeError with the logs if it never does."""
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=2.0) as http:

@@ -11,6 +11,7 @@ import itertools
 import json
 import string
 from array import array
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -18,11 +19,13 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from fake_prefill import BLOCK, FakePrefill
+from motet_llm.cache_news import CacheReporter
 from motet_shared.actor import Actor, operation, run
 from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.config import ProcessConfig, setting
-from motet_shared.messages import Generate, ModelCard, Tokens, Usage
+from motet_shared.messages import TIERS, Cached, Generate, ModelCard, Tokens, Usage
 
 MODEL = "bench"
 CHARS = 4  # of each token: a space and three letters, about the length of an English token
@@ -66,6 +69,8 @@ class FakeEngineConfig(ProcessConfig):
     """Flags of `python benchmarks/fake_engine.py`."""
 
     rate: float = setting("steps per second; 0: as many as possible", default=0.0, min=0)
+    prefill: float = setting("prompt tokens per second; 0: none take time", default=0.0, min=0)
+    blocks: int = setting("blocks of the prefix cache, if prompts take time", default=4096, min=1)
     emitted: Path | None = setting("file to which each stream that ends adds its emission times", default=None)
 
 
@@ -75,6 +80,8 @@ class _Running:
     request: Generate
     done: asyncio.Future[None]
     times: array[float] = field(default_factory=lambda: array("d"))
+    prefilled: bool = True
+    cached: int = 0
 
 
 class FakeEngine(Actor):
@@ -91,8 +98,11 @@ class FakeEngine(Actor):
         self._loop: asyncio.Task[None] | None = None
         self._record = config.emitted is not None
         self._words = [[FIRST_ID + i] for i in range(WORDS)]
+        self._prefill = FakePrefill[_Running](config.prefill, config.blocks) if config.prefill else None
+        self._reporter = CacheReporter(bus, self._prefill.changes if self._prefill else deque())
 
     async def warm(self) -> None:
+        self.bus.monitor.duties.append(self._reporter.tick)
         self._loop = asyncio.create_task(self._steps())
 
     async def close(self) -> None:
@@ -100,15 +110,29 @@ class FakeEngine(Actor):
             self._loop.cancel()
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=MODEL, context=CONTEXT)]
+        return [ModelCard(name=MODEL, context=CONTEXT, block_size=BLOCK if self._prefill else 0)]
+
+    def load(self) -> dict[str, float]:
+        if self._prefill is None:
+            return {}
+        ahead = {f"prefill_{tier}": self._prefill.tokens_left for tier in TIERS}
+        pace = {"prefill_token": 1 / self._prefill.rate, "decode_row": 1e-3}
+        return {"cache_news": self._reporter.number, **ahead, **pace}
 
     def stats(self) -> dict[str, Any]:
         return {"running": len(self._running)}
+
+    @operation(Cached)
+    async def cached(self, call: Call, request: Cached) -> None:
+        await self._reporter.serve(call)
 
     @operation(Generate)
     async def generate(self, call: Call, request: Generate) -> None:
         """`max_tokens` tokens, one per step."""
         running = _Running(call, request, asyncio.get_running_loop().create_future())
+        if self._prefill is not None:
+            running.prefilled = False
+            self._prefill.add(running, request.prompt)
         call.on_credit = lambda total: self._wake.set()
         self._running.append(running)
         self._wake.set()
@@ -117,7 +141,11 @@ class FakeEngine(Actor):
         finally:
             self._running.remove(running)
             self._dump(running)
-        call.finish("length", Usage(prompt_tokens=len(request.prompt), completion_tokens=call.sent))
+            if self._prefill is not None:
+                self._prefill.drop(running)
+                self._prefill.keep([*request.prompt, *(word for (word,) in self._words[: call.sent])])
+        usage = Usage(prompt_tokens=len(request.prompt), completion_tokens=call.sent, cached_tokens=running.cached)
+        call.finish("length", usage)
 
     async def _steps(self) -> None:
         """Saturated: a step per turn of the event loop, sleeping only while nobody has credit."""
@@ -137,9 +165,12 @@ class FakeEngine(Actor):
     def _step(self) -> int:
         """One token for every stream that has credit; how many there were."""
         now, count, words = monotonic(), 0, self._words
+        if self._prefill is not None:
+            for running, cached in self._prefill.step(1 / self.config.rate):
+                running.prefilled, running.cached = True, cached
         for running in self._running:
             call = running.call
-            if call.sent < call.credit_total and not running.done.done():
+            if running.prefilled and call.sent < call.credit_total and not running.done.done():
                 count += 1
                 if self._record:
                     running.times.append(now)

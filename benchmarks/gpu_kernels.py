@@ -76,13 +76,13 @@ def floor(case: Case, machine: Machine) -> float:
 
 def measure(noun: str, case: Case, machine: Machine, seconds: float, findings: Findings) -> list[str]:
     """A row of the table: ours in µs, its share of the floor, and how many times longer each peer takes."""
-    ours = median(case.ours, seconds)
+    ours, least = median(case.ours, seconds), floor(case, machine)
     peers = {name: median(run, seconds) for name, run in case.peers.items()}
     name = f"{noun}: {case.name}"
     findings.milliseconds[name] = {"ours": ours * 1e3, **{peer: spent * 1e3 for peer, spent in peers.items()}}
-    findings.floors[name] = floor(case, machine) * 1e3
+    findings.floors[name] = least * 1e3
     beside = ", ".join(f"{peer} {spent / ours:.2f}" for peer, spent in peers.items())
-    return [noun, case.name, f"{ours * 1e6:.1f}", f"{floor(case, machine) / ours:.0%}", beside]
+    return [noun, case.name, f"{ours * 1e6:.1f}", f"{least / ours:.0%}", beside]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

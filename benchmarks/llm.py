@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cache import cache_folder
 from document import conditions, load_line, write
 from llm_checkpoint import SHAPES, random_checkpoint
@@ -23,6 +25,7 @@ from motet_cli.this_cpu import read_bandwidth
 from motet_shared.model_config import model_shape, read_config
 from motet_shared.roofline import Processor, decode_bound
 
+TOLD = ("concurrency", "prompt", "output", "prefill", "prefills", "threads", "device")  # of a plan, to each engine
 RESULTS = Path(__file__).resolve().parent / "results" / "llm.json"
 
 
@@ -40,6 +43,7 @@ class Plan:
     threads: int = 0
     engines: tuple[str, ...] = ()
     dtype: str = "auto"
+    device: str = "cpu"
 
 
 QUICK = Plan(shape="tiny", concurrency=(1, 2), prompt=8, output=6, prefill=16, prefills=1, rounds=1)
@@ -57,11 +61,12 @@ def run_all(plan: Plan, cache: Path) -> Findings:
     """Every engine once per round, one after the other, each in a process of its own."""
     findings = Findings()
     folder = random_checkpoint(plan.shape, cache)
-    chosen = [peer for peer in peers(transformers_dtype(plan.dtype)) if peer.name.startswith(plan.engines or ("",))]
-    findings.missing = {peer.name: reason for peer in chosen if (reason := absent(peer))}
+    every = peers(transformers_dtype(plan.dtype, plan.device))
+    chosen = [peer for peer in every if peer.name.startswith(plan.engines or ("",))]
+    findings.missing = {peer.name: reason for peer in chosen if (reason := absent(peer, plan.device))}
     settings: dict[str, Any] = {}
     for _ in range(plan.rounds):
-        findings.bandwidth = max(findings.bandwidth, read_bandwidth(plan.threads))
+        findings.bandwidth = max(findings.bandwidth, _bandwidth(plan))
         for peer in chosen:
             if peer.name not in findings.missing:
                 _measure(peer, plan, folder, findings, settings)
@@ -69,12 +74,21 @@ def run_all(plan: Plan, cache: Path) -> Findings:
     return findings
 
 
+def _bandwidth(plan: Plan) -> float:
+    """bytes/s: read by the threads, on a GPU those of a copy."""
+    if plan.device == "cpu":
+        return read_bandwidth(plan.threads)
+    from gpu_kernels import measure_machine
+
+    return measure_machine(torch.device(plan.device), 0.2, quick=False).bandwidth
+
+
 def _measure(peer: Peer, plan: Plan, folder: Path, findings: Findings, settings: dict[str, Any]) -> None:
     task = {
         "folder": str(folder),
         "vocab": SHAPES[plan.shape]["vocab_size"],
         "settings": settings.get(peer.name),
-        **{name: getattr(plan, name) for name in ("concurrency", "prompt", "output", "prefill", "prefills", "threads")},
+        **{name: getattr(plan, name) for name in TOLD},
     }
     print(f"  {peer.name} ...", flush=True)
     try:
@@ -98,10 +112,10 @@ def _note_rooflines(chosen: Sequence[Peer], plan: Plan, folder: Path, findings: 
                 figures.roofline[count] = bound.tokens_per_second
 
 
-def transformers_dtype(given: str) -> str:
+def transformers_dtype(given: str, device: str = "cpu") -> str:
     """What transformers computes in: bfloat16 where the processor has instructions for it, else float32 is faster."""
-    if given != "auto":
-        return given
+    if given != "auto" or device != "cpu":
+        return "bfloat16" if given == "auto" else given
     flags = Path("/proc/cpuinfo").read_text()
     return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
 
@@ -110,7 +124,7 @@ def transformers_dtype(given: str) -> str:
 def report(findings: Findings, plan: Plan) -> str:
     figures = list(findings.figures.values())
     parts = [
-        f"{plan.shape}, prompts of {plan.prompt}, outputs of {plan.output}, {plan.threads} threads, "
+        f"{plan.shape}, prompts of {plan.prompt}, outputs of {plan.output}, {_place(plan)}, "
         f"median of {plan.rounds}; memory reads at {findings.bandwidth / 1e9:.1f} GB/s.",
         "Decode, tokens/s while all sequences run (share of what the bandwidth allows):",
         _decode_table(figures, plan),
@@ -123,6 +137,10 @@ def report(findings: Findings, plan: Plan) -> str:
     notes = [f"* {f.name}: {f.note}" for f in figures if f.note]
     notes += [f"* {name} is absent: {reason}" for name, reason in findings.missing.items()]
     return "\n\n".join([*parts, "\n".join(notes)])
+
+
+def _place(plan: Plan) -> str:
+    return f"{plan.threads} threads" if plan.device == "cpu" else torch.cuda.get_device_name(plan.device)
 
 
 def _decode_table(figures: Sequence[Figures], plan: Plan) -> str:
@@ -185,11 +203,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--engines", nargs="+", metavar="NAME", help='only those whose names begin so, as "motet int4"')
     parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (qwen3-0.6b)")
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), help="of transformers (the faster here)")
+    parser.add_argument("--device", help="cuda, cuda:1 …: the same on a GPU, with a --shape for it (cpu)")
     parser.add_argument("--cache", type=Path, help="folder for checkpoints, 3.4 GB (bench in MOTET_CACHE)")
     parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    names = ("rounds", "threads", "concurrency", "engines", "shape", "dtype")
+    names = ("rounds", "threads", "concurrency", "engines", "shape", "dtype", "device")
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    if (args.device or "cpu") != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device {args.device}: torch sees no GPU here")
     given |= {name: tuple(given[name]) for name in ("concurrency", "engines") if name in given}
     run(replace(QUICK if args.quick else Plan(), **given), args.cache or cache_folder(), args.output)
 

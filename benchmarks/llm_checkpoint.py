@@ -33,7 +33,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "max_position_embeddings": 40960,
     },
-    # A tenth of it, for benchmarks with many requests.
+    # Qwen3-8B's, for GPUs
+    "qwen3-8b": {
+        "vocab_size": 151936,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": False,
+    },
+    # A tenth of the first, for benchmarks with many requests.
     "middle": {
         "vocab_size": 32000,
         "hidden_size": 512,
@@ -67,7 +79,7 @@ def _write_qwen(folder: Path, shape: dict[str, Any]) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(SEED)
-    model = Qwen3ForCausalLM(Qwen3Config(**COMMON, **shape, dtype="bfloat16")).to(torch.bfloat16)
+    model = Qwen3ForCausalLM(Qwen3Config(**{**COMMON, **shape}, dtype="bfloat16")).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="100GB")
     write_tokenizer(folder, shape["vocab_size"])
 

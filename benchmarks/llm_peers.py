@@ -58,10 +58,12 @@ def peers(transformers_dtype: str) -> list[Peer]:
     return ours + theirs + llama
 
 
-def absent(peer: Peer) -> str:
+def absent(peer: Peer, device: str = "cpu") -> str:
     """Why a peer cannot run; empty if it can."""
     if peer.script != "llama_worker.py":
         return ""
+    if device != "cpu":
+        return "it is compared on CPUs"
     if has_modules(peer.python, "gguf", "llama_cpp", "numpy"):
         return ""
     return f"llama-cpp-python and gguf are not installed for {LLAMA_PYTHON} (see benchmarks/README.md)"

@@ -39,7 +39,7 @@ class Motet:
         blocks = most * (-(-longest // 16) + 2)
         config = EngineConfig(
             model=task["folder"], weights=task["format"], threads=task["threads"], num_blocks=blocks,
-            max_running=most, **task.get("options", {}),
+            max_running=most, device=task["device"], **task.get("options", {}),
         )  # fmt: skip
         self._engine = Engine(config)
 
@@ -86,10 +86,10 @@ class Generate:
 
         def note(ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
             steps.append(time.perf_counter())
-            return torch.zeros(len(ids), dtype=torch.bool)
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
         config = GenerationConfig(max_new_tokens=output, do_sample=False, pad_token_id=0)
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=self._model.device)
         start = time.perf_counter()
         # The model's own generation_config would bring its EOS back in.
         self._model.generation_config.eos_token_id = None
@@ -145,7 +145,8 @@ def load(task: dict[str, Any]) -> Any:
     logging.disable_progress_bar()
     torch.set_num_threads(task["threads"])
     dtype = getattr(torch, task["format"])
-    return AutoModelForCausalLM.from_pretrained(task["folder"], dtype=dtype, local_files_only=True).eval()
+    model = AutoModelForCausalLM.from_pretrained(task["folder"], dtype=dtype, local_files_only=True)
+    return model.to(task["device"]).eval()
 
 
 DRIVERS: dict[str, type[Driver]] = {"motet": Motet, "generate": Generate, "continuous": ContinuousBatching}

@@ -42,10 +42,7 @@ async def served_stack(folder: Path, *, threads: int, weights: str, tokens: int)
                 "motet_gateway": ("gateway", ["--port", str(stack.port)]),
             }
             try:
-                for module, (role, args) in services.items():
-                    argv = [sys.executable, "-m", module, "--instance", f"{role}-bench", "--stop-with-parent", *args]
-                    await stack.spawn(role, argv, env)
-                await stack.until_ready("/health/ready")
+                await stack.serve(services, env)
                 yield stack
             finally:
                 await stack.stop()
@@ -93,7 +90,7 @@ async def _alone(
     """Seconds that the whole run took, and tokens/s, of the engine in a process of its own without a network."""
     task: dict[str, Any] = {
         "driver": "motet", "format": weights, "folder": str(folder), "threads": threads, "concurrency": [streams],
-        "prompt": prompt, "output": output, "prefill": prompt, "prefills": 1, "vocab": vocab,
+        "prompt": prompt, "output": output, "prefill": prompt, "prefills": 1, "vocab": vocab, "device": "cpu",
         "options": {"decode_slowdown": 0},
     }  # fmt: skip
     argv = [sys.executable, str(HERE / "llm_worker.py"), json.dumps(task)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from urllib.parse import urlencode
 
 from fake_services import MODEL, FakeTokenizer, fake_services
 from motet_gateway.app import App
+from motet_gateway.buckets import Clock
 from motet_gateway.config import GatewayConfig
 from motet_gateway.service import Service
 from motet_shared.bus import Bus
@@ -31,24 +33,25 @@ class World:
     hub: MemoryHub
     buses: list[Bus]
 
-    def ask(self, path: str = "/v1/chat/completions", **fields: Any) -> Http:
+    def ask(self, path: str = "/v1/chat/completions", *, headers: dict[str, str] | None = None, **fields: Any) -> Http:
         """Start a request; fields beyond model and messages as given."""
         base = {"model": MODEL, "messages": HELLO} if path.endswith("chat/completions") else {"model": MODEL}
-        return Http(self.app, path, json.dumps(base | fields).encode())
+        return Http(self.app, path, json.dumps(base | fields).encode(), headers=headers)
 
     def get(self, path: str, headers: dict[str, str] | None = None) -> Http:
         return Http(self.app, path, b"", "GET", headers)
 
 
 @asynccontextmanager
-async def world(**settings: Any) -> AsyncIterator[World]:
+async def world(*, clock: Clock = time.monotonic_ns, **settings: Any) -> AsyncIterator[World]:
+    """`clock`: of the limits over time; the bus has its own."""
     hub = MemoryHub()
     async with (
         memory_buses("gateway", "tokenizer", "decode", hub=hub) as buses,
         fake_services(buses[1], buses[2]) as tokenizer,
     ):
         await settle()
-        service = Service(GatewayConfig(**settings), buses[0], Metrics("gateway", buses[0].instance))
+        service = Service(GatewayConfig(**settings), buses[0], Metrics("gateway", buses[0].instance), clock)
         yield World(service, App(service), tokenizer, hub, buses)
 
 

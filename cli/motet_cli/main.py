@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     _add_listen(commands)
     _add_draw(commands)
     _add_models(commands)
+    _add_keys(commands)
     bench = _command(commands, "bench", "bench.command", "Measure a server that speaks OpenAI's API under load.")
     add_bench(bench, DEFAULT_URL)
     _add_profile(commands)
@@ -98,6 +99,12 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument("--store", metavar="FOLDER", help="keep jobs, and pictures that have a URL, in this folder")
     up.add_argument("--api-key-file", metavar="PATH", help="file with the key that clients must show")
+    up.add_argument("--tenants-file", metavar="PATH", help="file of tenants, their keys and limits (see `motet keys`)")
+    up.add_argument(
+        "--allowed-origins", metavar="ORIGIN", action="append", default=[], help="site whose pages may ask; repeatable"
+    )
+    up.add_argument("--tls-cert", metavar="PATH", help="certificate chain in PEM: serve https and wss")
+    up.add_argument("--tls-key", metavar="PATH", help="key of the certificate, in PEM")
     up.add_argument("--insecure", action="store_true", help="let other machines in without a key")
     up.add_argument("--log-format", choices=("text", "json"), default="text", help="text for people, json for machines")
     up.add_argument("--state-file", metavar="PATH", help="keep the process ids and instances in this JSON file")
@@ -174,6 +181,20 @@ def _add_draw(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     _add_server(_command(commands, "models", "list_models", "List what the server serves and the local model folders."))
+
+
+def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    keys = _command(commands, "keys", "keys", "Make, list and revoke the keys of tenants.")
+    ways = keys.add_subparsers(dest="way", required=True, metavar="new|list|revoke")
+    new = ways.add_parser("new", help="make a key and print it, once", allow_abbrev=False)
+    new.add_argument("tenant", metavar="TENANT", help="whose key it is; one that is not there yet is added")
+    new.add_argument("--note", metavar="TEXT", help="what it is for; `list` shows it")
+    listed = ways.add_parser("list", help="ids, tenants and dates", allow_abbrev=False)
+    listed.add_argument("tenant", metavar="TENANT", nargs="?", help="only of this one")
+    revoke = ways.add_parser("revoke", help="take a key out: it is refused a second later", allow_abbrev=False)
+    revoke.add_argument("id", metavar="ID", help="the key's id, or how it begins")
+    for way in (new, listed, revoke):
+        way.add_argument("--tenants-file", metavar="PATH", help="the file of tenants [MOTET_TENANTS_FILE]")
 
 
 def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,11 +17,11 @@ class Health:
     missing: str = ""
 
 
-async def probe(host: str, port: int, timeout: float = 2.0) -> Health:
+async def probe(host: str, port: int, timeout: float = 2.0, *, tls: bool = False) -> Health:
     """One request by hand: an HTTP client library would take longer to import than the rest of the command."""
     try:
         async with asyncio.timeout(timeout):
-            reader, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port, ssl=_own_server() if tls else None)
             try:
                 writer.write(f"GET /health/ready HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
                 reply = await reader.read(65536)
@@ -31,6 +32,13 @@ async def probe(host: str, port: int, timeout: float = 2.0) -> Health:
     except (OSError, TimeoutError):
         return Health(0)
     return _parse(reply)
+
+
+def _own_server() -> ssl.SSLContext:
+    """For a server that was started here: its certificate is for other names than this one."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
 
 
 def _parse(reply: bytes) -> Health:
@@ -45,14 +53,16 @@ def _parse(reply: bytes) -> Health:
     return Health(status, ", ".join(map(str, missing)) if isinstance(missing, list) else "")
 
 
-async def wait_until_ready(host: str, port: int, on_progress: Callable[[float, Health], None]) -> float:
+async def wait_until_ready(
+    host: str, port: int, on_progress: Callable[[float, Health], None], *, tls: bool = False
+) -> float:
     """Polls until the answer is 200. Seconds that it took; 0 if it was so from the first.
 
     `on_progress` is told the time and the answer so far.
     """
     loop = asyncio.get_running_loop()
     started, waited = loop.time(), 0.0
-    while (health := await probe(host, port)).status != 200:
+    while (health := await probe(host, port, tls=tls)).status != 200:
         on_progress(waited, health)
         await asyncio.sleep(0.1)
         waited = loop.time() - started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,8 +25,10 @@ class Server:
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # A proxy of the environment is for the internet, not for a server that the user names himself.
+        # Certificates are those that this machine trusts, or SSL_CERT_FILE names.
+        trust = ssl.create_default_context() if self.url.startswith("https:") else True
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=httpx.Timeout(10, read=120), trust_env=False
+            base_url=self.url, headers=headers, timeout=httpx.Timeout(10, read=120), trust_env=False, verify=trust
         )
 
     def __enter__(self) -> Server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from motet_cli.child import ChildSpec
@@ -20,12 +20,38 @@ _GATEWAY_GRACE, _SERVICE_GRACE = _DRAIN + 5.0, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Door:
+    """Who may ask, and how."""
+
+    api_key_file: Path | None = None
+    tenants_file: Path | None = None
+    allowed_origins: tuple[str, ...] = ()
+    tls: tuple[Path, Path] | None = None  # certificate and key
+
+    @property
+    def has_keys(self) -> bool:
+        return self.api_key_file is not None or self.tenants_file is not None
+
+    def arguments(self) -> list[str]:
+        """Of the gateway."""
+        cert, key = self.tls or (None, None)
+        files = {
+            "api-key-file": self.api_key_file,
+            "tenants-file": self.tenants_file,
+            "tls-cert": cert,
+            "tls-key": key,
+        }
+        argv = [part for name, path in files.items() if path is not None for part in (f"--{name}", str(path))]
+        return argv + [part for origin in self.allowed_origins for part in ("--allowed-origins", origin)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     """Everything that `motet up` was asked for, already checked."""
 
     models: tuple[ModelFolder, ...]
     nats_url: str
-    nats_password: str | None  # None: the children read what the environment says, if anything
+    nats_password: str | None = field(repr=False)  # None: the children read what the environment says, if anything
     host: str = "127.0.0.1"
     port: int = 8000
     decode: int = 1  # instances per model
@@ -37,7 +63,7 @@ class Stack:
     speakers: ModelFolder | None = None  # what tells speakers apart; None: nothing does
     draw: ModelFolder | None = None  # what draws; None: nothing does
     embed: ModelFolder | None = None  # what embeds texts; None: nothing does
-    api_key_file: Path | None = None
+    door: Door = field(default_factory=Door)
     insecure: bool = False
     log_format: LogFormat = "text"
 
@@ -58,8 +84,7 @@ class Stack:
 
     def _gateway(self) -> ChildSpec:
         argv = ["--host", self.host, "--port", str(self.port), "--drain-timeout", str(_DRAIN)]
-        if self.api_key_file is not None:
-            argv += ["--api-key-file", str(self.api_key_file)]
+        argv += self.door.arguments()
         if self.insecure:
             argv.append("--insecure")
         return self._spec("gateway", "gateway", "motet_gateway", argv, stage=_GATEWAY_STAGE, grace=_GATEWAY_GRACE)

@@ -16,7 +16,7 @@ from motet_cli import address, models, nats
 from motet_cli.connection import Connection, published
 from motet_cli.logs import Log
 from motet_cli.readiness import Health, wait_for_port, wait_until_ready
-from motet_cli.stack import Stack
+from motet_cli.stack import Door, Stack
 from motet_cli.supervisor import Supervisor
 from motet_shared.errors import ConfigError
 
@@ -36,10 +36,8 @@ class Plan:
 
 def plan(args: Namespace) -> Plan:
     """ConfigError for what cannot work, before anything is started."""
-    key_file = args.api_key_file or os.environ.get("MOTET_API_KEY_FILE")
-    _check_exposure(args.host, bool(key_file or os.environ.get("MOTET_API_KEY")), args.insecure)
-    if key_file and not Path(key_file).is_file():
-        raise ConfigError(f"--api-key-file: {key_file!r} is no file; write the key into one")
+    door = _door(args)
+    _check_exposure(args.host, door.has_keys or bool(os.environ.get("MOTET_API_KEY")), args.insecure)
     for name, least in (("decode", 1), ("tokenizer", 1), ("vad", 0)):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name}: {getattr(args, name)} is too few; give at least {least}")
@@ -62,7 +60,7 @@ def plan(args: Namespace) -> Plan:
         speakers=models.resolve_optional(args.speakers, "--speakers", models.BUILT_IN_SPEAKERS),
         draw=models.resolve_drawing(args.draw),
         embed=models.resolve_optional(args.embed, "--embed", models.BUILT_IN_EMBEDDING),
-        api_key_file=Path(args.api_key_file) if args.api_key_file else None,
+        door=door,
         insecure=args.insecure,
         log_format=args.log_format,
     )
@@ -70,6 +68,26 @@ def plan(args: Namespace) -> Plan:
         nats.find_server(), nats.find_config()
     state_file = Path(args.state_file) if args.state_file else None
     return Plan(stack, nats_port, state_file, Path(args.store).expanduser().resolve() if args.store else None)
+
+
+def _door(args: Namespace) -> Door:
+    """What the gateway is told of keys, tenants, sites and its certificate, by flags or else by the environment."""
+
+    def file(name: str, remedy: str) -> Path | None:
+        given = getattr(args, name) or os.environ.get(f"MOTET_{name.upper()}")
+        if given and not Path(given).expanduser().is_file():
+            raise ConfigError(f"--{name.replace('_', '-')}: {given!r} is no file; {remedy}")
+        return Path(given).expanduser().resolve() if given else None
+
+    cert, key = file("tls_cert", "give a PEM file"), file("tls_key", "give a PEM file")
+    if (cert is None) != (key is None):
+        raise ConfigError("--tls-cert and --tls-key: only one is given; give both or neither")
+    return Door(
+        api_key_file=file("api_key_file", "write the key into one"),
+        tenants_file=file("tenants_file", "make one with `motet keys new TENANT`"),
+        allowed_origins=tuple(args.allowed_origins),
+        tls=None if cert is None or key is None else (cert, key),
+    )
 
 
 def _new_password() -> str:
@@ -81,7 +99,7 @@ def _check_exposure(host: str, has_key: bool, insecure: bool) -> None:
     if not (address.is_loopback(host) or has_key or insecure):
         raise ConfigError(
             f"--host: {host!r} can be reached from other machines; protect it with --api-key-file PATH"
-            " (or MOTET_API_KEY_FILE), or say --insecure"
+            " (or MOTET_API_KEY_FILE) or --tenants-file PATH (or MOTET_TENANTS_FILE), or say --insecure"
         )
 
 
@@ -112,7 +130,8 @@ class Up:
 
     @property
     def url(self) -> str:
-        return address.url(address.local_view(self._plan.stack.host), self._plan.stack.port)
+        stack = self._plan.stack
+        return address.url(address.local_view(stack.host), stack.port, tls=stack.door.tls is not None)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -150,7 +169,7 @@ class Up:
         host, port = address.local_view(self._plan.stack.host), self._plan.stack.port
         while True:
             self._unready.clear()
-            took = await wait_until_ready(host, port, self._show_progress)
+            took = await wait_until_ready(host, port, self._show_progress, tls=self._plan.stack.door.tls is not None)
             self._log.progress("")
             if took > 0:
                 self._log.note(f"ready after {took:.1f} s: {self.url}")

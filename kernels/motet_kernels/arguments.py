@@ -9,22 +9,24 @@ from . import gpu
 from .errors import KernelError
 
 FLOATS = (torch.float32, torch.bfloat16)
+GPU_FLOATS = (*FLOATS, torch.float16)
 
 
 def check_floats(name: str, tensor: Tensor, ndim: int) -> None:
     """`tensor` has `ndim` dimensions of float32 or bfloat16 (on a GPU also float16), the last one dense."""
-    if tensor.dtype not in FLOATS and not (tensor.dtype == torch.float16 and gpu.takes(tensor)):
+    if tensor.dtype not in (GPU_FLOATS if gpu.takes(tensor) else FLOATS):
         raise KernelError(f"{name}: {tensor.dtype} must be float32 or bfloat16, on a GPU also float16")
-    if tensor.dim() != ndim:
-        raise KernelError(f"{name}: {tensor.dim()} dimensions, shape {list(tensor.shape)}, must be {ndim}")
-    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
-        raise KernelError(f"{name}: stride {tensor.stride(-1)} of the last dimension must be 1; call .contiguous()")
+    _check_layout(name, tensor, ndim)
 
 
 def check_integers(name: str, tensor: Tensor, ndim: int, dtype: torch.dtype) -> None:
     """`tensor` has `ndim` dimensions of `dtype`, the last one dense."""
     if tensor.dtype != dtype:
         raise KernelError(f"{name}: {tensor.dtype} must be {dtype}")
+    _check_layout(name, tensor, ndim)
+
+
+def _check_layout(name: str, tensor: Tensor, ndim: int) -> None:
     if tensor.dim() != ndim:
         raise KernelError(f"{name}: {tensor.dim()} dimensions, shape {list(tensor.shape)}, must be {ndim}")
     if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
@@ -37,5 +39,5 @@ def check_device(name: str, tensor: Tensor, like_name: str, like: Tensor) -> Non
 
 
 def is_cpu(tensor: Tensor) -> bool:
-    """Native kernels take CPU tensors; on every other device the torch twins compute."""
+    """Native kernels take CPU tensors; elsewhere Triton's compute, or the torch twins."""
     return tensor.is_cpu

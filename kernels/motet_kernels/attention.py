@@ -10,6 +10,7 @@ S slots per block, D key dim, V value dim, Q queries of a row, T its keys.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -49,23 +50,9 @@ def paged_attention(
     table with an entry that is needed and is no block.
     """
     _check(query_NHD, key_PKSD, value_PKSV, batch, causal, window, softcap, sinks_H)
-    if gpu.takes(query_NHD):
-        from .gpu import paged_attention as kernels
-
-        return kernels.paged_attention(
-            query_NHD,
-            key_PKSD,
-            value_PKSV,
-            batch,
-            scale=scale,
-            causal=causal,
-            window=window,
-            softcap=softcap,
-            sinks_H=sinks_H,
-        )
-    attend = _ATTEND.native() if is_cpu(query_NHD) else None
+    attend = _ATTEND.native() if is_cpu(query_NHD) and not gpu.takes(query_NHD) else None
     if attend is None:
-        return attention_torch(
+        return _where_not_native(query_NHD)(
             query_NHD,
             key_PKSD,
             value_PKSV,
@@ -102,6 +89,15 @@ def paged_attention(
     if bad:
         raise _bad_table(bad - 1, batch, blocks, slots)
     return out_NHV
+
+
+def _where_not_native(query_NHD: Tensor) -> Callable[..., Tensor]:
+    """What computes with such queries: Triton's kernel or the twin."""
+    if not gpu.takes(query_NHD):
+        return attention_torch
+    from .gpu import paged_attention as kernels
+
+    return kernels.paged_attention
 
 
 def attention_torch(

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import gpu
-from .arguments import is_cpu
+from .arguments import GPU_FLOATS, is_cpu
 from .errors import KernelError
 from .native import Kernel
 
@@ -30,7 +30,6 @@ _TWINS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": _GATED["gelu_tanh"],
 }
 _KINDS = {name: kind for kind, name in enumerate(_TWINS)}
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def sigmoid(x_MC: Tensor) -> Tensor:
@@ -65,7 +64,7 @@ def gated(x: Tensor, activation: str) -> Tensor:
     """
     if activation not in _GATED or x.shape[-1] % 2:
         raise KernelError(f"{activation!r} of {x.shape[-1]}: give silu or gelu_tanh, and gate and up of equal width")
-    if x.dtype not in _TYPES:
+    if x.dtype not in GPU_FLOATS:
         raise KernelError(f"x: {x.dtype} must be float32, bfloat16 or float16")
     if gpu.takes(x):
         from .gpu import gates as kernels
@@ -94,7 +93,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _gate(x_MC: Tensor, name: str) -> Tensor:
-    if x_MC.dtype not in _TYPES or x_MC.dim() != 2 or (x_MC.stride(1) != 1 and x_MC.shape[1] > 1):
+    if x_MC.dtype not in GPU_FLOATS or x_MC.dim() != 2 or (x_MC.stride(1) != 1 and x_MC.shape[1] > 1):
         raise KernelError(
             f"x_MC: {x_MC.dtype} of shape {list(x_MC.shape)}, strides {list(x_MC.stride())}, must be rows of float32, "
             "bfloat16 or float16"

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from . import gpu
-from .arguments import check_device
+from .arguments import GPU_FLOATS, check_device
 from .errors import KernelError
-
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def guided(without: Tensor, with_text: Tensor, scale: float) -> Tensor:
@@ -57,7 +55,7 @@ def guided_step_torch(
 def _check(tensors: dict[str, Tensor]) -> None:
     (first_name, first), *_ = tensors.items()
     for name, tensor in tensors.items():
-        if tensor.dtype not in _FLOATS:
+        if tensor.dtype not in GPU_FLOATS:
             raise KernelError(f"{name}: {tensor.dtype} must be float32, bfloat16 or float16")
         if tensor.shape != first.shape or not tensor.is_contiguous():
             raise KernelError(

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 
 from . import gpu
-from .arguments import check_device, is_cpu
+from .arguments import GPU_FLOATS, check_device, is_cpu
 from .errors import KernelError
 from .kv import check_cache, check_pair, check_slots, store_kv
 from .native import Kernel
 from .norm import rms_norm_torch
 
 _ROTARY = Kernel("motet_rotary", "pippppp" + "iiiii" + "ff")
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NAMES = "float32, bfloat16 or float16"
 
 
@@ -136,7 +135,7 @@ def rotate_heads_torch(
 
 
 def _check(x_NC: Tensor, num_queries: int, dim: int, cos_NR: Tensor, sin_NR: Tensor, norm: HeadNorm | None) -> None:
-    if x_NC.dtype not in _TYPES or x_NC.dim() != 2 or (x_NC.stride(1) != 1 and x_NC.shape[1] > 1):
+    if x_NC.dtype not in GPU_FLOATS or x_NC.dim() != 2 or (x_NC.stride(1) != 1 and x_NC.shape[1] > 1):
         raise KernelError(f"x_NC: {x_NC.dtype}, shape {list(x_NC.shape)}, must be dense rows of {_NAMES}")
     if x_NC.shape[1] % dim or not 0 <= num_queries * dim <= x_NC.shape[1]:
         raise KernelError(f"x_NC: {x_NC.shape[1]} numbers are not {num_queries} queries and some keys of {dim}")

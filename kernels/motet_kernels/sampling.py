@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from . import gpu
-from .arguments import is_cpu
+from .arguments import GPU_FLOATS, is_cpu
 from .errors import KernelError
 from .native import Kernel
 from .noise import gumbel, streams
@@ -33,7 +33,6 @@ _DRAW = Kernel("motet_draw", "pipppii")
 GREEDY_BELOW = 1e-5  # a temperature that small is meant as 0, and would overflow float32
 NARROW = 256
 CACHED_NOISE = 1 << 16  # numbers of 8 bytes
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Choice(NamedTuple):
@@ -112,15 +111,14 @@ def draw(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
         from .gpu import sampling as kernels
 
         return kernels.draw(logits_RV, choices)
-    if not is_cpu(logits_RV) or logits_RV.dtype != torch.float32 or _DRAW.native() is None:
+    native = _DRAW.native() if is_cpu(logits_RV) and logits_RV.dtype == torch.float32 else None
+    if native is None:
         return draw_torch(logits_RV, choices)
-    return _draw_native(logits_RV, choices)
+    return _draw_native(native, logits_RV, choices)
 
 
-def _draw_native(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
+def _draw_native(native: Callable[..., int], logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
     """Rows with filters take part as greedy ones, for what it says of them if they cannot be drawn from."""
-    native = _DRAW.native()
-    assert native is not None
     temperatures_R = torch.tensor([c.temperature if c.draws and not c.filters else 0.0 for c in choices])
     streams_R = streams([choice.seed for choice in choices], [choice.position for choice in choices])
     ids_R = torch.empty(len(logits_RV), dtype=torch.int64)
@@ -152,7 +150,7 @@ def logprobs(logits_RV: Tensor, rows: Sequence[int], ids_R: Tensor, most: int) -
 
 def _check_logits(logits_RV: Tensor) -> None:
     dense = logits_RV.dim() == 2 and (logits_RV.stride(1) == 1 or logits_RV.shape[1] == 1)
-    if logits_RV.dtype not in _FLOATS or not dense or not 1 <= logits_RV.shape[1] <= 1 << 24:
+    if logits_RV.dtype not in GPU_FLOATS or not dense or not 1 <= logits_RV.shape[1] <= 1 << 24:
         shape = f"{list(logits_RV.shape)}, strides {list(logits_RV.stride())}"
         raise KernelError(f"logits_RV: {logits_RV.dtype} {shape}, must be dense rows of floats, 1 to 2**24 tokens")
 

@@ -35,7 +35,7 @@ class Recipe:
     decay: float = 0.3
     phoneme_weight: float = 0.4  # of the encoder's loss on what phoneme is spoken when
     alignment_weight: float = 0.15  # of the loss on where the alignment heads look
-    restarts: tuple[tuple[int, float], ...] = ((9_200, 0.7),)
+    restarts: tuple[tuple[int, float], ...] = ((9_200, 0.7), (17_000, 0.7))
 
     def __post_init__(self) -> None:
         if self.width % self.heads:

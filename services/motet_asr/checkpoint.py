@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from motet_kernels.device import check_float16, find_device, find_dtype
 from motet_shared.errors import ConfigError
 
 from .config import EngineConfig
@@ -38,15 +39,18 @@ def load_engine(config: EngineConfig) -> Engine:
     """Load a checkpoint. ConfigError names what is wrong with the folder."""
     if config.threads:
         torch.set_num_threads(config.threads)
+    device = find_device(config.device, ConfigError)
     folder = Path(config.model)
-    kind = _load(folder, "config.json", AutoConfig).model_type
+    described = _load(folder, "config.json", AutoConfig)
+    dtype, kind = find_dtype(config.dtype, described.dtype, device, ConfigError), described.model_type
+    check_float16("weights", config.weights, device, ConfigError)
     if kind not in _CLASSES:
         raise ConfigError(f"model={config.model!r}: model_type {kind!r} does not hear; there are {', '.join(_CLASSES)}")
     if config.weights != "auto" and kind != "whisper":
         raise ConfigError(f"weights={config.weights!r}: only Whisper's matrices can be packed; leave it at auto")
     disable_progress_bar()
-    model = _load(folder, "the weights", _CLASSES[kind], dtype=getattr(torch, config.dtype), use_safetensors=True)
-    model.eval().requires_grad_(False)
+    model = _load(folder, "the weights", _CLASSES[kind], dtype=dtype, use_safetensors=True)
+    model.eval().requires_grad_(False).to(device)
     extractor = _load(folder, "preprocessor_config.json", AutoFeatureExtractor)
     tokenizer = _load(folder, "the tokenizer", AutoTokenizer)
     if extractor.sampling_rate != SAMPLE_RATE:

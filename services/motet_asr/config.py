@@ -8,8 +8,8 @@ from pathlib import Path
 from motet_shared.config import Bytes, Duration, ProcessConfig, setting
 from motet_shared.errors import ConfigError
 
-DTYPES = ("float32", "bfloat16")
-WEIGHTS = ("auto", "torch", "float32", "bfloat16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+WEIGHTS = ("auto", "torch", "float32", "bfloat16", "float16", "int8")
 _DECODED = 64_000  # bytes of a second of sound
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # those of Whisper's reference decoder, tried in turn
 
@@ -20,9 +20,11 @@ class EngineConfig:
 
     model: folder of a checkpoint (config.json and safetensors).
     name: what clients call the model; empty: the folder's name.
-    dtype: of weights and activations.
+    device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
+    dtype: of weights and activations; "auto" is float32, on a GPU the checkpoint's. "float16" is for GPUs.
     weights: format in which the matrices that every decoder step reads are packed (Whisper only): "auto" is `dtype`,
         "int8" rounds them per output channel and their inputs per row; "torch" packs nothing, for comparisons.
+        "float16" is for GPUs.
     threads: cores that compute; 0 leaves torch's own choice.
     max_rows: most windows decoded at a time, a slot each.
     max_waiting: most windows in the queue; further ones are refused as overloaded.
@@ -38,7 +40,8 @@ class EngineConfig:
 
     model: str
     name: str = ""
-    dtype: str = "float32"
+    device: str = "cpu"
+    dtype: str = "auto"
     weights: str = "auto"
     threads: int = 0
     max_rows: int = 16
@@ -77,8 +80,9 @@ class AsrConfig(ProcessConfig):
 
     model: str = setting("folder of the checkpoint to serve: Whisper, Moonshine or Parakeet-CTC")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
-    weights: str = setting("of Whisper's decoder: auto, torch, float32, bfloat16 or int8", default="auto")
+    device: str = setting("where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
+    dtype: str = setting("of weights and activations: auto, float32, bfloat16 or float16", default="auto")
+    weights: str = setting("of Whisper's matrices: auto, torch, float32, bfloat16, float16 or int8", default="auto")
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     max_rows: int = setting("most windows decoded at a time", default=16, min=1)
     max_waiting: int = setting("most windows in the queue; further ones are refused", default=256, min=1)

@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from motet_kernels.device import Download
+from motet_kernels.spans import upload
+
 from .config import EngineConfig
 from .engine import SAMPLE_RATE, Audio, Engine, Family
 from .request import Heard, Pass, Piece, Word
@@ -30,7 +33,7 @@ class Parakeet(Family):
         self.window = config.window or _WINDOW
         self.vocab = model.config.vocab_size
         self._blank: int = model.config.pad_token_id
-        self._dtype = next(model.parameters()).dtype
+        self.device, self.dtype = model.device, model.dtype
         self.frame = model.config.encoder_config.subsampling_factor * extractor.hop_length / SAMPLE_RATE
 
     def features(self, audio: Audio) -> Tensor:
@@ -44,13 +47,14 @@ class Parakeet(Family):
         lengths = torch.tensor([len(features) - 1 for features in batch])
         padded = torch.nn.utils.rnn.pad_sequence(batch, batch_first=True)
         mask = torch.arange(padded.shape[1]) < lengths[:, None]
-        logits_BNV = self._model(input_features=padded.to(self._dtype), attention_mask=mask).logits.float()
+        features, mask = upload(padded.to(self.dtype), self.device), upload(mask, self.device)
+        logits_BNV = self._model(input_features=features, attention_mask=mask).logits.float()
         counts = self._model._get_subsampling_output_length(lengths).tolist()
-        best = logits_BNV.log_softmax(dim=-1).max(dim=-1)
+        values, indices = (Download(part) for part in logits_BNV.log_softmax(dim=-1).max(dim=-1))
         heard = []
-        for index, count in enumerate(counts):
-            tokens = best.indices[index, :count].tolist()
-            heard.append(Heard([Pass(tokens=tokens, avg_logprob=float(best.values[index, :count].mean()))]))
+        for tokens_N, logprobs_N, count in zip(indices.wait(), values.wait(), counts, strict=True):
+            tokens = tokens_N[:count].tolist()
+            heard.append(Heard([Pass(tokens=tokens, avg_logprob=float(logprobs_N[:count].mean()))]))
         return heard
 
     def pieces(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:

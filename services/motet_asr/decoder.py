@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from motet_kernels.device import upload_all
 from motet_kernels.linear import Linear
 from motet_kernels.norm import layer_norm
 
@@ -45,7 +47,8 @@ def norm(module: nn.LayerNorm, native: bool) -> Norm:
     """A layer norm: torch's own, or that of `motet_kernels`."""
     if not native:
         return module
-    return partial(layer_norm, weight_C=module.weight.detach(), bias_C=module.bias.detach(), eps=module.eps)
+    weight, bias = module.weight.detach().float(), module.bias.detach().float()
+    return partial(layer_norm, weight_C=weight, bias_C=bias, eps=module.eps)
 
 
 def cross_matrix(layers: Sequence[Any], form: str = "torch") -> Matrix:
@@ -59,12 +62,13 @@ def cross_matrix(layers: Sequence[Any], form: str = "torch") -> Matrix:
 class Decoder(ABC):
     """One model's. A family sets what is named here, and says how its layers read tokens.
 
-    length: most tokens of a row. dtype: of the encoder's states. kv_dtype: of the slots.
+    length: most tokens of a row. device: where it computes. dtype: of the encoder's states. kv_dtype: of the slots.
     """
 
     num_heads: int
     head_size: int
     length: int
+    device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
     _layers: Sequence[Any]
@@ -72,7 +76,8 @@ class Decoder(ABC):
     _head: Matrix
 
     def slots(self, max_rows: int) -> Slots:
-        return Slots(len(self._layers), self.num_heads, self.head_size, self.length, max_rows, self.kv_dtype)
+        shape = (len(self._layers), self.num_heads, self.head_size)
+        return Slots(*shape, self.length, max_rows, self.kv_dtype, self.device)
 
     def load_cross(self, slots: Slots, row: int, encoded_SE: Tensor) -> None:
         """Compute the cross-attention's keys and values of one window into its row."""
@@ -82,7 +87,8 @@ class Decoder(ABC):
     def prefill(self, slots: Slots, first: int, ids: list[list[int]]) -> Tensor:
         """Read prompts of equal length into rows from `first` on, over whatever was there; their states [B, T, E]."""
         count = len(ids[0])
-        states = self._prefill(slots, first, torch.tensor(ids))
+        (ids_BT,) = upload_all([np.array(ids)], self.device)
+        states = self._prefill(slots, first, ids_BT)
         slots.filled[first : first + len(ids)] = [count] * len(ids)
         return states
 
@@ -92,7 +98,8 @@ class Decoder(ABC):
         That attention is [rows watched, heads, S], zero behind a row's last frame; None if nothing is watched, or the
         model has no such heads. The next step may overwrite the states.
         """
-        states, attention = self._step(slots, torch.tensor(ids), watch or [])
+        ids_B, before_B = upload_all([np.array(ids), np.array(slots.filled)], self.device)
+        states, attention = self._step(slots, ids_B, before_B, watch or [])
         slots.filled = [filled + 1 for filled in slots.filled]
         return states, attention
 
@@ -104,4 +111,6 @@ class Decoder(ABC):
     def _prefill(self, slots: Slots, first: int, ids_BT: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def _step(self, slots: Slots, ids_B: Tensor, watch: list[int]) -> tuple[Tensor, Tensor | None]: ...
+    def _step(
+        self, slots: Slots, ids_B: Tensor, before_B: Tensor, watch: list[int]
+    ) -> tuple[Tensor, Tensor | None]: ...

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from motet_kernels.device import describe, dtype_name
 from motet_shared.errors import BadRequest, InternalError, MotetError, Overloaded
 
 from .config import EngineConfig
@@ -43,8 +44,13 @@ class Counts:
 
 
 class Family(ABC):
-    """What a kind of model can do, apart from when. `window`: the longest audio at a time, seconds."""
+    """What a kind of model can do, apart from when. `window`: the longest audio at a time, seconds.
 
+    device, dtype: where and in which type it computes.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
     window: float
     vocab: int
     translates = False
@@ -57,6 +63,10 @@ class Family(ABC):
     @abstractmethod
     def pieces(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:
         """Text with times. `seconds`: length of the window. Any thread may ask."""
+
+    def describe(self) -> dict[str, str]:
+        """What was chosen when the model was loaded."""
+        return {"dtype": dtype_name(self.dtype), **describe(self.device)}
 
     def code(self, language: str) -> str:
         """The code of a language that is given by code or name; as given if it is neither."""

@@ -9,6 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from motet_kernels.device import Download
+from motet_kernels.spans import upload
+
 from .align import spread
 from .config import EngineConfig
 from .engine import SAMPLE_RATE, Audio
@@ -27,6 +30,7 @@ class Moonshine(SlotFamily):
 
     def __init__(self, config: EngineConfig, model: Any, extractor: Any, tokenizer: Any):
         self._model, self._extractor, self._tokenizer = model, extractor, tokenizer
+        self.device, self.dtype = model.device, model.dtype
         self.window = config.window or _WINDOW
         self.vocab = model.config.vocab_size
         eos = model.generation_config.eos_token_id
@@ -47,7 +51,8 @@ class Moonshine(SlotFamily):
         for index, run in enumerate(runs):
             by_length.setdefault(len(run.waiting.features), []).append(index)
         for indices in by_length.values():
-            batch = torch.stack([runs[index].waiting.features for index in indices]).to(self.decoder.dtype)
+            batch = torch.stack([runs[index].waiting.features for index in indices]).to(self.dtype)
+            batch = upload(batch, self.device)
             encoded |= zip(indices, self._model.model.encoder(batch).last_hidden_state, strict=True)
         return [encoded[index] for index in range(len(runs))]
 
@@ -59,8 +64,8 @@ class Moonshine(SlotFamily):
 
     def pick(self, logits_BV: Tensor, runs: Sequence[Run]) -> tuple[list[int], list[float]]:
         logprobs_BV = logits_BV.log_softmax(dim=-1)
-        best = logprobs_BV.max(dim=-1)
-        return best.indices.tolist(), best.values.tolist()
+        logprobs, tokens = (Download(part) for part in logprobs_BV.max(dim=-1))
+        return tokens.wait().tolist(), logprobs.wait().tolist()
 
     def conclude(self, run: Run) -> Verdict:
         count = len(run.said) + (run.last == self.eos)

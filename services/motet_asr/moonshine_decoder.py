@@ -38,6 +38,7 @@ class MoonshineDecoder(Decoder):
         self.num_heads: int = model.config.decoder_num_attention_heads
         self.head_size: int = decoder.layers[0].self_attn.head_dim
         self.length: int = model.config.max_position_embeddings
+        self.device = decoder.embed_tokens.weight.device
         self.dtype = self.kv_dtype = decoder.embed_tokens.weight.dtype
         self._tokens, self._rotary = decoder.embed_tokens.weight, decoder.rotary_emb
         self._head, self._norm = model.proj_out, decoder.norm
@@ -46,13 +47,12 @@ class MoonshineDecoder(Decoder):
 
     def _prefill(self, slots: Slots, first: int, ids_BT: Tensor) -> Tensor:
         rows, count = ids_BT.shape
-        positions_BT = torch.arange(count).expand(rows, count)
+        positions_BT = torch.arange(count, device=self.device).expand(rows, count)
         return self._read(slots, slice(first, first + rows), ids_BT, positions_BT, count, None)
 
-    def _step(self, slots: Slots, ids_B: Tensor, watch: list[int]) -> tuple[Tensor, Tensor | None]:
-        positions_BT = torch.tensor(slots.filled)[:, None]
+    def _step(self, slots: Slots, ids_B: Tensor, before_B: Tensor, watch: list[int]) -> tuple[Tensor, Tensor | None]:
         length, mask = slots.own_mask()
-        states_BTE = self._read(slots, slice(0, len(ids_B)), ids_B[:, None], positions_BT, length, mask)
+        states_BTE = self._read(slots, slice(0, len(ids_B)), ids_B[:, None], before_B[:, None], length, mask)
         return states_BTE[:, 0], None
 
     def _read(
@@ -64,7 +64,7 @@ class MoonshineDecoder(Decoder):
         """
         x_BTE = F.embedding(ids_BT, self._tokens)
         turn = self._rotary(x_BTE, positions_BT)
-        places = torch.arange(rows.start, rows.stop)[:, None], slice(None), positions_BT
+        places = torch.arange(rows.start, rows.stop, device=self.device)[:, None], slice(None), positions_BT
         causal = ids_BT.shape[1] > 1
         frames, cross_mask = slots.cross_mask(rows.start, rows.stop)
         for index, layer in enumerate(self._layers):

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_NEVER = float("-inf")
+from motet_kernels.device import Download
+
+from .forbidden import forbidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +30,22 @@ class State:
 
 
 class WhisperRules:
-    """Reads a checkpoint's generation_config. Without `no_timestamps_token_id` there are no timestamps."""
+    """Reads a checkpoint's generation_config. Without `no_timestamps_token_id` there are no timestamps.
 
-    def __init__(self, generation: Any, vocab: int):
+    device: where logits lie.
+    """
+
+    def __init__(self, generation: Any, vocab: int, device: torch.device):
         eos = generation.eos_token_id
         self.eos: int = eos[0] if isinstance(eos, list) else eos
         no_timestamps = getattr(generation, "no_timestamps_token_id", None)
         self.no_timestamps: int | None = no_timestamps
         self.first_time: int = vocab if no_timestamps is None else no_timestamps + 1
         self._last_initial: int | None = getattr(generation, "max_initial_timestamp_index", None)
-        self._never = _listed(getattr(generation, "suppress_tokens", None), vocab)
-        self._not_first = _listed(getattr(generation, "begin_suppress_tokens", None), vocab)
+        self._vocab = vocab
+        never = getattr(generation, "suppress_tokens", None) or ()
+        not_first = getattr(generation, "begin_suppress_tokens", None) or ()
+        self._forbidden = forbidden(never, not_first, self.first_time, vocab, device)
 
     @property
     def has_timestamps(self) -> bool:
@@ -46,54 +53,38 @@ class WhisperRules:
 
     def pick(self, logits_BV: Tensor, states: Sequence[State]) -> tuple[list[int], list[float]]:
         """The next token of each row and its log-probability under the rules. Changes `logits_BV`."""
-        logits_BV[:, self._never] = _NEVER
-        timed = [row for row, state in enumerate(states) if state.timestamps]
-        for row, state in enumerate(states):
-            if not state.said:
-                logits_BV[row, self._not_first] = _NEVER
-            if state.timestamps:
-                self._pair(logits_BV[row], state.said)
-        if timed:
-            self._prefer_timestamps(logits_BV, timed)
+        begins = [not state.said for state in states]
+        ranges = [self._pair(state.said) if state.timestamps else [] for state in states]
+        self._forbidden.write(logits_BV, begins, [state.timestamps for state in states], ranges)
         logprobs_BV = logits_BV.log_softmax(dim=-1)
         tokens_B = logits_BV.argmax(dim=-1)
         for row, state in enumerate(states):
             if state.temperature > 0:
-                tokens_B[row] = _drawn(logits_BV[row], state)
-        return tokens_B.tolist(), logprobs_BV.gather(1, tokens_B[:, None])[:, 0].tolist()
+                tokens_B[row] = _drawn(logits_BV[row].cpu(), state)
+        tokens, logprobs = Download(tokens_B), Download(logprobs_BV.gather(1, tokens_B[:, None])[:, 0])
+        return tokens.wait().tolist(), logprobs.wait().tolist()
 
-    def _pair(self, logits_V: Tensor, said: list[int]) -> None:
-        """Timestamps come in pairs, except before the end, and never go back."""
+    def _pair(self, said: list[int]) -> list[tuple[int, int]]:
+        """Timestamps come in pairs, except before the end, and never go back: what may not follow."""
+        if self.no_timestamps is None:
+            return []
         begin = self.first_time
-        logits_V[self.no_timestamps] = _NEVER
+        never = [(self.no_timestamps, self.no_timestamps + 1)]
         if not said:
-            logits_V[:begin] = _NEVER
+            never.append((0, begin))
             if self._last_initial is not None:
-                logits_V[begin + self._last_initial + 1 :] = _NEVER
-            return
+                never.append((begin + self._last_initial + 1, self._vocab))
+            return never
         was_time = said[-1] >= begin
         before_was_time = len(said) < 2 or said[-2] >= begin
         if was_time and before_was_time:
-            logits_V[begin:] = _NEVER
+            never.append((begin, self._vocab))
         elif was_time:
-            logits_V[: self.eos] = _NEVER
+            never.append((0, self.eos))
         last = next((token for token in reversed(said) if token >= begin), None)
         if last is not None:
-            least = last if was_time and not before_was_time else last + 1
-            logits_V[begin:least] = _NEVER
-
-    def _prefer_timestamps(self, logits_BV: Tensor, rows: list[int]) -> None:
-        """Where all timestamps together are likelier than any one text token, a timestamp it is."""
-        begin = self.first_time
-        logprobs = logits_BV[rows].log_softmax(dim=-1)
-        wins = logprobs[:, begin:].logsumexp(dim=-1) > logprobs[:, :begin].max(dim=-1).values
-        for row, win in zip(rows, wins.tolist(), strict=True):
-            if win:
-                logits_BV[row, :begin] = _NEVER
-
-
-def _listed(tokens: Sequence[int] | None, vocab: int) -> Tensor:
-    return torch.tensor([token for token in tokens or () if 0 <= token < vocab], dtype=torch.long)
+            never.append((begin, last if was_time and not before_was_time else last + 1))
+        return never
 
 
 def _drawn(logits_V: Tensor, state: State) -> Tensor:

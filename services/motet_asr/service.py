@@ -125,9 +125,11 @@ class Asr(Actor):
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
+        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
         if self._recognizer is None:
             return {}
-        return {**self._recognizer.thread.stats(), **self._store.stats(), "audio_bytes": self._memory.held}
+        numbers = {**self._recognizer.thread.stats(), **self._store.stats(), "audio_bytes": self._memory.held}
+        return {**numbers, **self._recognizer.family.describe()}
 
     def check_integrity(self) -> None:
         """For an idle actor: nothing may be left in the engine."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from motet_kernels.device import Download
 from motet_shared.errors import InternalError
 
 from .config import EngineConfig
@@ -166,10 +167,10 @@ class SlotEngine(Engine):
         self._sweep()
 
     def _say(self, runs: Sequence[Run], logits_BV: Tensor) -> None:
-        finite = logits_BV.sum(dim=-1).isfinite().tolist()  # a sum of what is not finite is not either, and costs less
+        finite = Download(logits_BV.sum(dim=-1).isfinite())  # a sum of what is not finite is not either: costs less
         tokens, logprobs = self.family.pick(logits_BV, runs)
         self.counts.tokens += len(tokens)
-        for run, token, logprob, sane in zip(runs, tokens, logprobs, finite, strict=True):
+        for run, token, logprob, sane in zip(runs, tokens, logprobs, finite.wait().tolist(), strict=True):
             run.logprob += logprob
             if not sane:
                 run.broken = run.ended = True
@@ -232,5 +233,5 @@ def _neighbours(runs: list[Run], kind: Any) -> Iterator[list[Run]]:
 
 
 def stacked(attention: list[Tensor]) -> Tensor | None:
-    """Attention by token: [N, heads, S]."""
-    return torch.stack(attention) if attention else None
+    """Attention by token: [N, heads, S], on the CPU."""
+    return torch.stack(attention).cpu() if attention else None

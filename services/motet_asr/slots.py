@@ -8,29 +8,40 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from motet_kernels.device import upload_all
 from motet_shared.errors import InternalError
 
 
 class Slots:
     """Grows by doubling up to `max_rows`, and in encoder frames up to the longest audio that has come."""
 
-    def __init__(self, layers: int, heads: int, head_size: int, length: int, max_rows: int, dtype: torch.dtype):
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        head_size: int,
+        length: int,
+        max_rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
         self.length = length  # tokens that a row has room for
         self.max_rows = max_rows
         self.filled: list[int] = []  # tokens in each row
         self.frames: list[int] = []  # encoder frames of each row
         self._shape = (layers, heads, head_size)
-        self._dtype = dtype
+        self._dtype, self._device = dtype, device
         self.recorded: dict[int, Any] = {}  # steps over this memory by number of rows: gone when it moves
         self.own = self._empty(0, length)  # [layers, 2, rows, H, L, D]
         self.cross = self._empty(0, 0)  # [layers, 2, rows, H, S, D]
 
     def _empty(self, rows: int, length: int) -> Tensor:
         layers, heads, head_size = self._shape
-        return torch.zeros(layers, 2, rows, heads, length, head_size, dtype=self._dtype)
+        return torch.zeros(layers, 2, rows, heads, length, head_size, dtype=self._dtype, device=self._device)
 
     @property
     def rows(self) -> int:
@@ -85,8 +96,7 @@ class Slots:
         longest = max(self.filled) + 1
         if min(self.filled) + 1 == longest:
             return longest, None
-        filled_B = torch.tensor(self.filled)
-        return longest, (torch.arange(longest) <= filled_B[:, None])[:, None, None]
+        return longest, self._mask([filled + 1 for filled in self.filled], longest)
 
     def cross_mask(self, first: int, last: int) -> tuple[int, Tensor | None]:
         """How many encoder frames rows `first` to `last` need, and which of them each row may see: [B, 1, 1, S]."""
@@ -94,7 +104,12 @@ class Slots:
         longest = max(frames)
         if min(frames) == longest:
             return longest, None
-        return longest, (torch.arange(longest) < torch.tensor(frames)[:, None])[:, None, None]
+        return longest, self._mask(frames, longest)
+
+    def _mask(self, counts: list[int], longest: int) -> Tensor:
+        """True for the first so many of each row: [B, 1, 1, longest]."""
+        (counts_B,) = upload_all([np.array(counts)], self._device)
+        return (torch.arange(longest, device=self._device) < counts_B[:, None])[:, None, None]
 
     @property
     def nbytes(self) -> int:

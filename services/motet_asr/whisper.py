@@ -11,11 +11,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
 
+from motet_kernels.device import dtype_name, upload_all
 from motet_shared.errors import BadRequest, ConfigError
 
 from .config import TEMPERATURES, EngineConfig
@@ -37,7 +39,8 @@ class Whisper(SlotFamily):
     def __init__(self, config: EngineConfig, model: Any, extractor: Any, tokenizer: Any):
         generation = model.generation_config
         self.config = config
-        self._model, self._extractor, self._tokenizer = model, extractor, tokenizer
+        self._extractor, self._tokenizer = extractor, tokenizer
+        self.device, self.dtype = model.device, model.dtype
         self._frames: int = model.config.max_source_positions * _STRIDE
         self._hop: int = extractor.hop_length
         longest = self._frames * self._hop / SAMPLE_RATE
@@ -48,7 +51,7 @@ class Whisper(SlotFamily):
                 f"the encoder takes {self._frames} (2 × max_source_positions); one of the two files is of another model"
             )
         self.vocab = model.config.vocab_size
-        self.rules = WhisperRules(generation, self.vocab)
+        self.rules = WhisperRules(generation, self.vocab, self.device)
         self.eos = self.rules.eos
         self.detector = generation.decoder_start_token_id
         self._generation = generation
@@ -58,16 +61,20 @@ class Whisper(SlotFamily):
             for token, id in (getattr(generation, "lang_to_id", None) or {}).items()
             if multilingual
         }
-        self._codes = {id: code for code, id in self._language_ids.items()}
+        self._codes = [code for code, _ in sorted(self._language_ids.items(), key=lambda pair: pair[1])]
+        ids = np.array([self._language_ids[code] for code in self._codes], dtype=np.int64)
+        (self._code_ids,) = upload_all([ids], self.device)
         self._tasks: dict[str, int] = getattr(generation, "task_to_id", None) or {}
         self.languages = frozenset(self._language_ids)
         self.translates = bool(self._language_ids) and "translate" in self._tasks
         self._longest: int = model.config.max_target_positions
         heads = [tuple(pair) for pair in getattr(generation, "alignment_heads", None) or ()]
-        form = config.dtype if config.weights == "auto" else config.weights
-        self.decoder = WhisperDecoder(model, heads, form)
-        self._features = WhisperFeatures(extractor, model.device)
-        self._encoder = None if form == "torch" else WhisperEncoder(model, form)
+        self._form = dtype_name(self.dtype) if config.weights == "auto" else config.weights
+        self.decoder = WhisperDecoder(model, heads, self._form)
+        self._features = WhisperFeatures(extractor, self.device)
+        # Only one of the two is kept: packed matrices take the place of the model's.
+        self._encoder = None if self._form == "torch" else WhisperEncoder(model, self._form)
+        self._whole_encoder = model.model.encoder if self._encoder is None else None
         self._padding = self._padding_frames()
         self._pieces = WhisperPieces(
             tokenizer, self.rules, 2 * self._hop / SAMPLE_RATE, getattr(model.config, "median_filter_width", 7)
@@ -85,6 +92,9 @@ class Whisper(SlotFamily):
                 )
         return None if seconds < 0 or self._encoder is None else round(seconds * SAMPLE_RATE / self._hop)
 
+    def describe(self) -> dict[str, str]:
+        return {"weights": self._form, **super().describe()}
+
     # ----------------------------------------------------------------------------------------------------------- audio
     def features(self, audio: Audio) -> Tensor:
         """Log-mel features [M, F] of a whole window, silence behind the audio included."""
@@ -96,8 +106,9 @@ class Whisper(SlotFamily):
     def encode(self, runs: Sequence[Run]) -> list[Tensor]:
         windows = [self._heard_now(run) for run in runs]
         if self._encoder is not None:
-            return [self._encoder(features) for features in windows]
-        return list(self._model.model.encoder(torch.stack(windows).to(self.decoder.dtype)).last_hidden_state)
+            return self._encoder(windows)
+        assert self._whole_encoder is not None
+        return list(self._whole_encoder(torch.stack(windows).to(self.decoder.dtype)).last_hidden_state)
 
     def _heard_now(self, run: Run) -> Tensor:
         """The features of a pass, from where it begins: as long as a whole window, or as the padding says."""
@@ -130,8 +141,7 @@ class Whisper(SlotFamily):
         return bool(self._language_ids) and not run.language
 
     def detect(self, logits_BV: Tensor) -> list[str]:
-        ids = torch.tensor(sorted(self._codes))
-        return [self._codes[int(ids[best])] for best in logits_BV[:, ids].argmax(dim=-1)]
+        return [self._codes[best] for best in logits_BV[:, self._code_ids].argmax(dim=-1).tolist()]
 
     def prompt(self, run: Run) -> list[int]:
         return self._prompt_ids(run.waiting.options.prompt) + self._opening(run)

@@ -1,9 +1,9 @@
-"""Whisper's decoder over slots: transformers' weights, our caches, the native kernels.
+"""Whisper's decoder over slots: transformers' weights, our caches, our kernels.
 
 N packed tokens · B rows · T tokens of each · E model size · H heads · D head size · V vocabulary. Queries, keys and
 values come from one matrix, the cross-attention's keys and values are computed once per window, and a step touches
-only rows that are running. To the attention kernel a row of the slots is one block. Where all of it is native, a step
-is recorded once per number of rows and then replayed: half of a small model's step is Python otherwise.
+only rows that are running. To the attention kernel a row of the slots is one block. Where all of it is native code for
+the CPU, a step is recorded once per number of rows and then replayed: half of a small model's step is Python otherwise.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from motet_kernels import gpu
 from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.device import NARROW, upload_all
 from motet_kernels.gates import gelu
 from motet_kernels.kv import store_kv
 from motet_kernels.replay import Tape, can_replay
+from motet_kernels.spans import upload
 
 from .decoder import Decoder, Norm, cross_matrix, matrix, norm
 from .slots import Slots
@@ -45,13 +49,15 @@ class _Layer:
         self.up = matrix(layer.fc1.weight, layer.fc1.bias, form)
         self.down = matrix(layer.fc2.weight, layer.fc2.bias, form)
         self.activation = gelu if native else layer.activation_fn
-        self.heads = heads  # whose attention tells where a word is
+        # Those whose attention tells where a word is.
+        self.heads = upload_all([np.array(heads)], qkv.device)[0] if heads else None
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where the packed tokens of a call belong: `count` new ones in each of some rows, behind `before`."""
+    """Where the packed tokens of a call belong: `count` new ones in each of some rows, behind `before`. On `device`."""
 
+    device: torch.device
     slots: Slots
     first: int
     before: list[int]
@@ -69,13 +75,31 @@ class _Place:
         self.cross = PagedBatch(rows[:, None], starts, torch.tensor(frames, dtype=torch.int32))
         begin_B = rows.long() * self.slots.length + before_B
         self.slots_N = (begin_B[:, None] + torch.arange(self.count)).flatten()
+        if self.device.type != "cpu":
+            self.own, self.cross = self.own.to(self.device), self.cross.to(self.device)
+            self.slots_N = upload(self.slots_N, self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """Rows whose attention is wanted, their encoder frames, and the most of these. On the device."""
+
+    rows_W: Tensor
+    frames_W: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, rows: list[int], slots: Slots, device: torch.device) -> _Watched:
+        frames = [slots.frames[row] for row in rows]
+        rows_W, frames_W = upload_all([np.array(rows), np.array(frames)], device)
+        return cls(rows_W, frames_W, max(frames))
 
 
 class _Step:
     """A recorded step of so many rows; what differs from step to step is written into `x_BE` and `place`."""
 
     def __init__(self, decoder: WhisperDecoder, slots: Slots, x_BE: Tensor):
-        self._x_BE, self._place = x_BE.clone(), _Place(slots, 0, slots.filled, 1)
+        self._x_BE, self._place = x_BE.clone(), _Place(x_BE.device, slots, 0, slots.filled, 1)
         self._begin_B = torch.arange(len(x_BE)) * slots.length
         self._tape = Tape(lambda: decoder._read(self._x_BE, self._place)[0])
         self.states_BE = self._tape.result
@@ -100,11 +124,12 @@ class WhisperDecoder(Decoder):
         self.num_heads = model.config.decoder_attention_heads
         self.head_size = model.config.d_model // self.num_heads
         self.length: int = model.config.max_target_positions
-        self.dtype = decoder.embed_tokens.weight.dtype
-        self.kv_dtype = torch.bfloat16 if form in _ROUNDED else self.dtype
+        self.device, self.dtype = decoder.embed_tokens.weight.device, decoder.embed_tokens.weight.dtype
+        self.kv_dtype = torch.bfloat16 if form in _ROUNDED and self.dtype not in NARROW else self.dtype
         self._tokens, self._positions = decoder.embed_tokens.weight, decoder.embed_positions.weight
-        native = form != "torch" and self.dtype == torch.float32 and model.config.activation_function == "gelu"
-        self._records = native and can_replay()
+        on_gpu, is_gelu = gpu.is_gpu(self.device), model.config.activation_function == "gelu"
+        native = form != "torch" and is_gelu and (on_gpu or self.dtype == torch.float32)
+        self._records = native and can_replay() and not on_gpu
         self._head, self._norm = matrix(model.proj_out.weight, None, form), norm(decoder.layer_norm, native)
         self._cross_kv = cross_matrix(decoder.layers, form)
         self._layers = [
@@ -115,14 +140,15 @@ class WhisperDecoder(Decoder):
     def _prefill(self, slots: Slots, first: int, ids_BT: Tensor) -> Tensor:
         rows, count = ids_BT.shape
         x_BTE = F.embedding(ids_BT, self._tokens) + self._positions[:count]
-        states, _ = self._read(x_BTE.flatten(0, 1), _Place(slots, first, [0] * rows, count))
+        states, _ = self._read(x_BTE.flatten(0, 1), _Place(self.device, slots, first, [0] * rows, count))
         return states.view(x_BTE.shape)
 
-    def _step(self, slots: Slots, ids_B: Tensor, watch: list[int]) -> tuple[Tensor, Tensor | None]:
-        x_BE = F.embedding(ids_B, self._tokens) + self._positions[slots.filled]
+    def _step(self, slots: Slots, ids_B: Tensor, before_B: Tensor, watch: list[int]) -> tuple[Tensor, Tensor | None]:
+        x_BE = F.embedding(ids_B, self._tokens) + self._positions[before_B]
         if self._records and not watch:
             return self._replayed(slots, x_BE), None
-        states, seen = self._read(x_BE, _Place(slots, 0, slots.filled, 1), watch)
+        watched = _Watched.of(watch, slots, self.device) if watch else None
+        states, seen = self._read(x_BE, _Place(self.device, slots, 0, slots.filled, 1), watched)
         return states, torch.cat(seen, dim=1) if seen else None
 
     def _replayed(self, slots: Slots, x_BE: Tensor) -> Tensor:
@@ -132,7 +158,7 @@ class WhisperDecoder(Decoder):
         slots.recorded[rows] = step = _Step(self, slots, x_BE)
         return step.states_BE
 
-    def _read(self, x_NE: Tensor, place: _Place, watch: list[int] | None = None) -> tuple[Tensor, list[Tensor]]:
+    def _read(self, x_NE: Tensor, place: _Place, watched: _Watched | None = None) -> tuple[Tensor, list[Tensor]]:
         """States [N, E] of the tokens, whose keys and values are stored; what the alignment heads of each layer saw."""
         seen: list[Tensor] = []
         for index, layer in enumerate(self._layers):
@@ -142,18 +168,18 @@ class WhisperDecoder(Decoder):
             x_NE = layer.own_out(paged_attention(query, keys, values, place.own, scale=1.0).flatten(1), x_NE)
             query = layer.query(layer.norms[1](x_NE)).unflatten(1, (self.num_heads, -1))
             keys, values = place.slots.cross[index]
-            if watch and layer.heads:
-                seen.append(_weights(query, keys, layer.heads, watch, place.slots.frames))
+            if watched is not None and layer.heads is not None:
+                seen.append(_weights(query, keys, layer.heads, watched))
             attended = paged_attention(query, keys, values, place.cross, scale=1.0, causal=False)
             x_NE = layer.cross_out(attended.flatten(1), x_NE)
             x_NE = layer.down(layer.activation(layer.up(layer.norms[2](x_NE))), x_NE)
         return self._norm(x_NE), seen
 
 
-def _weights(query_BHD: Tensor, keys_BHSD: Tensor, heads: list[int], watch: list[int], frames: list[int]) -> Tensor:
+def _weights(query_BHD: Tensor, keys_BHSD: Tensor, heads_A: Tensor, watched: _Watched) -> Tensor:
     """Attention of some heads in some rows to all of a row's frames: [rows, heads, S]."""
-    frames_W = torch.tensor([frames[row] for row in watch])
-    query, keys = query_BHD[watch][:, heads, None], keys_BHSD[watch][:, heads, : int(frames_W.max())]
+    query = query_BHD[watched.rows_W][:, heads_A, None]
+    keys = keys_BHSD[watched.rows_W][:, heads_A, : watched.longest]
     scores = (query @ keys.to(query.dtype).transpose(2, 3))[:, :, 0].float()
-    beyond = torch.arange(scores.shape[2]) >= frames_W[:, None]
+    beyond = torch.arange(scores.shape[2], device=scores.device) >= watched.frames_W[:, None]
     return scores.masked_fill(beyond[:, None], float("-inf")).softmax(dim=-1)

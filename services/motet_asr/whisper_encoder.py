@@ -1,19 +1,28 @@
-"""Whisper's encoder on the native kernels: transformers' weights, packed once, and attention to all frames.
+"""Whisper's encoder on our kernels: transformers' weights, packed once, and attention to all frames.
 
-M mel bins · F feature frames of 10 ms · S encoder frames of 20 ms · E model size · H heads · D head size. Windows are
-encoded one by one: each has rows enough to fill the processor, and its states are the same bits in any company.
+M mel bins · F feature frames of 10 ms · S encoder frames of 20 ms · N those of all windows · E model size · H heads ·
+D head size. On a CPU windows are encoded one by one: each has rows enough to fill the processor, and its states are the
+same bits in any company. On a GPU they lie one after the other in one row, so that a layer is as many launches for all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import GELUActivation
 
-from motet_kernels.full_attention import full_attention
+from motet_kernels import gpu
+from motet_kernels.device import dtype_name
+from motet_kernels.full_attention import full_attention, packed_attention
+from motet_kernels.gates import gelu
 from motet_kernels.linear import Linear
+from motet_kernels.spans import Spans
+
+from .decoder import norm
 
 _TAPS = 3  # frames that a convolution takes in
 
@@ -37,16 +46,16 @@ class _Convolution:
 class _Layer:
     """One layer's weights, as this encoder uses them."""
 
-    def __init__(self, layer: Any, form: str):
+    def __init__(self, layer: Any, form: str, on_gpu: bool):
         own = layer.self_attn
-        self.norm, self.last_norm = layer.self_attn_layer_norm, layer.final_layer_norm
+        self.norm, self.last_norm = norm(layer.self_attn_layer_norm, on_gpu), norm(layer.final_layer_norm, on_gpu)
         weight = torch.cat([own.q_proj.weight * own.scaling, own.k_proj.weight, own.v_proj.weight])
         bias = torch.cat([own.q_proj.bias * own.scaling, torch.zeros_like(own.v_proj.bias), own.v_proj.bias])
         self.qkv = Linear.pack(weight, bias, form)
         self.out = Linear.pack(own.out_proj.weight, own.out_proj.bias, form)
         self.up = Linear.pack(layer.fc1.weight, layer.fc1.bias, form)
         self.down = Linear.pack(layer.fc2.weight, layer.fc2.bias, form)
-        self.activation = layer.activation_fn
+        self.activation = gelu if on_gpu and isinstance(layer.activation_fn, GELUActivation) else layer.activation_fn
 
 
 class WhisperEncoder:
@@ -58,26 +67,40 @@ class WhisperEncoder:
     def __init__(self, model: Any, form: str):
         encoder = model.model.encoder
         self.num_heads: int = model.config.encoder_attention_heads
-        exact = form if form in ("float32", "bfloat16") else str(encoder.conv1.weight.dtype).removeprefix("torch.")
+        self._on_gpu = gpu.is_gpu(model.device)
+        exact = dtype_name(encoder.conv1.weight.dtype) if form == "int8" else form
         self._convolutions = [_Convolution(conv, exact) for conv in (encoder.conv1, encoder.conv2)]
         self._positions = encoder.embed_positions.weight
-        self._layers = [_Layer(layer, form) for layer in encoder.layers]
-        self._norm = encoder.layer_norm
+        self._layers = [_Layer(layer, form, self._on_gpu) for layer in encoder.layers]
+        self._norm = norm(encoder.layer_norm, self._on_gpu)
         self._rounded = form == "int8"
 
-    def __call__(self, features_MF: Tensor) -> Tensor:
-        """States [S, E] of one window, which may be shorter than those that the model was made for: F = 2S."""
+    def __call__(self, windows: Sequence[Tensor]) -> list[Tensor]:
+        """States [S, E] of windows [M, F], which may be shorter than those that the model was made for: F = 2S."""
+        begun = [self._begun(features_MF) for features_MF in windows]
+        if not self._on_gpu:
+            return [self._encoded(x_SE, None) for x_SE in begun]
+        lengths = [len(x_SE) for x_SE in begun]
+        together_NE = self._encoded(torch.cat(begun), Spans.of(lengths, begun[0].device))
+        return list(together_NE.split(lengths))
+
+    def _begun(self, features_MF: Tensor) -> Tensor:
+        """[S, E]: what the layers take."""
         x_SE = features_MF.T.to(self._positions.dtype)
         for convolution in self._convolutions:
             x_SE = convolution(x_SE)
-        x_SE = x_SE + self._positions[: len(x_SE)]
-        for layer in self._layers:
-            x_SE = layer.out(self._attended(layer.qkv(layer.norm(x_SE))), x_SE)
-            x_SE = layer.down(layer.activation(layer.up(layer.last_norm(x_SE))), x_SE)
-        normed: Tensor = self._norm(x_SE)
-        return normed
+        return x_SE + self._positions[: len(x_SE)]
 
-    def _attended(self, qkv_SE: Tensor) -> Tensor:
+    def _encoded(self, x_NE: Tensor, spans: Spans | None) -> Tensor:
+        """[N, E] of the windows of `spans`, or of one."""
+        for layer in self._layers:
+            x_NE = layer.out(self._attended(layer.qkv(layer.norm(x_NE)), spans), x_NE)
+            x_NE = layer.down(layer.activation(layer.up(layer.last_norm(x_NE))), x_NE)
+        return self._norm(x_NE)
+
+    def _attended(self, qkv_NE: Tensor, spans: Spans | None) -> Tensor:
         """What the heads make of queries, which are scaled already, keys and values that lie side by side."""
-        query_SHD, key_SHD, value_SHD = qkv_SE.unflatten(1, (3, self.num_heads, -1)).unbind(1)
-        return full_attention(query_SHD, key_SHD, value_SHD, scale=1.0, rounded=self._rounded).flatten(1)
+        query, key, value = qkv_NE.unflatten(1, (3, self.num_heads, -1)).unbind(1)
+        if spans is None:
+            return full_attention(query, key, value, scale=1.0, rounded=self._rounded).flatten(1)
+        return packed_attention(query, key, value, spans, scale=1.0).flatten(1)

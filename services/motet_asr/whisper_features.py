@@ -14,6 +14,7 @@ from torch import Tensor
 
 from motet_kernels import gpu
 from motet_kernels.log_mel import MelTables, log_mel
+from motet_kernels.spans import upload
 
 from .engine import SAMPLE_RATE, Audio
 
@@ -35,12 +36,12 @@ class WhisperFeatures:
     def __call__(self, audio: Audio, samples: int) -> Tensor:
         """Features [M, F] of a recording that is padded with silence, or cut, to so many samples."""
         if self._tables is not None:
-            audio_N = torch.tensor(audio[:samples], device=self._device)
-            return normalized(log_mel(F.pad(audio_N, (0, samples - len(audio_N)))[None], self._tables)[0])
+            audio_N = upload(F.pad(torch.tensor(audio[:samples]), (0, max(0, samples - len(audio)))), self._device)
+            return normalized(log_mel(audio_N[None], self._tables)[0])
         features: Tensor = self._extractor(
             audio, sampling_rate=SAMPLE_RATE, return_tensors="pt", padding="max_length", max_length=samples
         ).input_features[0]
-        return features.to(self._device)
+        return upload(features, self._device)
 
 
 def normalized(logs_MF: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from motet_shared.errors import ConfigError
 
 from .pooling import MODES
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 NORMALIZE = ("auto", "always", "never")
 
 
@@ -20,7 +20,8 @@ class EngineConfig:
 
     model: folder of a sentence encoder, as sentence-transformers or transformers saves it.
     name: what clients call the model; empty: the folder's name.
-    dtype: of weights and activations.
+    device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
+    dtype: of weights and activations; "auto" is float32, on a GPU the checkpoint's. "float16" is for GPUs.
     threads: cores that compute; 0 leaves torch's own choice.
     pooling: what of its tokens' vectors a text's vector is; "auto": what the folder says, else the mean of an encoder's
         and the last of a decoder's.
@@ -32,7 +33,8 @@ class EngineConfig:
 
     model: str
     name: str = ""
-    dtype: str = "float32"
+    device: str = "cpu"
+    dtype: str = "auto"
     threads: int = 0
     pooling: str = "auto"
     normalize: str = "auto"
@@ -62,7 +64,8 @@ class EmbeddingConfig(ProcessConfig):
 
     model: str = setting("folder of the sentence encoder to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
+    device: str = setting("where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
+    dtype: str = setting("of weights and activations: auto, float32, bfloat16 or float16", default="auto")
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     pooling: str = setting(f"auto (what the folder says) or {', '.join(MODES)}", default="auto")
     normalize: str = setting("vectors of unit length: auto (what the folder says), always or never", default="auto")

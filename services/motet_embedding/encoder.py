@@ -22,6 +22,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
+from motet_kernels.device import describe, dtype_name, find_device, find_dtype
 from motet_shared.errors import ConfigError
 
 from .config import EngineConfig
@@ -49,7 +50,7 @@ class Encoder:
         self.packed = packs(model, self.limit, self._padding)
         self._first = first_position(model)
         self._pooling = _pooling(model, folder, config)
-        self._dense = nn.Sequential(*(_dense(path) for path in folder.dense))
+        self._dense = nn.Sequential(*(_dense(path) for path in folder.dense)).to(model.device)
         self._normalize = {"auto": folder.normalized is not False, "always": True, "never": False}[config.normalize]
         self.size = self.encode([Text([0])]).shape[1]
 
@@ -58,14 +59,19 @@ class Encoder:
         """ConfigError names what is wrong with the folder. Safetensors only, and no code from it."""
         if config.threads:
             torch.set_num_threads(config.threads)
+        device = find_device(config.device, ConfigError)
         folder = Folder.read(config.model)
         logging.disable_progress_bar()
         logging.set_verbosity_error()  # what is missing from a checkpoint is told by `_transformer`
-        return cls(_transformer(folder.transformer, getattr(torch, config.dtype)), folder, config)
+        return cls(_transformer(folder.transformer, config.dtype, device), folder, config)
+
+    def describe(self) -> dict[str, str]:
+        """What was chosen when the model was loaded."""
+        return {"dtype": dtype_name(self._model.dtype), **describe(self._model.device)}
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[Text]) -> Tensor:
-        """`[B, V]` float32, by one forward pass."""
+        """`[B, V]` float32 on the model's device, by one forward pass."""
         tokens = self._tokens([text.ids for text in texts])
         pooled = [self._pooling.pool(one, text.prompt) for one, text in zip(tokens, texts, strict=True)]
         vectors_BV: Tensor = self._dense(torch.stack(pooled))
@@ -79,10 +85,11 @@ class Encoder:
         return [hidden_ND[start:end] for start, end in packed.spans.pairs]
 
 
-def _transformer(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _transformer(folder: Path, wanted: str, device: torch.device) -> PreTrainedModel:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(folder, **options)
+        dtype = find_dtype(wanted, config.dtype, device, ConfigError)
         kind = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
         model, report = kind.from_pretrained(
             folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
@@ -95,7 +102,7 @@ def _transformer(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     # Some encoders have a pooler that nobody asks here, and many checkpoints are without it.
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
         raise ConfigError(f"model={str(folder)!r}: {len(missing)} weights are missing, {missing[0]} for one")
-    return model.eval().requires_grad_(False)
+    return model.eval().requires_grad_(False).to(device)
 
 
 def _limit(model: PreTrainedModel, folder: Folder, config: EngineConfig) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from motet_kernels.device import Download
 from motet_shared.errors import InternalError, MotetError, Overloaded
 
 from .config import EngineConfig
@@ -73,7 +74,7 @@ class Engine:
         taken = self._lines.take(self.config.max_batch_tokens, packed=self.encoder.packed)
         if not taken:
             return []
-        vectors_BV: Vectors = self.encoder.encode([one.text for one in taken]).cpu().numpy()
+        vectors_BV: Vectors = Download(self.encoder.encode([one.text for one in taken])).wait().numpy()
         lengths = [len(one.text) for one in taken]
         self._steps += 1
         self._texts += len(taken)

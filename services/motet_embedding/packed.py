@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
+from motet_kernels.device import upload_all
 from motet_kernels.full_attention import packed_attention as attend
 from motet_kernels.spans import Spans
 
@@ -83,8 +86,9 @@ def first_position(model: PreTrainedModel) -> int:
 def forward(model: PreTrainedModel, texts: Sequence[Sequence[int]], first: int) -> tuple[Tensor, Packed]:
     """`[N, D]`, the last hidden states of the texts one after the other; any exception of a model that cannot."""
     packed = Packed(Spans.of(map(len, texts), model.device))
-    ids = torch.tensor([token for text in texts for token in text], device=model.device)
-    positions = torch.cat([torch.arange(first, first + len(text), device=model.device) for text in texts])
+    ids_N = np.fromiter(chain.from_iterable(texts), dtype=np.int64, count=packed.spans.num_tokens)
+    positions_N = np.concatenate([np.arange(first, first + len(text)) for text in texts])
+    ids, positions = upload_all([ids_N, positions_N], model.device)
     output = model(input_ids=ids[None], position_ids=positions[None], packed=packed, **_no_cache(model))
     return output.last_hidden_state[0], packed
 
@@ -93,9 +97,9 @@ def forward(model: PreTrainedModel, texts: Sequence[Sequence[int]], first: int) 
 def forward_padded(model: PreTrainedModel, texts: Sequence[Sequence[int]], padding: int) -> list[Tensor]:
     """`[S, D]` of each text, by a batch in which the shorter ones are padded."""
     longest = max(map(len, texts))
-    rows = [[*text, *[padding] * (longest - len(text))] for text in texts]
-    mask = [[1] * len(text) + [0] * (longest - len(text)) for text in texts]
-    ids, seen = torch.tensor(rows, device=model.device), torch.tensor(mask, device=model.device)
+    ids_BT = np.array([[*text, *[padding] * (longest - len(text))] for text in texts])
+    seen_BT = np.array([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
+    ids, seen = upload_all([ids_BT, seen_BT], model.device)
     hidden_BTD = model(input_ids=ids, attention_mask=seen, **_no_cache(model)).last_hidden_state
     return [hidden[: len(text)] for hidden, text in zip(hidden_BTD, texts, strict=True)]
 

@@ -100,7 +100,10 @@ class Embedding(Actor):
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        return {} if self._desk is None else self._desk.thread.stats()
+        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
+        if self._desk is None:
+            return {}
+        return self._desk.thread.stats() | self._desk.thread.engine.encoder.describe()
 
     def check_integrity(self) -> None:
         """For an idle actor: nothing may be left in the engine."""

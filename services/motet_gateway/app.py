@@ -66,6 +66,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
             await self._websocket(scope, receive, send)
+        elif (allowed := self._service.door.origins.preflight(scope)) is not None:
+            await allowed(scope, receive, send)
         elif (endpoint := _STREAMS.get(scope["path"])) is not None:
             await self._stream(endpoint, Exchange(scope, receive, send))
         else:
@@ -92,8 +94,12 @@ class App:
             telemetry.request_id.reset(token)
 
     async def _answer(self, endpoint: Endpoint, http: Exchange) -> None:
+        door = self._service.door
+        http.told = lambda: door.origins.headers(http.scope)
         try:
-            self._service.keys.check(http.scope)
+            http.tenant = tenant = door.enter(http.scope).tenant
+            http.told = lambda: [*tenant.headers(), *door.origins.headers(http.scope)]
+            tenant.call()
             if http.scope["method"] != "POST":
                 raise MethodNotAllowed(f"{http.scope['path']} takes POST, not {http.scope['method']}")
             with telemetry.span("gateway" + http.scope["path"], parent=_trace(http.scope)):
@@ -125,12 +131,23 @@ def build_api(service: Service) -> FastAPI:
 
     @api.middleware("http")
     async def guard(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-        if request.url.path.startswith(("/v1/", "/metrics")):
-            try:
-                service.keys.check(request.scope)
-            except MotetError as error:
-                return _problem_response(error)
-        return await call_next(request)
+        path = request.url.path
+        if not path.startswith(("/v1/", "/metrics")):
+            return await call_next(request)
+        door, tenant = service.door, None
+        try:
+            tenant = request.state.tenant = door.enter(request.scope).tenant
+            if path.startswith("/v1/"):
+                tenant.call()
+            else:
+                door.check_metrics(tenant)
+            response = await call_next(request)
+        except MotetError as error:
+            response = _problem_response(error)
+        left = tenant.headers() if tenant is not None else ()
+        for name, value in (*left, *door.origins.headers(request.scope)):
+            response.headers[name.decode()] = value.decode()
+        return response
 
     @api.exception_handler(MotetError)
     async def known(request: Request, error: MotetError) -> Response:

@@ -12,12 +12,15 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from motet_shared.errors import BadRequest, PayloadTooLarge
 
 from .chunks import CHUNKS, Chunks
 from .problems import Problem
+
+if TYPE_CHECKING:
+    from .tenants import Tenant
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -58,12 +61,25 @@ class Exchange:
         self.finished = False
         self.status = 0
         self.content: list[tuple[bytes, bytes]] = _SSE  # headers of a response that streams
+        self.told: Callable[[], Headers] = tuple  # headers of any response, as they are when it begins
+        self._tenant: Tenant | None = None
         self._receive = receive
         self._send = send
         self._held = b""
         chunks: Chunks | None = scope.get("extensions", {}).get(CHUNKS)
         self._write_chunk = chunks.write if chunks is not None else self._write_message
         self._start = chunks.start if chunks is not None else self._start_message
+
+    @property
+    def tenant(self) -> Tenant:
+        """Whose request it is. Set once, before an endpoint gets it."""
+        if self._tenant is None:
+            raise RuntimeError("nobody has asked who this is")
+        return self._tenant
+
+    @tenant.setter
+    def tenant(self, tenant: Tenant) -> None:
+        self._tenant = tenant
 
     @property
     def sends_events(self) -> bool:
@@ -136,6 +152,7 @@ class Exchange:
             (b"content-type", content_type),
             (b"content-length", b"%d" % len(body)),
             (b"x-request-id", self.request_id.encode()),
+            *self.told(),
         ]
         await self._send({"type": "http.response.start", "status": status, "headers": [*fixed, *headers]})
         await self._send({"type": "http.response.body", "body": body})
@@ -156,7 +173,7 @@ class Exchange:
         else:
             self.started = True
             self.status = 200
-            headers = [*self.content, (b"x-request-id", self.request_id.encode())]
+            headers = [*self.content, (b"x-request-id", self.request_id.encode()), *self.told()]
             await self._start({"type": "http.response.start", "status": 200, "headers": headers}, data)
 
     async def _start_message(self, head: MutableMapping[str, Any], data: bytes) -> None:

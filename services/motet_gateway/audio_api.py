@@ -14,6 +14,7 @@ from motet_pipelines.speakers import Part, speakers_model, transcribe_speakers
 from motet_pipelines.transcribe import NO_AUDIO, ROLE, Hearing, transcribe
 from motet_shared.errors import MotetError
 from motet_shared.messages import Transcribe
+from motet_shared.sound_file import claimed_seconds
 
 from .aliases import model_of
 from .asgi import Exchange
@@ -23,8 +24,12 @@ from .multipart import read_form
 from .problems import Problem
 from .render import error_event
 from .service import Service
+from .tenants import SECOND
 from .transcripts import delta_events, done_event, render, render_speakers
+from .usage import settled
 from .wire import fresh_seed
+
+SHORTEST = 1.0  # seconds that a file without a length in its header is taken for
 
 
 async def transcriptions(service: Service, http: Exchange) -> None:
@@ -42,12 +47,12 @@ async def _answer(service: Service, http: Exchange, task: Task) -> None:
     service.check_open()
     body = replace(body, model=model_of(service.bus.directory, ROLE, body.model))
     await _check(service, body)
-    with service.limits.take():
+    claimed = await asyncio.to_thread(claimed_seconds, body.file)
+    expected = int(max(claimed, SHORTEST) * SECOND)
+    with http.tenant.take(audio=expected) as ticket:
         transcript = _Transcript(service, http, body)
-        if body.stream:
-            await transcript.stream()
-        else:
-            await transcript.collect()
+        with settled(ticket.audio, expected, lambda: transcript.length):
+            await (transcript.stream() if body.stream else transcript.collect())
 
 
 async def _check(service: Service, body: AudioBody) -> None:
@@ -66,6 +71,11 @@ class _Transcript:
     def __init__(self, service: Service, http: Exchange, body: AudioBody):
         self._service, self._http, self._body = service, http, body
         self._hearing = Hearing()
+
+    @property
+    def length(self) -> int:
+        """Of the sound in microseconds; 0: not known yet."""
+        return round(self._hearing.duration * SECOND)
 
     async def collect(self) -> None:
         async with self._http.while_connected():

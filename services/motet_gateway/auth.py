@@ -1,39 +1,88 @@
-"""Who may ask: API keys, and for a server without keys only pages that it served itself."""
+"""Who asks: the tenant of a key, or everybody where nobody needs one. Keys are known by their digests alone."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from urllib.parse import urlsplit
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from motet_shared.tenants import DEFAULT, TenantLimits, Tenants, digest, load_tenants
 
 from .asgi import Scope, header
+from .buckets import Clock
+from .config import GatewayConfig
+from .limits import Limits
+from .metrics import GatewayMetrics
+from .origins import Origins
 from .problems import Forbidden, Unauthorized
+from .tenants import Tenant
 
 _SUBPROTOCOL = "openai-insecure-api-key."  # browsers cannot set headers on a WebSocket
 
 
-class Keys:
-    """The accepted API keys. None at all: everyone who can reach the port may ask."""
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks. `key`: the digest of the key that was shown, "" where none is needed."""
 
-    def __init__(self, keys: tuple[str, ...]):
-        self._digests = [_digest(key) for key in keys]
+    tenant: Tenant
+    key: str = ""
 
-    def check(self, scope: Scope) -> None:
-        """Unauthorized without an accepted key; Forbidden for another site's page where no key is needed."""
-        if not self._digests:
-            _check_origin(scope)
-            return
+
+class Door:
+    """Lets in who has a key. Where there are neither keys nor tenants, everyone who can reach the port may ask."""
+
+    def __init__(self, config: GatewayConfig, gate: Limits, metrics: GatewayMetrics, clock: Clock = time.monotonic_ns):
+        self.origins = Origins(config.allowed_origins)
+        self._make: Callable[[str, TenantLimits], Tenant] = lambda name, limits: Tenant(
+            name, limits, gate, metrics, clock
+        )
+        self._keyed = config.needs_key
+        plain = self._make(DEFAULT if self._keyed else "", TenantLimits(metrics=True))
+        self._plain = Caller(plain)
+        self._plain_keys = {digest(key): plain for key in config.api_keys}
+        self._tenants: dict[str, Tenant] = {}
+        self._keys = self._plain_keys
+        if config.tenants_file is not None:
+            self.use(load_tenants(config.tenants_file))
+
+    def use(self, tenants: Tenants) -> None:
+        """These tenants and keys from now on. What a tenant has used stays used."""
+        for name, limits in tenants.limits.items():
+            if name in self._tenants:
+                self._tenants[name].limit(limits)
+            else:
+                self._tenants[name] = self._make(name, limits)
+        for name in self._tenants.keys() - tenants.limits.keys():
+            del self._tenants[name]
+        self._keys = self._plain_keys | {key.sha256: self._tenants[key.tenant] for key in tenants.keys}
+
+    def enter(self, scope: Scope) -> Caller:
+        """Who asks. Unauthorized without an accepted key, Forbidden for a page of a site that may not ask."""
+        self.origins.check(scope, keyed=self._keyed)
+        if not self._keyed:
+            return self._plain
         given = _bearer(scope) or _from_subprotocol(scope)
         if not given:
             raise Unauthorized("no API key was sent; send `Authorization: Bearer <key>`")
-        # All keys are compared, digests of one length: time tells nothing about any of them.
-        digest = _digest(given)
-        if not sum(hmac.compare_digest(digest, known) for known in self._digests):
+        # What is looked up is a digest, which nobody can choose: the time of the search tells nothing about a key.
+        key = digest(given)
+        if (tenant := self._keys.get(key)) is None:
             raise Unauthorized("the API key is not accepted here")
+        return Caller(tenant, key)
 
+    def still_takes(self, caller: Caller) -> bool:
+        """Whether who came in with a key would come in again."""
+        return not self._keyed or self._keys.get(caller.key) is caller.tenant
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    def check_metrics(self, tenant: Tenant) -> None:
+        """Forbidden for a tenant that may not see what others do."""
+        if not tenant.limits.metrics:
+            raise Forbidden("this key does not open /metrics; set `metrics = true` for its tenant")
+
+    def check_integrity(self) -> None:
+        for tenant in (self._plain.tenant, *self._tenants.values()):
+            if tenant.streams < 0 or tenant.sockets < 0:
+                raise RuntimeError(f"{tenant.streams} streams, {tenant.sockets} sockets: something was released twice")
 
 
 def _bearer(scope: Scope) -> str:
@@ -44,10 +93,3 @@ def _bearer(scope: Scope) -> str:
 def _from_subprotocol(scope: Scope) -> str:
     offered = (name for name in scope.get("subprotocols", ()) if name.startswith(_SUBPROTOCOL))
     return next(offered, "")[len(_SUBPROTOCOL) :]
-
-
-def _check_origin(scope: Scope) -> None:
-    """A browser lets any site talk to a local port; without keys only the page's own address tells them apart."""
-    origin = header(scope, b"origin").decode("latin-1")
-    if origin and urlsplit(origin).netloc.lower() != header(scope, b"host").decode("latin-1").lower():
-        raise Forbidden(f"a page of {origin} may not use this server; set an API key to allow other sites")

@@ -23,6 +23,8 @@ from .render import ChatChunks, CompletionChunks
 from .results import chat_result, completion_result
 from .schema import ChatBody, SamplingFields, parse_chat, parse_completion
 from .service import Service
+from .tenants import Ticket
+from .usage import expected_tokens
 from .wire import chat_requests, completion_requests
 
 Head = tuple[str, int, str]
@@ -34,16 +36,17 @@ async def chat_completions(service: Service, http: Exchange) -> None:
     service.admit(body.model)
     is_seeing = sees(service.bus.directory, body.model)
     painting = Painting.of(service, body, http.request_id)
-    requests = chat_requests(body, http.request_id, sees=is_seeing)
+    requests = chat_requests(body, http.request_id, http.tenant.rights, sees=is_seeing)
     head = ("chatcmpl-" + secrets.token_hex(12), int(time.time()), body.model)
-    with service.limits.take(len(requests)):
+    images = len(requests) if painting is not None else 0
+    with http.tenant.take(len(requests), tokens=expected_tokens(requests), images=images) as ticket:
         pictures = await given_pictures(service, body, sees=is_seeing)
         if painting is None:
-            await _plain(service, http, body, requests, pictures, head)
+            await _plain(service, http, body, requests, pictures, head, ticket)
             return
         store = await service.uploads()
         source = partial(painted, service, store, painting, pictures, is_seeing)
-        generation = Generation(service, http, requests, source)
+        generation = Generation(service, http, requests, source, ticket)
         if body.stream:
             await generation.stream(PaintedChunks(painting, *head, include_usage=_wants_usage(body)))
         else:
@@ -51,12 +54,18 @@ async def chat_completions(service: Service, http: Exchange) -> None:
 
 
 async def _plain(
-    service: Service, http: Exchange, body: ChatBody, requests: list[Chat], pictures: list[Shown], head: Head
+    service: Service,
+    http: Exchange,
+    body: ChatBody,
+    requests: list[Chat],
+    pictures: list[Shown],
+    head: Head,
+    ticket: Ticket,
 ) -> None:
     """A chat in which nothing is drawn. Its choices share the pictures."""
     async with await _lent(service, pictures) as images:
         requests = [msgspec.structs.replace(request, images=images) for request in requests]
-        generation = Generation(service, http, requests, _pipeline(service))
+        generation = Generation(service, http, requests, _pipeline(service), ticket)
         if body.stream:
             await generation.stream(ChatChunks(*head, include_usage=_wants_usage(body)))
         else:
@@ -73,9 +82,10 @@ async def completions(service: Service, http: Exchange) -> None:
     """Plain completions of one or several prompts, streamed or whole."""
     body = parse_completion(await http.body(service.config.max_body))
     service.admit(body.model)
-    requests = completion_requests(body, http.request_id)
-    with service.limits.take(len(requests)):
-        generation = Generation(service, http, requests, _pipeline(service), prompts=len(requests) // (body.n or 1))
+    requests = completion_requests(body, http.request_id, http.tenant.rights)
+    prompts = len(requests) // (body.n or 1)
+    with http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
+        generation = Generation(service, http, requests, _pipeline(service), ticket, prompts)
         head = ("cmpl-" + secrets.token_hex(12), int(time.time()), body.model)
         if body.stream:
             await generation.stream(CompletionChunks(*head, include_usage=_wants_usage(body)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass
+from pathlib import Path
 
 from motet_shared.config import Bytes, Duration, ProcessConfig, setting
 from motet_shared.errors import ConfigError
@@ -16,6 +17,12 @@ class GatewayConfig(ProcessConfig):
     host: str = setting("address to listen on", default="127.0.0.1")
     port: int = setting("port to listen on; 0: any free one", default=8000, min=0, max=65535)
     api_key: str | None = setting("keys that clients must send; in a file: one per line", default=None, secret=True)
+    tenants_file: Path | None = setting(
+        "file of tenants, their keys and limits; read again when it changes", default=None
+    )
+    allowed_origins: tuple[str, ...] = setting("sites whose pages may ask, such as https://x.example", default=())
+    tls_cert: Path | None = setting("certificate chain in PEM: serve https and wss", default=None)
+    tls_key: Path | None = setting("key of the certificate, in PEM", default=None)
     insecure: bool = setting("allow a public --host without API keys", default=False)
     max_body: Bytes = setting("largest body of an HTTP request", default=32 * 2**20, min=1024)
     max_image: Bytes = setting("largest image file in a chat", default=20 * 2**20, min=1024)
@@ -38,15 +45,23 @@ class GatewayConfig(ProcessConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_loopback(self.host) and not self.api_keys and not self.insecure:
+        if not is_loopback(self.host) and not self.needs_key and not self.insecure:
             message = (
-                f"host: {self.host!r} can be reached by others; "
-                "give --api-key-file (MOTET_API_KEY_FILE), or --insecure to serve everyone"
+                f"host: {self.host!r} can be reached by others; give --api-key-file (MOTET_API_KEY_FILE) or "
+                "--tenants-file (MOTET_TENANTS_FILE), or --insecure to serve everyone"
             )
             raise ConfigError(message, param="host")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise ConfigError(f"{missing}: is not set, but {given} is; give both or neither", param=missing)
         if self.max_upload > self.upload_memory:
             message = f"max_upload: {self.max_upload} bytes do not fit into upload_memory={self.upload_memory}"
             raise ConfigError(f"{message}; raise that too", param="max_upload")
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether nobody gets in without a key. A file of tenants without any lets nobody in."""
+        return bool(self.api_keys) or self.tenants_file is not None
 
     @property
     def api_keys(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from .asgi import Exchange
 from .decoding import Decoder
 from .fields import Count, Positive, Strict
 from .service import Service
+from .usage import settled, text_tokens
 
 
 class EmbeddingsBody(Strict):
@@ -48,15 +49,17 @@ async def embeddings(service: Service, http: Exchange) -> None:
         request_id=http.request_id,
     )
     outcome, parts = Embedded(), []
-    with service.limits.take():
+    expected = sum(text_tokens(text) if isinstance(text, str) else len(text) for text in texts)
+    with http.tenant.take(tokens=expected) as ticket:
         async with http.while_connected():
             settings = service.config
             vectors = embed(
                 service.bus, request, outcome, deadline=settings.request_timeout, patience=settings.patience
             )
-            async with aclosing(vectors):
-                async for part in vectors:
-                    parts.append(part)
+            with settled(ticket.tokens, expected, lambda: outcome.tokens):
+                async with aclosing(vectors):
+                    async for part in vectors:
+                        parts.append(part)
             # Megabytes of digits, beside which other requests must not stand still.
             answer = await asyncio.to_thread(_answer, body.encoding_format, request.model, parts, outcome.tokens)
     await http.reply(200, answer)

@@ -20,6 +20,7 @@ from .app import App
 from .chunks import ChunkProtocol
 from .config import GatewayConfig
 from .service import Service
+from .tls import check_tls
 from .websocket import BurstProtocol
 
 log = logging.getLogger(__name__)
@@ -43,16 +44,20 @@ class Gateway(Actor):
         self._serving: asyncio.Task[None] | None = None
 
     async def warm(self) -> None:
-        """Listen. ConfigError if the address cannot be had."""
+        """Listen. ConfigError if the address, the certificate or the file of tenants cannot be had."""
+        if self.config.tls_cert is not None and self.config.tls_key is not None:
+            check_tls(self.config.tls_cert, self.config.tls_key)
         self.service = Service(self.config, self.bus, self.metrics or Metrics(self.role, self.bus.instance))
         await self.service.open_keep()
+        self.service.watch()
         listener = _listen(self.config.host, self.config.port)
         self.port = listener.getsockname()[1]
         self._server = _Server(_uvicorn_config(self.config, App(self.service)))
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
         self._serving.add_done_callback(self._on_server_end)
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        log.info("listening on http://%s:%d", host, self.port, extra={"port": self.port})
+        scheme = "http" if self.config.tls_cert is None else "https"
+        log.info("listening on %s://%s:%d", scheme, host, self.port, extra={"port": self.port})
 
     async def close(self) -> None:
         """Refuse what is new, let what runs end within the drain timeout, then stop listening."""
@@ -83,8 +88,11 @@ class Gateway(Actor):
 
     def check_integrity(self) -> None:
         super().check_integrity()
-        if self.service is not None and self.service.limits.active < 0:
+        if self.service is None:
+            return
+        if self.service.limits.active < 0:
             raise RuntimeError(f"{self.service.limits.active} active replies: a slot was released twice")
+        self.service.door.check_integrity()
 
     def _on_server_end(self, task: asyncio.Task[None]) -> None:
         """The server stops only when it is told to; anything else is the end of this process."""
@@ -115,6 +123,8 @@ def _uvicorn_config(config: GatewayConfig, app: App) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # nothing here asks for the address of a client
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
         timeout_keep_alive=int(_KEEP_ALIVE),
         timeout_graceful_shutdown=_CLOSING,
     )

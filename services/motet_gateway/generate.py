@@ -17,6 +17,8 @@ from .problems import Problem
 from .render import DONE, Chunks, error_event
 from .results import Collected, add_usage
 from .service import Service
+from .tenants import Ticket
+from .usage import ReplyMeter, prompt_tokens
 
 Source = Callable[[Any, Outcome], AsyncGenerator[list[Any], None]]  # the pipeline of a request, and what comes of it
 
@@ -30,6 +32,7 @@ class Generation:
         http: Exchange,
         requests: Sequence[Chat | Complete],
         source: Source,
+        ticket: Ticket,
         prompts: int = 1,
     ):
         self._http = http
@@ -37,7 +40,18 @@ class Generation:
         self._source = source
         self._prompts = prompts
         self._outcomes = [Outcome() for _ in requests]
-        self._tracks = [service.metrics.begin(request.model) for request in requests]
+        self._tracks = [
+            service.metrics.begin(request.model, outcome, meter)
+            for request, outcome, meter in zip(requests, self._outcomes, self._meters(ticket), strict=True)
+        ]
+
+    def _meters(self, ticket: Ticket) -> list[ReplyMeter]:
+        """One per choice. The first choice of each prompt pays for it, as the usage of the reply says."""
+        share = max(len(self._requests) // self._prompts, 1)
+        return [
+            ReplyMeter(ticket, None if index % share else prompt_tokens(request))
+            for index, request in enumerate(self._requests)
+        ]
 
     async def stream(self, chunks: Chunks) -> None:
         """Server-sent events. An error before the first text is raised; a later one is told and ends the stream."""
@@ -76,27 +90,23 @@ class Generation:
     async def _stream_one(self, chunks: Chunks, index: int) -> None:
         choice, track = chunks.choice(index), self._tracks[index]
         opening = choice.start()
-        try:
+        with track:
             async with aclosing(self._open(index)) as batches:
                 async for batch in batches:
-                    track.got(len(batch))
+                    track.got(batch)
                     # A client that does not read keeps us here: its stream gets no credit, the others go on.
                     if data := opening + choice.batch(batch):
                         await self._http.write(data)
                         opening = b""
-        finally:
-            track.done(self._outcomes[index])
         self._http.hold(opening + choice.finish(self._end(index)))
 
     async def _collect_one(self, choice: Collected, index: int) -> None:
         track = self._tracks[index]
-        try:
+        with track:
             async with aclosing(self._open(index)) as batches:
                 async for batch in batches:
-                    track.got(len(batch))
+                    track.got(batch)
                     choice.add(batch)
-        finally:
-            track.done(self._outcomes[index])
         choice.end = self._end(index)
 
     def _open(self, index: int) -> AsyncGenerator[list[Any], None]:

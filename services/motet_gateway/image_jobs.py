@@ -76,26 +76,39 @@ class ImageJobs:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # ------------------------------------------------------------------------------------------------------- taking in
-    async def submit(self, job: str, body: GenerationBody) -> JobNote:
-        """Take a job in. One that is here already, with the same body, is told again; BadRequest for another body."""
+    async def submit(self, job: str, body: GenerationBody) -> tuple[JobNote, bool]:
+        """Take a job in; whether it is a new one. One that is here already, with the same body, is told again.
+
+        BadRequest for another body.
+        """
         check(body, kept=True)
         if body.stream:
             raise BadRequest("`stream`: a job has no stream; ask for it with GET", param="stream")
         wanted = body
         if body.seed is None:
             body = msgspec.structs.replace(body, seed=fresh_seed())
-        note = JobNote(id=job, body=body, created=int(time.time()))
+        note, fresh = JobNote(id=job, body=body, created=int(time.time())), True
         try:
             try:
                 await self._keep.notes.create(job, msgspec.json.encode(note))
             except nats.js.errors.KeyWrongLastSequenceError:
-                note = await self._known(job)
+                note, fresh = await self._known(job), False
                 _check_same(note, wanted)
             if note.status == "queued":
                 await self._keep.notes.put(f"seq.{job}", b"%d" % await self._keep.enqueue(job))
         except ERRORS as error:
             raise Unavailable(f"the job cannot be kept: {error or type(error).__name__}; send it again") from None
-        return note
+        return note, fresh
+
+    async def has(self, job: str) -> bool:
+        """Whether it was taken in before; Unavailable if nobody can tell."""
+        try:
+            await self._keep.notes.get(job)
+        except nats.js.errors.NotFoundError:
+            return False
+        except ERRORS as error:
+            raise Unavailable(f"the job cannot be kept: {error or type(error).__name__}; send it again") from None
+        return True
 
     async def status(self, job: str) -> tuple[JobNote, int | None]:
         """What is known, and how many are before it while it waits. NotFound for an unknown or an old one."""
@@ -105,7 +118,7 @@ class ImageJobs:
                 return note, None
             return note, await self._keep.position(await self._seq(job))
         except nats.js.errors.NotFoundError:
-            raise NotFound(f"job {job[:60]!r} is not here; it may have expired") from None
+            raise NotFound(f"job {public_id(job)[:60]!r} is not here; it may have expired") from None
         except ERRORS as error:
             raise Unavailable(f"the job cannot be read: {error or type(error).__name__}; try again") from None
 
@@ -123,7 +136,7 @@ class ImageJobs:
                 await self._note(note)
             return await self._known(job)
         except nats.js.errors.NotFoundError:
-            raise NotFound(f"job {job[:60]!r} is not here; it may have expired") from None
+            raise NotFound(f"job {public_id(job)[:60]!r} is not here; it may have expired") from None
         except ERRORS as error:
             raise Unavailable(f"the job cannot be cancelled: {error or type(error).__name__}; try again") from None
 
@@ -240,6 +253,11 @@ class ImageJobs:
         await self._keep.notes.put(note.id, msgspec.json.encode(note))
 
 
+def public_id(job: str) -> str:
+    """As its client named it: ids of different owners may be the same."""
+    return job.rpartition(".")[2]
+
+
 def _mark(job: str) -> str:
     """The key that says that a job is cancelled."""
     return f"stop.{job}"
@@ -248,4 +266,4 @@ def _mark(job: str) -> str:
 def _check_same(note: JobNote, wanted: GenerationBody) -> None:
     known = note.body if wanted.seed is not None else msgspec.structs.replace(note.body, seed=None)
     if known != wanted:
-        raise BadRequest(f"`id` {note.id!r} is that of another job; choose a new one", param="id")
+        raise BadRequest(f"`id` {public_id(note.id)!r} is that of another job; choose a new one", param="id")

@@ -23,6 +23,8 @@ from .multipart import read_form
 from .problems import Problem
 from .render import error_event
 from .service import Service
+from .tenants import Ticket
+from .usage import PictureMeter
 
 _generation = Decoder(GenerationBody)
 Action = Literal["image_generation", "image_edit"]
@@ -41,8 +43,9 @@ async def edits(service: Service, http: Exchange) -> None:
 
 
 async def _answer(pictures: _Pictures) -> None:
-    with pictures.service.limits.take(len(pictures.requests)):
-        await (pictures.stream() if pictures.body.stream else pictures.collect())
+    count = len(pictures.requests)
+    with pictures.http.tenant.take(count, images=count) as ticket:
+        await (pictures.stream(ticket) if pictures.body.stream else pictures.collect(ticket))
 
 
 class _Pictures:
@@ -66,12 +69,12 @@ class _Pictures:
         self._created = int(time.time())
         self._previews = 0
 
-    async def collect(self) -> None:
+    async def collect(self, ticket: Ticket) -> None:
         """One JSON body with all of them."""
         async with self.http.while_connected():
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._drawn(request)) for request in self.requests]
+                    tasks = [group.create_task(self._drawn(request, ticket)) for request in self.requests]
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             drawn = [task.result() for task in tasks]
@@ -86,11 +89,11 @@ class _Pictures:
             return {"url": picture_url(self.http.scope, await keep.put_picture(drawn.data, self.requests[0].format))}
         return {"b64_json": _base64(drawn.data)}
 
-    async def stream(self) -> None:
+    async def stream(self, ticket: Ticket) -> None:
         """Server-sent events: estimates while it forms, and the picture."""
         try:
             async with self.http.while_connected():
-                drawn = await self._drawn(self.requests[0], told=True)
+                drawn = await self._drawn(self.requests[0], ticket, told=True)
                 picture = {"b64_json": _base64(drawn.data), "created_at": self._created, **self._shape(drawn)}
                 await self.http.finish(self._event("completed", picture))
         except MotetError as error:
@@ -98,7 +101,7 @@ class _Pictures:
                 raise
             await self.http.finish(error_event(Problem.of(error)))
 
-    async def _drawn(self, request: Draw, *, told: bool = False) -> Drawn:
+    async def _drawn(self, request: Draw, ticket: Ticket, *, told: bool = False) -> Drawn:
         drawn, config = Drawn(), self.service.config
         strokes = draw(
             self.service.bus,
@@ -109,10 +112,12 @@ class _Pictures:
             deadline=config.request_timeout,
             patience=config.patience,
         )
-        async with aclosing(strokes):
-            async for stroke in strokes:
-                if told:
-                    await self._tell(stroke)
+        with PictureMeter(ticket.images) as meter:
+            async with aclosing(strokes):
+                async for stroke in strokes:
+                    meter.stroke()
+                    if told:
+                        await self._tell(stroke)
         return drawn
 
     async def _tell(self, stroke: Stroke) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import Annotated, Any
 
@@ -11,20 +12,24 @@ from fastapi.responses import Response
 from msgspec import Meta
 
 from motet_shared.errors import Unavailable
+from motet_shared.tenants import DEFAULT
 
 from .asgi import Exchange, Scope, header
 from .decoding import Decoder
-from .image_jobs import ImageJobs, JobNote
+from .image_jobs import ImageJobs, JobNote, public_id
 from .images_schema import GenerationBody
+from .problems import NotFound
 from .service import Service
+from .tenants import Tenant
 
+_ID = "[A-Za-z0-9_-]{1,64}"
 _NO_STORE = "pictures and jobs are not kept here; the server needs JetStream (motet up --store FOLDER)"
 
 
 class JobBody(GenerationBody, kw_only=True):
     """A generation; `id` names it, so that it is drawn once however often it is sent."""
 
-    id: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,64}$")] | None = None
+    id: Annotated[str, Meta(pattern=f"^{_ID}$")] | None = None
 
 
 _decoder = Decoder(JobBody)
@@ -49,8 +54,11 @@ async def submit(service: Service, http: Exchange) -> None:
     service.check_open()
     given = _decoder.decode(await http.body(service.config.max_body))
     fields = msgspec.structs.asdict(given)
-    job = fields.pop("id") or "job-" + secrets.token_hex(12)
-    note = await jobs.submit(job, GenerationBody(**fields))
+    job = _owned(fields.pop("id") or "job-" + secrets.token_hex(12), http.tenant)
+    count = given.n or 1
+    with http.tenant.take(images=0 if await jobs.has(job) else count) as ticket:  # it is paid for once
+        note, fresh = await jobs.submit(job, GenerationBody(**fields))
+        ticket.images.use(count if fresh else 0)
     await http.reply(202, msgspec.json.encode(_shape(note, None, http.scope)))
 
 
@@ -59,12 +67,12 @@ def jobs_router(service: Service) -> APIRouter:
 
     @router.get("/v1/images/jobs/{job}")
     async def job_status(job: str, request: Request) -> dict[str, Any]:
-        note, position = await jobs_of(service).status(job)
+        note, position = await jobs_of(service).status(_owned(job, request.state.tenant))
         return _shape(note, position, request.scope)
 
     @router.delete("/v1/images/jobs/{job}")
     async def cancel_job(job: str, request: Request) -> dict[str, Any]:
-        return _shape(await jobs_of(service).cancel(job), None, request.scope)
+        return _shape(await jobs_of(service).cancel(_owned(job, request.state.tenant)), None, request.scope)
 
     @router.get("/images/{name}")
     async def kept_picture(name: str) -> Response:
@@ -79,9 +87,16 @@ def jobs_router(service: Service) -> APIRouter:
     return router
 
 
+def _owned(job: str, tenant: Tenant) -> str:
+    """The id under which a job is kept: that of one tenant is none of another's. NotFound for what can be no id."""
+    if not re.fullmatch(_ID, job):
+        raise NotFound(f"job {job[:60]!r} is not here; an id has letters, digits, _ and -")
+    return job if tenant.rights.name in ("", DEFAULT) else f"of.{tenant.rights.name}.{job}"
+
+
 def _shape(note: JobNote, position: int | None, scope: Scope) -> dict[str, Any]:
     return {
-        "id": note.id,
+        "id": public_id(note.id),
         "object": "image.job",
         "created_at": note.created,
         "status": note.status,

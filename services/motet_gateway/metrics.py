@@ -2,31 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
 from motet_pipelines.chat import Outcome
+from motet_shared.errors import MotetError
 from motet_shared.telemetry import Metrics, Stopwatch
+
+if TYPE_CHECKING:
+    from .usage import ReplyMeter
 
 
 class Track:
-    """The measurements of one reply. `got` for each batch that arrives, `done` in any case at its end."""
+    """The measurements of one reply: around it as a block, and `got` for each batch that arrives."""
 
-    __slots__ = ("_metrics", "_model", "items", "stopwatch")
+    __slots__ = ("_meter", "_metrics", "_model", "_outcome", "items", "stopwatch")
 
-    def __init__(self, metrics: GatewayMetrics, model: str):
-        self._metrics = metrics
-        self._model = model
+    def __init__(self, metrics: GatewayMetrics, model: str, outcome: Outcome, meter: ReplyMeter):
+        self._metrics, self._model = metrics, model
+        self._outcome, self._meter = outcome, meter
         self.items = 0
         self.stopwatch = Stopwatch("gateway")
 
-    def got(self, items: int) -> None:
+    def got(self, batch: Sequence[Any]) -> None:
         if not self.items:
             self.stopwatch.add("first", self.stopwatch.total)
-        self.items += items
+        self.items += len(batch)
+        self._meter.got(batch)
 
-    def done(self, outcome: Outcome) -> None:
+    def __enter__(self) -> Track:
+        self._meter.begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        outcome = self._outcome
         usage = outcome.end.usage if outcome.end is not None else None
         if outcome.end is not None:
             self.stopwatch.merge(outcome.end.timing)
+        self._meter.done(usage, free=isinstance(error, MotetError) and not self.items)
         self._metrics.observe(self._model, self.stopwatch, usage.completion_tokens if usage else self.items, outcome)
+
+
+class TenantUses:
+    """What each tenant has used, by its name."""
+
+    def __init__(self, metrics: Metrics):
+        self.requests = metrics.counter("tenant", "requests", "requests by tenant", ("tenant",))
+        self.tokens = metrics.counter("tenant", "tokens", "tokens of prompts and replies by tenant", ("tenant",))
+        self.images = metrics.counter("tenant", "images", "pictures drawn by tenant", ("tenant",))
+        self.audio = metrics.counter("tenant_audio", "seconds", "sound heard and spoken by tenant", ("tenant",))
+        self.refused = metrics.counter(
+            "tenant", "refusals", "requests refused by tenant and limit", ("tenant", "limit")
+        )
 
 
 class GatewayMetrics:
@@ -39,11 +66,12 @@ class GatewayMetrics:
         self._replies = metrics.counter("replies", "count", "replies by how they ended", ("model", "status"))
         self._moves = metrics.counter("reply", "moves", "replies that went on at another tokenizer")
         self._stages = metrics.histogram("stage", "seconds", "time of a reply by <role>.<stage>", ("stage",))
+        self.uses = TenantUses(metrics)
         self.streams = metrics.gauge("active", "streams", "replies being generated")
         self.sockets = metrics.gauge("active", "sockets", "open realtime sessions")
 
-    def begin(self, model: str) -> Track:
-        return Track(self, model)
+    def begin(self, model: str, outcome: Outcome, meter: ReplyMeter) -> Track:
+        return Track(self, model, outcome, meter)
 
     def request(self, path: str, status: int) -> None:
         self._requests.labels(path, status).inc()

@@ -30,7 +30,21 @@ class Unauthorized(BadRequest):
 
 
 class Forbidden(BadRequest):
+    code = "forbidden"
+
+
+class ForbiddenOrigin(Forbidden):
     code = "forbidden_origin"
+
+
+class RateLimited(Overloaded):
+    """A limit of the tenant is reached. `kind`: the type of the error; `retry_after`: whole seconds."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, kind: str, retry_after: int):
+        super().__init__(message)
+        self.kind, self.retry_after = kind, retry_after
 
 
 class NotFound(BadRequest):
@@ -67,6 +81,7 @@ class Problem:
     code: str
     message: str
     param: str | None
+    retry_after: int = RETRY_AFTER  # seconds
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
@@ -75,6 +90,8 @@ class Problem:
         if known is not error:
             log.error("unexpected %s", type(error).__name__, exc_info=error)
         status, kind = next(((s, t) for c, s, t in _STATUS if isinstance(known, c)), (500, "server_error"))
+        if isinstance(known, RateLimited):
+            return cls(status, known.kind, known.code, known.message, known.param, known.retry_after)
         return cls(status, kind, known.code, known.message, known.param)
 
     def as_dict(self) -> dict[str, str | None]:
@@ -88,7 +105,7 @@ class Problem:
         extra = {
             401: [(b"www-authenticate", b"Bearer")],
             413: [(b"connection", b"close")],
-            429: [(b"retry-after", b"%d" % RETRY_AFTER)],
-            503: [(b"retry-after", b"%d" % RETRY_AFTER)],
+            429: [(b"retry-after", b"%d" % self.retry_after)],
+            503: [(b"retry-after", b"%d" % self.retry_after)],
         }
         return extra.get(self.status, [])

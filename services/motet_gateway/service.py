@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 from motet_pipelines.models import check_known
@@ -10,11 +11,14 @@ from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.errors import Draining
 from motet_shared.telemetry import Metrics
+from motet_shared.tenants import Tenants
 
-from .auth import Keys
+from .auth import Door
+from .buckets import Clock
 from .config import GatewayConfig
 from .limits import Limits
 from .metrics import GatewayMetrics
+from .tenants_file import TenantsFile
 
 if TYPE_CHECKING:
     from .image_jobs import ImageJobs
@@ -23,20 +27,38 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """One per process."""
+    """One per process. ConfigError for a file of tenants that cannot be used."""
 
-    def __init__(self, config: GatewayConfig, bus: Bus, metrics: Metrics):
+    def __init__(self, config: GatewayConfig, bus: Bus, metrics: Metrics, clock: Clock = time.monotonic_ns):
         self.config = config
         self.bus = bus
-        self.keys = Keys(config.api_keys)
         self.limits = Limits(config.max_streams)
         self.metrics = GatewayMetrics(metrics)
+        # What is changed while the door reads it is seen as a change.
+        self.tenants_file = TenantsFile(path, self._use) if (path := config.tenants_file) is not None else None
+        self.door = Door(config, self.limits, self.metrics, clock)
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.metrics.sockets.set_function(lambda: len(self.sessions))
         self.sessions: set[Session] = set()
         self.keep: Keep | None = None  # where the server of NATS keeps something
         self.jobs: ImageJobs | None = None
         self._uploads: asyncio.Task[BlobStore] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def watch(self) -> None:
+        """From now on, follow what changes in the file of tenants."""
+        if self.tenants_file is not None:
+            self._watching = asyncio.create_task(self.tenants_file.watch(), name="tenants")
+
+    def _use(self, tenants: Tenants) -> None:
+        """Other tenants and keys. Whoever is in a session with a key that is no longer accepted has to leave."""
+        self.door.use(tenants)
+        for session in list(self.sessions):
+            if not self.door.still_takes(session.caller):
+                leaving = asyncio.create_task(session.expel("the API key is no longer accepted"), name="expel")
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
 
     def admit(self, model: str) -> None:
         """Before any work: Draining while stopping, UnknownModel or Unavailable if nobody can answer for `model`."""
@@ -67,6 +89,9 @@ class Service:
             self.jobs.start(config.jobs)
 
     async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         if self.jobs is not None:
             await self.jobs.close()
         if self._uploads is not None:

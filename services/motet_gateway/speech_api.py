@@ -24,6 +24,8 @@ from .fields import Int64, Strict
 from .problems import Problem
 from .render import error_event
 from .service import Service
+from .tenants import Ticket
+from .usage import SpeechMeter, speech_length
 
 
 class VoiceId(Strict):
@@ -57,20 +59,20 @@ async def speech(service: Service, http: Exchange) -> None:
         raise Draining("this server is stopping; try again in a moment")
     body = msgspec.structs.replace(body, model=model_of(service.bus.directory, "tts", body.model))
     encoder = make_encoder(body.response_format)
-    with service.limits.take():
+    with http.tenant.take(audio=speech_length(body.input, body.speed)) as ticket:
         async with http.while_connected():
             if body.stream_format == "sse":
-                await _events(service, http, body, encoder)
+                await _events(service, http, body, encoder, ticket)
             else:
                 http.content = [(b"content-type", encoder.content_type.encode()), (b"x-accel-buffering", b"no")]
-                spoken = _Spoken(service, http, body, encoder)
+                spoken = _Spoken(service, http, body, encoder, ticket)
                 await spoken.run(lambda data: http.write(data))
                 await http.finish(await spoken.rest())
 
 
-async def _events(service: Service, http: Exchange, body: SpeechBody, encoder: Encoder) -> None:
+async def _events(service: Service, http: Exchange, body: SpeechBody, encoder: Encoder, ticket: Ticket) -> None:
     """`speech.audio.delta`s and one `speech.audio.done`, which has the times of the words too."""
-    spoken = _Spoken(service, http, body, encoder)
+    spoken = _Spoken(service, http, body, encoder, ticket)
     try:
         await spoken.run(lambda data: http.write(_delta(data)))
         rest = await spoken.rest()
@@ -84,8 +86,9 @@ async def _events(service: Service, http: Exchange, body: SpeechBody, encoder: E
 class _Spoken:
     """One text through the pipeline and an encoder."""
 
-    def __init__(self, service: Service, http: Exchange, body: SpeechBody, encoder: Encoder):
+    def __init__(self, service: Service, http: Exchange, body: SpeechBody, encoder: Encoder, ticket: Ticket):
         self._service, self._encoder = service, encoder
+        self._meter = SpeechMeter(ticket.audio)
         self._outcome = Outcome()
         self._words: dict[int, list[tuple[str, int, int]]] = {}
         voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
@@ -112,6 +115,7 @@ class _Spoken:
             async for batch in batches:
                 self._note(batch)
                 pcm = b"".join([item.data for item in batch])
+                self._meter.got(len(pcm))
                 if pcm and (data := await self._encoded(lambda pcm=pcm: self._encoder.push(pcm))):  # type: ignore[misc]
                     await write(data)
 

@@ -11,6 +11,7 @@ from motet_pipelines.illustrated import remembered
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Complete, Sampling
 
+from .rights import ANYONE, Rights
 from .schema import (
     AssistantMessage,
     ChatBody,
@@ -29,11 +30,10 @@ from .schema import (
 )
 
 _SEED_MASK = 2**63 - 1
-PRIORITIES = {"flex": -1, "auto": 0, "default": 0, "priority": 1}  # by service tier
 MAX_COMPLETIONS = 32  # prompts times n of one request
 
 
-def chat_requests(body: ChatBody, request_id: str, *, sees: bool = False) -> list[Chat]:
+def chat_requests(body: ChatBody, request_id: str, rights: Rights = ANYONE, *, sees: bool = False) -> list[Chat]:
     """One request per choice. The seed is fixed here: a stream that moves goes on with the noise that was due.
 
     `sees`: whether the model is shown what was drawn in earlier replies.
@@ -48,13 +48,14 @@ def chat_requests(body: ChatBody, request_id: str, *, sees: bool = False) -> lis
         stop=_stops(body.stop),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         request_id=request_id,
-        priority=PRIORITIES[body.service_tier or "default"],
-        tenant=body.safety_identifier or body.user or "",
+        priority=rights.priority(body.service_tier),
+        tenant=rights.share(body.safety_identifier or body.user or ""),
+        max_context=rights.max_context,
     )
     return [_with_seed(base, seed) for seed in _seeds(body.seed, body.n or 1)]
 
 
-def completion_requests(body: CompletionBody, request_id: str) -> list[Complete]:
+def completion_requests(body: CompletionBody, request_id: str, rights: Rights = ANYONE) -> list[Complete]:
     """One request per prompt and choice, in the order of the choices' indices."""
     prompts, n = _prompts(body.prompt), body.n or 1
     if len(prompts) * n > MAX_COMPLETIONS:
@@ -69,8 +70,9 @@ def completion_requests(body: CompletionBody, request_id: str) -> list[Complete]
         stop=_stops(body.stop),
         max_tokens=max_tokens,
         request_id=request_id,
-        priority=PRIORITIES[body.service_tier or "default"],
-        tenant=body.user or "",
+        priority=rights.priority(body.service_tier),
+        tenant=rights.share(body.user or ""),
+        max_context=rights.max_context,
     )
     return [
         msgspec.structs.replace(_with_seed(base, seed), prompt=prompt)

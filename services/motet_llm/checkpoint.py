@@ -23,6 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from motet_kernels import gpu
+from motet_kernels.device import NARROW, check_float16, dtype_name
 from motet_shared.errors import ConfigError
 from motet_shared.seeing import MODEL_TYPES
 
@@ -51,7 +52,6 @@ UNUSABLE = (
     StrictDataclassError,
 )
 QUANTIZED = {"I8", "F8_E4M3", "F8_E5M2"}  # types of safetensors that mean nothing without their scales
-NARROW = (torch.bfloat16, torch.float16)
 UNLIMITED = 1 << 20  # tokens: up to where masks are looked at, for a model that names no limit
 
 
@@ -143,17 +143,9 @@ def context_of(config: PreTrainedConfig, wanted: int) -> int:
     return wanted or own
 
 
-def resolve_dtype(config: PreTrainedConfig, wanted: str, device: torch.device) -> torch.dtype:
-    """The dtype of activations: the wanted one, else float32, or on a GPU the checkpoint's."""
-    _check_float16("dtype", wanted, device)
-    if wanted != "auto":
-        return getattr(torch, wanted)
-    return config.dtype if gpu.is_gpu(device) and config.dtype in NARROW else torch.float32
-
-
 def resolve_kv_dtype(config: PreTrainedConfig, wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype of the KV cache: as wide as the checkpoint was made for, where there is a choice."""
-    _check_float16("kv_dtype", wanted, device)
+    check_float16("kv_dtype", wanted, device, ConfigError)
     if wanted != "auto":
         return getattr(torch, wanted)
     if gpu.is_gpu(device) and dtype in NARROW:
@@ -166,11 +158,11 @@ def resolve_weights(config: PreTrainedConfig, wanted: str, dtype: torch.dtype, d
 
     On a GPU, which multiplies numbers of one type, that of the activations.
     """
-    _check_float16("weights", wanted, device)
+    check_float16("weights", wanted, device, ConfigError)
     if wanted != "auto":
         return wanted
     if gpu.is_gpu(device):
-        return str(dtype).removeprefix("torch.")
+        return dtype_name(dtype)
     return "bfloat16" if config.dtype == torch.bfloat16 else "float32"
 
 
@@ -181,11 +173,6 @@ def loaded_dtype(config: PreTrainedConfig, weights: str, dtype: torch.dtype, dev
     if gpu.is_gpu(device) and dtype in NARROW:
         return dtype
     return torch.bfloat16 if config.dtype == torch.bfloat16 else dtype
-
-
-def _check_float16(field: str, wanted: str, device: torch.device) -> None:
-    if wanted == "float16" and not gpu.is_gpu(device):
-        raise ConfigError(f"{field}='float16': CPUs compute it slowly; give bfloat16 or float32, or device=cuda")
 
 
 def _check_readable(folder: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar, Unpack
 
 from motet_shared.errors import BadRequest, ContextTooLong, DeadlineExceeded, InternalError, MotetError
-from motet_shared.messages import ModelCard, Sampling, TokenLogprob, Usage
+from motet_shared.messages import TIERS, ModelCard, Sampling, TokenLogprob, Usage
 
 from . import invariance, validation
 from .block_pool import BlockPool
@@ -149,7 +149,13 @@ class Engine:
 
     def card(self) -> ModelCard:
         created = int((Path(self.config.model) / "config.json").stat().st_mtime)
-        return ModelCard(name=self.config.model_name, context=self.context, created=created, vocab=self.runner.vocab)
+        return ModelCard(
+            name=self.config.model_name,
+            context=self.context,
+            created=created,
+            vocab=self.runner.vocab,
+            block_size=self.config.block_size if self.prefix_cache is not None else 0,
+        )
 
     def add(
         self,
@@ -360,6 +366,11 @@ class Engine:
                 "blocks_damaged": self._offload.damaged,
             }
         return stats
+
+    def load(self) -> dict[str, float]:
+        """What routers go by, from any thread: the pace, and tokens to prefill by the lowest tier that counts."""
+        ahead = {f"prefill_{name}": float(self.scheduler.tokens_to_prefill(p)) for name, p in TIERS.items()}
+        return ahead | {"prefill_token": self.pace.prefill_token, "decode_row": self.pace.decode_row}
 
     def check_integrity(self) -> None:
         """Raise InternalError if requests, lists, block tables and pool disagree."""

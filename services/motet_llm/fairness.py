@@ -1,13 +1,54 @@
-"""Who has been served how much: tokens computed per tenant.
+"""Who has been served how much: tokens computed per tenant, and per user of a tenant.
 
 A virtual token counter (Sheng et al. 2024, "Fairness in Serving Large Language Models"): the tenant with the lowest
 count goes first, and one that comes back from idleness starts at the lowest count of those that are active, so that
 nobody saves up claims by being away.
+
+A tenant may have users: "acme\\0ann" is Ann of acme. What they get together is acme's share, however many they are; how
+they divide it is decided in the same way among themselves.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+
+
+def house(tenant: str) -> str:
+    """Whose share it is: the tenant without its user."""
+    return tenant.partition("\0")[0]
+
+
+class Shares:
+    """Tokens served to tenants, and within each to its users."""
+
+    def __init__(self) -> None:
+        self._houses = TokenCounts()
+        self._users: dict[str, TokenCounts] = {}
+
+    def enter(self, tenant: str) -> None:
+        """One more request."""
+        self._houses.enter(house(tenant))
+        self._users.setdefault(house(tenant), TokenCounts()).enter(tenant)
+
+    def leave(self, tenant: str) -> None:
+        """One request less."""
+        self._houses.leave(house(tenant))
+        users = self._users[house(tenant)]
+        users.leave(tenant)
+        if not len(users):
+            del self._users[house(tenant)]
+
+    def serve(self, tenant: str, num_tokens: int) -> None:
+        self._houses.serve(house(tenant), num_tokens)
+        self._users[house(tenant)].serve(tenant, num_tokens)
+
+    def served(self, tenant: str) -> tuple[int, int]:
+        """To the house, then to its user: the lowest goes first."""
+        return self._houses.served(house(tenant)), self._users[house(tenant)].served(tenant)
+
+    def __len__(self) -> int:
+        """Tenants that are remembered."""
+        return len(self._houses)
 
 
 class TokenCounts:

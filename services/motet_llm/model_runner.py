@@ -18,6 +18,7 @@ from torch import Tensor
 
 from motet_kernels import gpu
 from motet_kernels.attention import PagedBatch
+from motet_kernels.device import Download, describe, dtype_name, find_device, find_dtype, free_memory, upload_all
 from motet_kernels.memory import return_freed
 from motet_kernels.recurrent import PackedRows
 from motet_kernels.replay import can_replay
@@ -28,7 +29,6 @@ from motet_shared.errors import ConfigError
 from . import checkpoint
 from .attention import GroupStep, Layout, ShapeProbe, StepLayout
 from .config import EngineConfig
-from .device import Download, describe, find_device, free_memory, upload_all
 from .fuse import optimize
 from .kv_cache import KvCache, layout_of
 from .scheduler import Work
@@ -62,12 +62,12 @@ class ModelRunner:
         folder = Path(config.model)
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.device = find_device(config.device)
+        self.device = find_device(config.device, ConfigError)
         self.on_gpu = gpu.is_gpu(self.device)
         model_config = checkpoint.load_config(folder)
         self.sight = checkpoint.sight_shape(folder)
         self.context = checkpoint.context_of(model_config, config.context)
-        self.dtype = checkpoint.resolve_dtype(model_config, config.dtype, self.device)
+        self.dtype = find_dtype(config.dtype, model_config.dtype, self.device, ConfigError)
         self.eos_ids = checkpoint.eos_ids(folder, model_config)
         self.vocab: int = model_config.vocab_size
         self._weights = checkpoint.resolve_weights(model_config, config.weights, self.dtype, self.device)
@@ -126,7 +126,7 @@ class ModelRunner:
 
     def describe(self) -> dict[str, str]:
         """What was chosen when the model was loaded."""
-        dtype, kv_dtype = (str(kind).removeprefix("torch.") for kind in (self.dtype, self._kv_dtype))
+        dtype, kv_dtype = dtype_name(self.dtype), dtype_name(self._kv_dtype)
         return {"dtype": dtype, "weights": self._weights, "kv_dtype": kv_dtype, **describe(self.device)}
 
     def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout) -> int:

@@ -13,12 +13,14 @@ class Pace:
 
     def __init__(self) -> None:
         self._decode: deque[float] = deque(maxlen=HISTORY)  # seconds of steps that only decode
+        self._rows: deque[float] = deque(maxlen=HISTORY)  # the same, by row
         self._prefill: deque[float] = deque(maxlen=HISTORY)  # seconds that a prefilled token added to its step
 
     def note(self, seconds: float, num_decodes: int, num_prefill_tokens: int) -> None:
         """A step took `seconds`."""
         if not num_prefill_tokens:
             self._decode.append(seconds)
+            self._rows.append(seconds / max(1, num_decodes))
         elif num_prefill_tokens >= 4:  # fewer say more about the step than about the token
             rest = seconds - (self.decode_step if num_decodes else 0.0)
             self._prefill.append(max(rest, 0.05 * seconds) / num_prefill_tokens)
@@ -27,6 +29,11 @@ class Pace:
     def decode_step(self) -> float:
         """Seconds of a step in which nobody prefills."""
         return _median(self._decode)
+
+    @property
+    def decode_row(self) -> float:
+        """The same, shared out among the rows that decode."""
+        return _median(self._rows)
 
     @property
     def prefill_token(self) -> float:
@@ -50,4 +57,5 @@ class Pace:
 
 
 def _median(values: deque[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0
+    ordered = sorted(values.copy())  # from any thread
+    return ordered[len(ordered) // 2] if ordered else 0.0

@@ -13,11 +13,14 @@ needs their state after the last token of the match; nodes with a snapshot of it
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from torch import Tensor
+
+from motet_shared import prefixes
 
 from .block_pool import BlockPool
 from .kv_cache import KvCache
@@ -25,13 +28,17 @@ from .offload import Offload
 from .request import Request
 from .state_cache import StateCache
 
+_MOST_CHANGES = 1 << 20  # that wait for someone to take them
 MAX_SIBLINGS = 16  # children that are compared token by token for a match inside a block
 
 
 class Node:
-    """The tokens of one block, after those of its ancestors. `pins`: requests whose next block belongs below it."""
+    """The tokens of one block, after those of its ancestors.
 
-    __slots__ = ("blocks", "children", "parent", "pins", "tokens")
+    pins: requests whose next block belongs below it. called: what `prefixes` calls it. told: that something is here.
+    """
+
+    __slots__ = ("blocks", "called", "children", "parent", "pins", "tokens", "told")
 
     def __init__(self, parent: Node | None, tokens: tuple[int, ...], num_groups: int):
         self.parent = parent
@@ -39,6 +46,8 @@ class Node:
         self.children: dict[tuple[int, ...], Node] = {}
         self.blocks: list[int | None] = [None] * num_groups
         self.pins = 0
+        self.called: int = prefixes.ROOT if parent is None else prefixes.chained(parent.called, tokens)
+        self.told = False
 
 
 Entry = tuple[Node, int]  # a node's block of one group
@@ -54,7 +63,10 @@ class Match:
 
 
 class PrefixCache:
-    """Owns what is published in `pool`. Called between steps only."""
+    """Owns what is published in `pool`. Called between steps only.
+
+    changes: grows at its end with what has come and gone: (what a block is called, whether something of it is here).
+    """
 
     def __init__(self, pool: BlockPool, kv: KvCache, offload: Offload | None = None, states: StateCache | None = None):
         self._pool = pool
@@ -63,6 +75,7 @@ class PrefixCache:
         self._offload = offload
         self._states = states
         self._root = Node(None, (), len(kv.groups))
+        self.changes: deque[tuple[int, bool]] = deque(maxlen=_MOST_CHANGES)
         pool.on_evict = self._on_evict
         if offload is not None:
             offload.on_drop = lambda key: self._prune(cast(Entry, key)[0])
@@ -183,6 +196,7 @@ class PrefixCache:
             (block,) = self._pool.allocate(1)
             self._pool.publish(block, (node, group))
             node.blocks[group] = block
+            self._tell(node)
             blocks.append(block)
         self._kv.write_blocks(blocks, list(fetched.values()))
 
@@ -215,6 +229,7 @@ class PrefixCache:
                 if child.blocks[g] is None and block != self._kv.null_block and self._pool.is_private(block):
                     child.blocks[g] = block
                     self._pool.publish(block, (child, g))
+            self._tell(child)
             node = child
             request.num_published = index + 1
         self._pin(request, node)
@@ -244,10 +259,18 @@ class PrefixCache:
 
     def _prune(self, node: Node) -> None:
         """Take nodes out of the tree that nothing is left of."""
+        self._tell(node)
         while node.parent is not None and not (node.children or node.pins or self._holds_something(node)):
             if node.parent.children.get(node.tokens) is node:
                 del node.parent.children[node.tokens]
             node = node.parent
+
+    def _tell(self, node: Node) -> None:
+        """Note if something of a node has come, or the last of it gone."""
+        held = self._holds_something(node)
+        if held != node.told and node is not self._root:
+            node.told = held
+            self.changes.append((node.called, held))
 
     def _holds_something(self, node: Node) -> bool:
         has_block = any(self._has(node, g) for g in range(len(self._groups)))

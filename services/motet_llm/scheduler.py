@@ -21,7 +21,7 @@ from operator import attrgetter
 from motet_shared.errors import InternalError, Overloaded
 
 from .block_tables import BlockTables
-from .fairness import TokenCounts
+from .fairness import Shares, house
 from .pace import Pace
 from .prefix_cache import PrefixCache
 from .request import Request, Status
@@ -70,7 +70,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
-        self.counts = TokenCounts()
+        self.counts = Shares()
         self._tables = tables
         self._prefix_cache = prefix_cache
         self._pace = pace or Pace()
@@ -106,6 +106,12 @@ class Scheduler:
         first = (r for r in self.waiting if r.tenant == request.tenant and r.rank < request.rank and not r.paused)
         return request.num_uncomputed + sum(r.num_uncomputed for r in first)
 
+    def tokens_to_prefill(self, least_priority: int) -> int:
+        """Of all requests of at least a priority; from any thread."""
+        requests = [*self.running, *self.waiting]
+        due = (r.num_uncomputed for r in requests if r.priority >= least_priority)
+        return sum(count for count in due if count > 1)
+
     # ------------------------------------------------------------------------------------------------------ one step
     def schedule(self) -> list[Work]:
         """The work of one step within budget and blocks, one `Work` per request, those of a single token first."""
@@ -123,7 +129,7 @@ class Scheduler:
                 budget -= planned or budget
         return sorted(self._works.values(), key=lambda work: work.num_tokens > 1)
 
-    def _turn(self, request: Request) -> tuple[int, int, int]:
+    def _turn(self, request: Request) -> tuple[int, tuple[int, int], int]:
         """Sorts requests that compete for prefilling."""
         return -request.priority, self.counts.served(request.tenant), request.arrival
 
@@ -239,10 +245,10 @@ class Scheduler:
             return
         busy = [r for r in reversed(self.running) if not r.paused]
         yield from (r for r in busy if r.priority < request.priority)
-        places = Counter(r.tenant for r in busy)
-        if busy and not places[request.tenant]:
-            tenant, most = places.most_common(1)[0]
-            equals = (r for r in busy if r.tenant == tenant and r.priority == request.priority)
+        places = Counter(house(r.tenant) for r in busy)
+        if busy and not places[house(request.tenant)]:
+            largest, most = places.most_common(1)[0]
+            equals = (r for r in busy if house(r.tenant) == largest and r.priority == request.priority)
             if most > 1 and (youngest := next(equals, None)) is not None:
                 yield youngest
 

@@ -6,7 +6,6 @@ prompt, P tokens of it, L layers, X hidden size.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 from motet_shared.errors import BadRequest
+from motet_shared.prefixes import prompt_names
 
 from .language_part import SightShape
 
-_INDEX_BITS = 32
 _LONGEST_INTERVAL = 1e6  # positions
 
 
@@ -44,6 +43,7 @@ class Sights:
 
     def __init__(self, prompt: Sequence[int], sights: Sequence[Sight], shape: SightShape):
         """Raises BadRequest for pictures that do not fit to the placeholders in `prompt`, or to the model."""
+        self._placeholder = shape.placeholder
         tokens_P = np.asarray(prompt, dtype=np.int64)
         self.places_T = np.flatnonzero(tokens_P == shape.placeholder)
         for number, sight in enumerate(sights):
@@ -64,12 +64,8 @@ class Sights:
             self._positions_3P, self._next = self._positions(len(prompt))
 
     def _names(self, prompt: Sequence[int]) -> list[int]:
-        names = list(prompt)
-        for sight, places in self._parts:
-            first = -1 - (int(hashlib.blake2b(sight.name.encode(), digest_size=16).hexdigest(), 16) << _INDEX_BITS)
-            for index, place in enumerate(places):
-                names[place] = first - index
-        return names
+        pictures = [(sight.name, len(places)) for sight, places in self._parts]
+        return prompt_names(prompt, self._placeholder, pictures)
 
     def _positions(self, length: int) -> tuple[np.ndarray, int]:
         """Positions `[3, P]` of frames, rows and columns, and that of the first token after the prompt.

@@ -17,8 +17,9 @@ from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.config import Bytes, ProcessConfig, setting
-from motet_shared.messages import Generate, ModelCard, Profile, Tokens
+from motet_shared.messages import Cached, Generate, ModelCard, Profile, Tokens
 
+from .cache_news import CacheReporter
 from .config import EngineConfig
 from .engine import Engine, StepOutput
 from .profile import Profiler
@@ -77,6 +78,7 @@ class Decode(Actor):
         self._thread: EngineThread | None = None
         self._card: ModelCard | None = None
         self._profiler = Profiler()
+        self._reporter: CacheReporter | None = None
         self._store = BlobStore(bus.instance)
         self._sights = SightReader(self._store, config.image_memory)
 
@@ -84,6 +86,9 @@ class Decode(Actor):
         engine = await asyncio.to_thread(Engine, self.config.engine())
         self._card = engine.card()
         await self._store.start()
+        if engine.prefix_cache is not None:
+            self._reporter = CacheReporter(self.bus, engine.prefix_cache.changes)
+            self.bus.monitor.duties.append(self._reporter.tick)
         self._thread = EngineThread.on_loop(engine, self._deliver, self.crash)
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
@@ -136,6 +141,14 @@ class Decode(Actor):
         self.check_served(request.model)
         await self._profiler.serve(call, request, self.thread)
 
+    @operation(Cached)
+    async def cached(self, call: Call, request: Cached) -> None:
+        """What the prefix cache holds: for routers that missed some news of it."""
+        if self._reporter is None:
+            call.finish("stop")
+        else:
+            await self._reporter.serve(call)
+
     def _deliver(self, outputs: list[StepOutput]) -> None:
         """All outputs of one step, on the loop. A request that was cancelled meanwhile is no longer listed."""
         for output in outputs:
@@ -158,6 +171,8 @@ class Decode(Actor):
             "running": stats["running"],
             "queued": stats["waiting"] + stats["commands"],
             "kv_free": stats["blocks_free"] / max(stats["blocks_total"], 1),
+            "cache_news": self._reporter.number if self._reporter is not None else 0,
+            **self._thread.engine.load(),
         }
 
     def models(self) -> list[ModelCard]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from motet_shared.config import Duration, ProcessConfig, setting
 from motet_shared.errors import ConfigError
@@ -25,6 +26,9 @@ class TokenizerConfig(ProcessConfig):
     window: int = setting("items that a decode instance may send ahead of a slow client", default=64, min=2)
     decode_wait: Duration = setting("how long a request waits for a ready decode instance", default=5.0, min=0)
     max_images: int = setting("most images in one chat", default=64, min=0)
+    routing: Literal["prefix", "load", "random"] = setting(
+        "what decode instances are chosen by: cached prefixes and load, load alone, or nothing", default="prefix"
+    )
     max_moves: int = setting("how often one request may move to another decode instance", default=8, min=0)
 
     def __post_init__(self) -> None:

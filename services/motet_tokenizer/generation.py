@@ -12,9 +12,11 @@ from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.errors import BlobError, MotetError, Overloaded, StreamBroken, Unavailable
 from motet_shared.messages import Body, End, Generate, Resume, Seen, TextLogprob, TokenLogprob, Tokens, Usage
+from motet_shared.prefixes import prompt_names
 from motet_shared.telemetry import Stopwatch
 from motet_tokenizer.config import TokenizerConfig
-from motet_tokenizer.router import ROLE, Router
+from motet_tokenizer.prefix_index import ROLE
+from motet_tokenizer.router import Load, Router
 from motet_tokenizer.text import TextState
 from motet_tokenizer.vocabulary import Vocabulary
 
@@ -105,19 +107,28 @@ class Generation:
     # ------------------------------------------------------------------------------------------------------- instances
     async def _choose(self, avoid: set[str]) -> str:
         router, counters = self._around.router, self._around.counters
-        instance = router.pick(self._request.model, avoid)
+        load = self._load()
+        instance = router.pick(self._request.model, avoid, load)
         if instance is not None:
             return instance
         counters.waiting_for_decode += 1
         try:
             with self._watch.stage("wait"):
-                return await router.wait(self._request.model, avoid, self._around.config.decode_wait)
+                return await router.wait(self._request.model, avoid, self._around.config.decode_wait, load)
         finally:
             counters.waiting_for_decode -= 1
 
+    def _load(self) -> Load:
+        """What decode has to prefill: the prompt, and what was emitted before a move."""
+        request, names = self._request, self._request.prompt
+        if request.sights and self._vocabulary.placeholder is not None:
+            pictures = [(sight.name, sight.embeddings.shape[1]) for sight in request.sights]
+            names = prompt_names(names, self._vocabulary.placeholder, pictures)
+        return Load([*names, *request.output], request.priority)
+
     async def _try_another(self, error: Overloaded, avoid: set[str]) -> None:
         """Raises `error` if all are overloaded; but what was running before a move is given some time."""
-        if self._around.router.pick(self._request.model, avoid) is not None:
+        if self._around.router.has(self._request.model, avoid):
             return
         if asyncio.get_running_loop().time() >= self._give_up:
             raise error
@@ -197,6 +208,7 @@ class Generation:
             await self._call.send(rest)
 
     def _conclude(self) -> None:
+        self._around.router.note_reply(self._text.tokens)
         usage = Usage(
             prompt_tokens=len(self._request.prompt),
             completion_tokens=self._text.tokens,

@@ -20,6 +20,7 @@ from motet_shared.messages import Chat, Complete, Generate, ModelCard, Sampling,
 from motet_shared.telemetry import Stopwatch
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.generation import Counters, Generation, Surroundings
+from motet_tokenizer.prefix_index import PrefixIndex
 from motet_tokenizer.router import Router
 from motet_tokenizer.seeing import Eyes
 from motet_tokenizer.text import TextState
@@ -39,23 +40,28 @@ class Tokenizer(Actor):
         self.max_active = config.max_active
         self.vocabularies: dict[str, Vocabulary] = {}
         self.counters = Counters()
-        self._around = Surroundings(bus, Router(bus.directory), config, self.counters)
+        self._index = PrefixIndex(bus)
+        router = Router(bus.directory, self._index, config.routing)
+        self._around = Surroundings(bus, router, config, self.counters)
         self._eyes = Eyes(bus, config)
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="encode")
 
     async def warm(self) -> None:
+        await self._index.start()
         loop = asyncio.get_running_loop()
         for name, path in self.config.models().items():
             self.vocabularies[name] = await loop.run_in_executor(self._threads, _load, name, path)
 
     async def close(self) -> None:
+        await self._index.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def models(self) -> list[ModelCard]:
         return [vocabulary.card for vocabulary in self.vocabularies.values()]
 
     def stats(self) -> dict[str, Any]:
-        return {"active": len(self.bus.calls.active), **asdict(self.counters)}
+        known = {"cached_blocks_known": len(self._index), **self._index.counts}
+        return {"active": len(self.bus.calls.active), **asdict(self.counters), **known}
 
     def check_integrity(self) -> None:
         """With no call active, none may be waiting for decode and no stream be open."""
@@ -112,7 +118,7 @@ class Tokenizer(Actor):
         seen: Sequence[Seen] = (),
     ) -> None:
         self.counters.prompt_tokens += len(prompt)
-        room = self._room(vocabulary, prompt)
+        room = self._room(vocabulary, prompt, request.max_context)
         sampling = _sampling(request, vocabulary, room)
         text = TextState(
             vocabulary.detokenizer(continues=continues),
@@ -144,18 +150,27 @@ class Tokenizer(Actor):
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _room(self, vocabulary: Vocabulary, prompt: list[int]) -> int:
-        """How many tokens the reply may have. Raises for a prompt that leaves none."""
+    def _room(self, vocabulary: Vocabulary, prompt: list[int], most: int) -> int:
+        """How many tokens the reply may have; `most`: what the caller is allowed altogether, 0: what the model takes.
+
+        Raises for a prompt that leaves none.
+        """
         if not prompt:
             raise BadRequest("prompt: is empty; give at least one token", param="prompt")
         context = self._around.router.context(vocabulary.name, vocabulary.context)
+        if 0 < most < context and len(prompt) >= most:
+            raise ContextTooLong(
+                f"the prompt has {len(prompt)} tokens, but this key may use {most} tokens for prompt and "
+                "reply together (max_context); shorten the prompt",
+                param="messages",
+            )
         if len(prompt) >= context:
             raise ContextTooLong(
                 f"the prompt has {len(prompt)} tokens, but model {vocabulary.name!r} has a context of {context} tokens "
                 "for prompt and reply together; shorten the prompt",
                 param="messages",
             )
-        return context - len(prompt)
+        return (min(context, most) if most else context) - len(prompt)
 
 
 def _load(name: str, path: str) -> Vocabulary:

@@ -16,6 +16,8 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrain
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
+from motet_kernels import gpu
+from motet_kernels.device import dtype_name, find_dtype
 from motet_shared.errors import ConfigError
 from motet_shared.seeing import MODEL_TYPES
 
@@ -23,6 +25,7 @@ from .families import Family, Fixed
 from .native import Native
 from .packed import pack
 from .tiles import Tiles
+from .tower_attention import use_packed_attention
 
 _UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
 _FAMILIES: dict[str, type[Family]] = {
@@ -37,11 +40,15 @@ _LANGUAGE = r"^(model\.)?(language_model|text_model|layers|words|norm)\.|^(langu
 _WORDS = "embed_tokens"  # there is a table of one word, which no tensor is to be taken for
 
 
-def load_family(folder: Path, dtype: torch.dtype, weights: str = "exact") -> Family:
+def load_family(
+    folder: Path, dtype: torch.dtype | None, weights: str = "exact", device: torch.device | None = None
+) -> Family:
     """Everything that turns a picture into embeddings. Raises ConfigError that says what is wrong with the folder.
 
-    weights: one of `config.WEIGHTS`.
+    dtype: of weights and activations; None: float32, on a GPU the checkpoint's. weights: one of `config.WEIGHTS`.
+    device: where the tower computes, the CPU if none is named.
     """
+    device = device or torch.device("cpu")
     disable_progress_bar()  # standard error is the service's log
     config = _read(folder, "config.json", AutoConfig)
     if config.model_type not in MODEL_TYPES:
@@ -49,8 +56,12 @@ def load_family(folder: Path, dtype: torch.dtype, weights: str = "exact") -> Fam
         raise ConfigError(f"model={str(folder)!r}: model_type {config.model_type!r} does not see; there are {known}")
     processor = _read(folder, "preprocessor_config.json", AutoImageProcessor)
     tokenizer = _read(folder, "the tokenizer", AutoTokenizer)
-    eyes = _load_eyes(folder, config, dtype)
+    own = config.dtype or config.vision_config.dtype or config.get_text_config().dtype
+    dtype = find_dtype("auto" if dtype is None else dtype_name(dtype), own, device, ConfigError)
+    eyes = _load_eyes(folder, config, dtype).to(device)
     pack(eyes, weights)
+    if gpu.is_gpu(device):
+        use_packed_attention(eyes)
     return _FAMILIES[config.model_type](eyes, processor, tokenizer)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from motet_shared.config import Bytes, ProcessConfig, setting
 from motet_shared.errors import ConfigError
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("exact", "int8")
 
 
@@ -18,7 +18,8 @@ class VisionConfig(ProcessConfig):
 
     model: str = setting("folder of the checkpoint: LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
+    device: str = setting("where the tower computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
+    dtype: str = setting("of weights and activations: auto, float32, bfloat16 or float16", default="auto")
     weights: str = setting("of the matrices: exact, or int8 (rounded, faster; see the README)", default="exact")
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     max_patches: int = setting("patches encoded at a time, unless one picture alone has more", default=4096, min=1)

@@ -17,6 +17,10 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from motet_kernels import gpu
+from motet_kernels.device import Download, describe, dtype_name
+from motet_kernels.spans import upload
+
 from .video import Video
 
 
@@ -50,6 +54,12 @@ class Family(ABC):
         self.processor = processor
         self.tokenizer = tokenizer
         self.placeholder: int = model.config.image_token_id
+        self.device, self.dtype = model.device, model.dtype
+        self.on_gpu = gpu.is_gpu(self.device)
+
+    def describe(self) -> dict[str, str]:
+        """What was chosen when the model was loaded."""
+        return {"dtype": dtype_name(self.dtype), **describe(self.device)}
 
     @abstractmethod
     def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
@@ -68,18 +78,32 @@ class Family(ABC):
 
     @torch.inference_mode()
     def encode(self, pictures: Sequence[Prepared]) -> list[Tensor]:
-        """Float32 `[L, T, X]` of each. The pictures are `alike`."""
+        """Float32 `[L, T, X]` of each, on the CPU. The pictures are `alike`."""
         names = pictures[0].inputs
-        seen = self.model.get_image_features(**self._joined({n: [p.inputs[n] for p in pictures] for n in names}))
+        inputs = self._joined({n: [p.inputs[n] for p in pictures] for n in names})
+        seen = self.model.get_image_features(**(self._moved(inputs) if self.on_gpu else inputs))
         layers = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())]
         ends = list(accumulate((picture.parts for picture in pictures), initial=0))
-        return [
+        found = [
             torch.stack([torch.cat(list(layer[start:end])) for layer in layers]).float()
             for start, end in pairwise(ends)
         ]
+        return _brought(found) if self.on_gpu else found
 
     def _joined(self, inputs: dict[str, list[Tensor]]) -> dict[str, Tensor]:
         return {name: torch.cat(parts) for name, parts in inputs.items()}
+
+    def _moved(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
+        """What the model takes on a GPU: there, and pixels in its type."""
+        return {name: self._uploaded(part) for name, part in inputs.items()}
+
+    def _uploaded(self, part: Tensor) -> Tensor:
+        return upload(part.to(self.dtype) if part.is_floating_point() else part, self.device)
+
+
+def _brought(found: list[Tensor]) -> list[Tensor]:
+    """On the CPU, in one copy."""
+    return list(Download(torch.cat(found, dim=1)).wait().split([len(one[0]) for one in found], dim=1))
 
 
 class Fixed(Family):

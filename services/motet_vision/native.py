@@ -6,8 +6,16 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.vision_utils import (
+    get_vision_cu_seqlens,
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+    get_vision_window_index,
+)
 
+from motet_kernels.spans import upload
 from motet_shared.errors import UnsupportedParameter
 
 from .families import Family, Prepared
@@ -55,3 +63,26 @@ class Native(Family):
         patches = steps * rows * columns * self._merge**2
         interval = vision.tokens_per_second * _STEP / video.fps
         return Prepared(inputs, patches, "any size", frames[0].ids * steps, (steps, rows, columns), interval)
+
+    def _moved(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
+        """Positions, windows and bounds follow from the grids: worked out here, so that nothing waits for the device.
+
+        Grids and bounds stay on the CPU, where they are read.
+        """
+        grids, tower = inputs["image_grid_thw"], self.model.visual
+        known: dict[str, Tensor] = {"position_ids": get_vision_position_ids(grids, self._merge)}
+        starts = {"cu_seqlens": get_vision_cu_seqlens(grids)}
+        if hasattr(tower, "window_size"):
+            sizes = {"window_size": tower.window_size, "patch_size": tower.patch_size}
+            known["window_index"], starts["cu_window_seqlens"] = get_vision_window_index(grids, self._merge, **sizes)
+        if hasattr(tower, "num_grid_per_side"):
+            known["interp_indices"], known["interp_weights"] = get_vision_interpolation_indices_and_weights(
+                grids,
+                num_grid_per_side=tower.num_grid_per_side,
+                mode=tower.interpolation_mode,
+                align_corners=tower.interpolation_align_corners,
+                spatial_merge_size=self._merge,
+            )
+        moved = {name: upload(part, self.device) for name, part in known.items()}
+        pixels = self._uploaded(inputs["pixel_values"])
+        return {"pixel_values": pixels, "image_grid_thw": grids, **moved, **starts}

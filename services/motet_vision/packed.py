@@ -1,6 +1,7 @@
-"""A tower on the native kernels: transformers' own modules, whose matrices are packed once and whose GELU is ours.
+"""A tower on our kernels: transformers' own modules, whose matrices are packed once and whose GELU is ours.
 
-What a matrix makes of a row depends on that row alone, so pictures do not change with their company.
+On a CPU what a matrix makes of a row depends on that row alone, so pictures do not change with their company. On a GPU
+layer norms and attention are ours too.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import GELUTanh
 
-from motet_kernels import native
+from motet_kernels import gpu, native
 from motet_kernels.gates import gelu_tanh
 from motet_kernels.linear import Linear
+from motet_kernels.norm import layer_norm
 
 _LANGUAGE = ("language_model", "text_model")
 
@@ -20,15 +22,19 @@ def pack(model: nn.Module, weights: str) -> None:
     """Have `model`, which has no language layers, compute with packed matrices; the originals are given up.
 
     weights: "exact" keeps the type that they have; "int8" rounds them per output channel, and activations per row.
-    Without native kernels a model whose weights stay exact stays torch's.
+    Without native kernels a model on a CPU whose weights stay exact stays torch's.
     """
-    if weights == "exact" and native.load()["isa"] == "torch":
+    device = next(model.parameters()).device
+    if weights == "exact" and not gpu.is_gpu(device) and native.load()["isa"] == "torch":
         return
     for name, parent in list(model.named_modules()):
         if any(part in _LANGUAGE for part in name.split(".")):
             continue
         for child_name, child in list(parent.named_children()):
-            if (packed := _packed(child, weights)) is not None:
+            packed = _packed(child, weights)
+            if packed is None and gpu.is_gpu(device):
+                packed = _on_gpu(child)
+            if packed is not None:
                 setattr(parent, child_name, packed)
 
 
@@ -40,6 +46,13 @@ def _packed(module: nn.Module, weights: str) -> nn.Module | None:
         return PatchMatrix(module)
     if isinstance(module, GELUTanh):
         return FastGELU()
+    return None
+
+
+def _on_gpu(module: nn.Module) -> nn.Module | None:
+    """What takes the module's place besides, where every launch counts."""
+    if type(module) is nn.LayerNorm and len(module.normalized_shape) == 1 and module.bias is not None:
+        return FastNorm(module)
     return None
 
 
@@ -66,10 +79,27 @@ class PatchMatrix(nn.Module):
 
 
 class FastGELU(nn.Module):
-    """torch's, by tanh, takes four times as long as a native one."""
+    """torch's, by tanh, takes four times as long on a CPU as a native one."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype != torch.float32:
+        if x.dtype != torch.float32 and not gpu.takes(x):
             out: Tensor = nn.functional.gelu(x, approximate="tanh")
             return out
         return gelu_tanh(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+class FastNorm(nn.Module):
+    """A layer norm in one launch, with weights in float32."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, norm: nn.LayerNorm):
+        super().__init__()
+        self._eps = norm.eps
+        # No parameters: the first of a model's says which type it computes in.
+        self.register_buffer("weight", norm.weight.detach().float())
+        self.register_buffer("bias", norm.bias.detach().float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self._eps)

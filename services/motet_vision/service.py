@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from PIL import Image as Pil
 
+from motet_kernels.device import find_device
 from motet_shared.actor import Actor, operation
 from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.call import Call
-from motet_shared.errors import BadRequest, BlobError, PayloadTooLarge, UnsupportedParameter
+from motet_shared.errors import BadRequest, BlobError, ConfigError, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Encode, Image, ModelCard, Seen
 from motet_shared.pictures import open_picture
 
@@ -59,7 +60,9 @@ class Vision(Actor):
         if self.config.threads:
             torch.set_num_threads(self.config.threads)
         folder = Path(self.config.model)
-        family = await asyncio.to_thread(load_family, folder, getattr(torch, self.config.dtype), self.config.weights)
+        device = find_device(self.config.device, ConfigError)
+        dtype = None if self.config.dtype == "auto" else getattr(torch, self.config.dtype)
+        family = await asyncio.to_thread(load_family, folder, dtype, self.config.weights, device)
         await asyncio.to_thread(lambda: family.encode([family.prepare(Pil.new("RGB", (64, 64)), 0)]))
         await self._store.start()
         self._looker = Looker(Engine(family, self.config.max_patches), self.crash)
@@ -116,9 +119,12 @@ class Vision(Actor):
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
+        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
         if self._looker is None:
             return {}
-        return {**self._looker.thread.stats(), **self._cache.stats(), **self._store.stats()}
+        thread = self._looker.thread
+        chosen = {"weights": self.config.weights, **thread.engine.family.describe()}
+        return {**thread.stats(), **self._cache.stats(), **self._store.stats(), **chosen}
 
     def check_integrity(self) -> None:
         """For an idle actor: nobody is looked at, and the store holds what the cache knows of."""

@@ -30,6 +30,7 @@ EXPIRES_AFTER = 3.0  # seconds, counted in our own ticks
 @dataclass(slots=True)
 class _Peer:
     heartbeat: Heartbeat
+    streams: int = 0  # that this process had open there when the heartbeat came
     age: float = 0.0
     suspected_at: int = -1  # heartbeat number at which it was reported lost
 
@@ -65,6 +66,11 @@ class Directory:
         """Streams that this process has open at an instance."""
         return len(self._caller.by_peer.get(instance, ()))
 
+    def counted(self, instance: str) -> int:
+        """Those of them that its last heartbeat knew of."""
+        peer = self._peers.get(instance)
+        return peer.streams if peer is not None else 0
+
     async def wait_for(self, condition: Callable[[Directory], Any], timeout: float) -> Any:
         """The first true value of `condition(self)`, tried at every change; TimeoutError after `timeout` seconds."""
         async with asyncio.timeout(timeout):
@@ -88,10 +94,10 @@ class Directory:
         if beat.state == "stopped":
             self._remove(beat.instance)
         elif known is None:
-            self._peers[beat.instance] = _Peer(beat)
+            self._peers[beat.instance] = _Peer(beat, self.outstanding(beat.instance))
             self.on_newcomer()
         else:
-            known.heartbeat, known.age = beat, 0.0
+            known.heartbeat, known.streams, known.age = beat, self.outstanding(beat.instance), 0.0
         self._changed.set()
 
     def suspect(self, instance: str) -> None:

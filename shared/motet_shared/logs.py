@@ -27,7 +27,7 @@ _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", 
 _SECRET_NAME = re.compile(
     r"password|passwd|secret|api_?key|authorization|credential|(auth|access)_token", re.IGNORECASE
 )
-_SECRET_TEXT = re.compile(r"(://[^/\s:@\"]*:)[^@/\s\"]+(?=@)|(\bbearer\s+)[\w.~+/=-]+", re.IGNORECASE)
+_SECRET_TEXT = re.compile(r"(://[^/\s:@\"]*:)[^@/\s\"]+(?=@)|(\bbearer\s+|\bsk-motet-)[\w.~+/=-]+", re.IGNORECASE)
 _HIDDEN = "***"
 _SHORTEST_SECRET = 4  # hiding shorter values would tear ordinary words apart
 
@@ -49,9 +49,10 @@ def _escaped(text: str) -> str:
 
 
 def secret_values(config: ProcessConfig) -> list[str]:
-    """The values of all `secret` fields of `config` that are set."""
+    """The values of all `secret` fields of `config` that are set; of several lines, each is one."""
     fields = [f for f in dataclasses.fields(config) if f.metadata.get("secret")]
-    return [str(value) for f in fields if (value := getattr(config, f.name)) is not None]
+    values = [value for f in fields if (value := getattr(config, f.name)) is not None]
+    return [line.strip() for value in values for line in str(value).splitlines()]
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -142,6 +142,7 @@ class Chat(Request, tag="chat"):
     request_id: str = ""
     priority: int = 0
     tenant: str = ""
+    max_context: int = 0  # most tokens of prompt and reply; 0: as many as the model takes
 
 
 class Complete(Request, tag="complete"):
@@ -157,6 +158,10 @@ class Complete(Request, tag="complete"):
     request_id: str = ""
     priority: int = 0
     tenant: str = ""
+    max_context: int = 0  # most tokens of prompt and reply; 0: as many as the model takes
+
+
+TIERS = {"flex": -1, "default": 0, "priority": 1}  # the priorities that clients may ask for
 
 
 class Generate(Request, tag="generate"):
@@ -172,7 +177,11 @@ class Generate(Request, tag="generate"):
     sights: list[Sight] = []
     request_id: str = ""
     priority: int = 0  # higher ones go first
-    tenant: str = ""  # whose share of the engine it uses
+    tenant: str = ""  # whose share of the engine it uses; before a NUL those who share one among themselves
+
+
+class Cached(Request, tag="cached"):
+    """tokenizer → decode: what the prefix cache holds; `Held` items come back."""
 
 
 class Encode(Request, tag="encode"):
@@ -425,6 +434,13 @@ class Seen(Struct, array_like=True, tag="l"):
     ids: list[int]  # placeholders, and the marks between them
 
 
+class Held(Struct, array_like=True, gc=False, tag="y"):
+    """decode: some of the blocks that its prefix cache holds (`prefixes`), as of the news before `number`."""
+
+    number: int
+    blocks: list[int]
+
+
 class Vectors(Struct, array_like=True, gc=False, tag="m"):
     """embedding: the vectors of the next `count` texts."""
 
@@ -509,6 +525,7 @@ Body = (
     | Spoken
     | Voice
     | Seen
+    | Held
     | Vectors
     | Recording
     | Segment
@@ -589,6 +606,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         | Draw
         | Complete
         | Generate
+        | Cached
         | Encode
         | Profile
         | Detect
@@ -663,6 +681,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     vocab: int = 0
     voices: list[str] = []
     live: bool = False  # it hears while somebody speaks: `Listen`
+    block_size: int = 0  # tokens of a block of its prefix cache; 0: it has none
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
@@ -677,6 +696,16 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     load: dict[str, float] = {}  # e.g. active, queued, kv_free
     host: str = ""
     pid: int = 0
+
+
+class CacheNews(Struct, array_like=True, gc=False, tag="cache"):
+    """What a prefix cache has come to hold since the news before, and what it no longer holds (`prefixes`)."""
+
+    v: int
+    instance: str
+    number: int  # from 0 on
+    stored: list[int]
+    dropped: list[int]
 
 
 T = TypeVar("T")
@@ -703,3 +732,4 @@ decode_controls = _decoder(Controls)
 decode_feeds = _decoder(Feeds)
 decode_pong = _decoder(Pong)
 decode_heartbeat = _decoder(Heartbeat)
+decode_cache_news = _decoder(CacheNews)

@@ -24,6 +24,15 @@ _RATES = (1_000, 768_000)  # Hz that a file may claim
 _LOUDEST = 1e6  # beyond it the power of a spectrum is no float32; floats that count like 16-bit samples are far below
 
 
+def claimed_seconds(data: bytes | memoryview) -> float:
+    """How long a file says that it is; 0.0 if it does not say, or cannot be read. Blocks, but decodes nothing."""
+    try:
+        with _opened(data) as container:
+            return max(container.duration or 0, 0) / av.time_base
+    except FFmpegError:
+        return 0.0
+
+
 def read_audio(data: bytes | memoryview, longest: float) -> Samples:
     """Samples in float32, full scale is [-1, 1]. Blocks: for a thread.
 

@@ -11,6 +11,7 @@ import secrets
 
 ROOT = "motet.v1"
 HEARTBEATS = f"{ROOT}.ev.*.*.heartbeat"
+CACHE_NEWS = f"{ROOT}.ev.*.*.cache"
 
 _INSTANCE = re.compile(r"[a-z]+(-[a-z0-9]{1,32}){1,4}")
 
@@ -64,6 +65,10 @@ def open_replies(instance: str) -> str:
 
 def heartbeat(instance: str) -> str:
     return f"{ROOT}.ev.{role_of(instance)}.{instance}.heartbeat"
+
+
+def cache_news(instance: str) -> str:
+    return f"{ROOT}.ev.{role_of(instance)}.{instance}.cache"
 
 
 def jobs(kind: str) -> str:

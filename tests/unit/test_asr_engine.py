@@ -335,7 +335,7 @@ def test_the_encoder_computes_what_transformers_modules_do(
 ) -> None:
     features_MF = reference.features(SOUNDS[3])[0, :, :frames]
     with torch.inference_mode():
-        states_SE = WhisperEncoder(reference.model, form)(features_MF)
+        [states_SE] = WhisperEncoder(reference.model, form)([features_MF])
         wanted_SE = encoded(reference.model.model.encoder, features_MF)
     assert states_SE.shape == wanted_SE.shape == (frames // 2, 32)
     assert (states_SE - wanted_SE).norm() < near * wanted_SE.norm()
@@ -416,6 +416,30 @@ def test_what_cannot_be_done_is_refused(whisper: Path, tmp_path: Path) -> None:
         engine_of(tmp_path)
     with pytest.raises(ConfigError, match=r"no config\.json"):
         engine_of(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"device": "gpu"}, "device='gpu': give cpu, cuda"),
+        ({"device": f"cuda:{torch.cuda.device_count()}"}, "device='cuda.*torch sees .* GPUs.*; give cpu"),
+        ({"dtype": "float16"}, "dtype='float16': CPUs compute it slowly"),
+        ({"weights": "float16"}, "weights='float16': CPUs compute it slowly"),
+        ({"dtype": "int8"}, "dtype='int8': choose one of auto"),
+    ],
+)
+def test_devices_and_types_that_are_not_there_are_refused(
+    whisper: Path, settings: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        engine_of(whisper, **settings)
+
+
+def test_an_engine_says_what_it_computes_with(whisper: Path, moonshine: Path) -> None:
+    said = engine_of(whisper, weights="int8").family.describe()
+    assert (said["device"], said["dtype"], said["weights"]) == ("cpu", "float32", "int8")
+    assert said["kernels"]
+    assert engine_of(moonshine, dtype="bfloat16").family.describe()["dtype"] == "bfloat16"
 
 
 # ---------------------------------------------------------------------------------------------------- other families

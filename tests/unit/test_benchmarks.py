@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
+import routing
 from bench_stack import motet_stack
+from conversations import conversations
 from fake_engine import CHARS, MODEL
+from fake_prefill import FakePrefill
 from load_generator import Arrivals, Report
 from measures import Ratio, Target, added_latency, quantile, row, rows_table, targets_table
 
@@ -54,3 +60,40 @@ async def test_stack_streams_to_both_kinds_of_clients(batched: bool) -> None:
             assert min(added) > 0
         report = await stack.load(clients="one", model=MODEL, max_tokens=1, settle=0, seconds=0.2)
         assert report.durations
+
+
+def test_a_prompt_is_prefilled_from_where_its_beginning_is_cached() -> None:
+    prefill = FakePrefill[str](rate=100.0, blocks=8)
+    prefill.add("first", list(range(64)))
+    prefill.add("second", [*range(48), *range(200, 216)])
+    assert prefill.step(0.5) == []
+    assert prefill.tokens_left == 14 + 64
+    assert prefill.step(0.15) == [("first", 0)]
+    assert prefill.step(0.2) == [("second", 48)]
+    assert sum(held for _, held in prefill.changes) == 5
+    prefill.keep(range(1000, 1128))  # as much as there is room for
+    prefill.add("third", list(range(64)))
+    prefill.drop("third")
+    assert prefill.tokens_left == 0
+    prefill.add("fourth", list(range(64)))
+    assert prefill.step(1.0) == [("fourth", 0)]
+
+
+@pytest.mark.timeout(300)
+def test_ways_to_choose_a_worker_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    routing.main(["--quick", "--policies", "random", "prefix", "--output", str(tmp_path / "routing.json")])
+    assert "| TTFT p50, random / prefix |" in capsys.readouterr().out
+    random, prefix = json.loads((tmp_path / "routing.json").read_text())["findings"]["runs"]
+    assert len(random["ttft"]) == len(prefix["ttft"]) > 0
+    assert random["failed"] == prefix["failed"] == 0
+    assert prefix["cached_tokens"] > 0
+
+
+def test_a_conversation_goes_on_and_the_trace_is_that_of_its_seed() -> None:
+    sizes = {"seconds": 30.0, "rate": 1.0, "vocab": 500, "first_id": 100}
+    trace = conversations(3, **sizes)  # type: ignore[arg-type]
+    assert trace == conversations(3, **sizes)  # type: ignore[arg-type]
+    assert trace != conversations(4, **sizes)  # type: ignore[arg-type]
+    assert [c.start for c in trace] == sorted(c.start for c in trace)
+    assert len({tuple(c.turns[0].tokens[:400]) for c in trace}) <= 4
+    assert all(100 <= token < 500 for c in trace for turn in c.turns for token in turn.tokens)

@@ -43,7 +43,7 @@ def test_a_port_in_use_is_refused_by_name(folder: Path) -> None:
 
 
 def test_other_hosts_need_a_key_or_insecure(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MOTET_API_KEY", "MOTET_API_KEY_FILE"):
+    for name in ("MOTET_API_KEY", "MOTET_API_KEY_FILE", "MOTET_TENANTS_FILE"):
         monkeypatch.delenv(name, raising=False)
     common = ("--port", "0", "--llm", str(folder), "--host", "0.0.0.0")
     assert "--api-key-file" in refusal(*common)
@@ -51,7 +51,29 @@ def test_other_hosts_need_a_key_or_insecure(folder: Path, tmp_path: Path, monkey
     key = tmp_path / "key"
     assert "is no file" in refusal(*common, "--api-key-file", str(key))
     key.write_text("k")
-    assert plan(*common, "--api-key-file", str(key)).stack.api_key_file == key
+    assert plan(*common, "--api-key-file", str(key)).stack.door.api_key_file == key
+
+
+def test_a_file_of_tenants_is_as_good_as_keys(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    common = ("--port", "0", "--llm", str(folder), "--host", "0.0.0.0")
+    file = tmp_path / "tenants.toml"
+    assert "motet keys new" in refusal(*common, "--tenants-file", str(file))
+    file.write_text("")
+    monkeypatch.setenv("MOTET_TENANTS_FILE", str(file))
+    (gateway, *_) = plan(*common, "--allowed-origins", "https://a.example").stack.services()
+    assert gateway.argv[gateway.argv.index("--tenants-file") + 1] == str(file)
+    assert gateway.argv[gateway.argv.index("--allowed-origins") + 1] == "https://a.example"
+
+
+def test_a_certificate_needs_its_key(folder: Path, tmp_path: Path) -> None:
+    common = ("--port", "0", "--llm", str(folder))
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.write_text("")
+    assert "both or neither" in refusal(*common, "--tls-cert", str(cert))
+    assert "is no file" in refusal(*common, "--tls-cert", str(cert), "--tls-key", str(key))
+    key.write_text("")
+    stack = plan(*common, "--tls-cert", str(cert), "--tls-key", str(key)).stack
+    assert stack.services()[0].argv.count(str(key)) == 1
 
 
 def test_an_unknown_host_is_refused(folder: Path) -> None:

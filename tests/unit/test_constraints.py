@@ -9,7 +9,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 # torch pins the libraries of its accelerators itself, exactly, and a CPU-only torch has none.
-PINNED_BY_TORCH = re.compile("nvidia-|cuda-|triton$")
+PINNED_BY_TORCH = re.compile("nvidia-|cuda-")
 
 
 def pins() -> dict[str, str]:

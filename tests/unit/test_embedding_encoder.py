@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.nn import functional
+from transformers import AutoModel
 
 from embedding_checkpoints import FAMILIES, LONGEST, PADDED, ids, means, plain, reference, sentence_transformer
 from motet_embedding.config import EngineConfig
@@ -51,6 +52,30 @@ def test_in_half_precision_vectors_are_nearly_the_same(tmp_path: Path) -> None:
     due, found = exact.encode(of(*TEXTS)), half.encode(of(*TEXTS))
     assert found.dtype == torch.float32
     assert (due * found).sum(dim=1).min() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"device": "gpu"}, "device='gpu': give cpu, cuda"),
+        ({"device": f"cuda:{torch.cuda.device_count()}"}, "device='cuda.*torch sees .* GPUs.*; give cpu"),
+        ({"dtype": "float16"}, "dtype='float16': CPUs compute it slowly"),
+        ({"dtype": "int8"}, "dtype='int8': choose one of auto"),
+    ],
+)
+def test_devices_and_types_that_are_not_there_are_refused(
+    settings: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    path = plain(tmp_path)
+    with pytest.raises(ConfigError, match=problem):
+        load(path, **settings)
+
+
+def test_on_a_cpu_the_model_computes_in_float32_unless_told_otherwise(tmp_path: Path) -> None:
+    path = plain(tmp_path)
+    AutoModel.from_pretrained(path, dtype=torch.bfloat16).save_pretrained(path)
+    assert load(path).describe()["dtype"] == "float32"
+    assert load(path, dtype="bfloat16").describe()["dtype"] == "bfloat16"
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -22,6 +22,7 @@ from transformers import (
 
 import families
 from checkpoints import tiny_checkpoint
+from motet_kernels.device import find_dtype
 from motet_llm import checkpoint
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
@@ -247,8 +248,8 @@ def test_what_auto_stands_for() -> None:
     configs = [LlamaConfig(dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
     wide, bf16, _ = configs
     cpu, float32 = torch.device("cpu"), torch.float32
-    assert [checkpoint.resolve_dtype(c, "auto", cpu) for c in configs] == [float32] * 3
-    assert checkpoint.resolve_dtype(wide, "bfloat16", cpu) == torch.bfloat16
+    assert [find_dtype("auto", c.dtype, cpu) for c in configs] == [float32] * 3
+    assert find_dtype("bfloat16", wide.dtype, cpu) == torch.bfloat16
     kinds = [checkpoint.resolve_kv_dtype(c, "auto", float32, cpu) for c in configs]
     assert kinds == [float32, torch.bfloat16, float32]
     assert checkpoint.resolve_kv_dtype(bf16, "float32", float32, cpu) == float32

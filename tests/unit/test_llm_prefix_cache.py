@@ -19,10 +19,11 @@ from motet_llm.block_pool import BlockPool
 from motet_llm.block_tables import BlockTables
 from motet_llm.kv_cache import KvCache, LayerShape
 from motet_llm.offload import Offload
-from motet_llm.prefix_cache import Entry, PrefixCache
+from motet_llm.prefix_cache import Entry, Node, PrefixCache
 from motet_llm.request import Request, Status
 from motet_llm.scheduler import Limits, Scheduler, Work
 from motet_llm.state_cache import StateCache, StateShape
+from motet_shared import prefixes
 from motet_shared.messages import Sampling
 
 SIZE = 4
@@ -236,6 +237,7 @@ def test_whatever_happens_a_request_reads_its_own(
     offload = Offload(*tiers) if any(tiers) else None
     stack = Stack(shapes, num_blocks // (1 if len(shapes) == 3 else 2), offload, recurrent, token_budget=budget)
     live: list[Request] = []
+    told: set[int] = set()
     for _ in range(40):
         if rng.random() < 0.5:
             live.append(
@@ -253,6 +255,7 @@ def test_whatever_happens_a_request_reads_its_own(
             damage(offload, rng)
         stack.step()
         stack.scheduler.check_integrity()
+        check_told(stack.cache, told)
     for request in live:
         request.credit = 1000
     stack.run()
@@ -261,6 +264,22 @@ def test_whatever_happens_a_request_reads_its_own(
     if offload is not None:
         assert (offload.host_bytes, offload.disk_bytes) <= tiers
         offload.close()
+
+
+def check_told(cache: PrefixCache, told: set[int]) -> None:
+    """Who follows all changes knows which blocks are here, by the names that a prompt's blocks have."""
+    while cache.changes:
+        block, held = cache.changes.popleft()
+        assert (block in told) != held, "nothing changed"
+        told ^= {block}
+    here: set[int] = set()
+    open_nodes: list[tuple[Node, tuple[int, ...]]] = [(cache._root, ())]
+    while open_nodes:
+        node, tokens = open_nodes.pop()
+        open_nodes += [(child, tokens + child.tokens) for child in node.children.values()]
+        if tokens and cache._holds_something(node):
+            here.add(prefixes.chain(tokens, SIZE)[-1])
+    assert told == here
 
 
 def damage(offload: Offload, rng: random.Random) -> None:

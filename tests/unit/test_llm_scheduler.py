@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from motet_llm.block_pool import BlockPool
 from motet_llm.block_tables import BlockTables
-from motet_llm.fairness import TokenCounts
+from motet_llm.fairness import Shares, TokenCounts, house
 from motet_llm.pace import Pace
 from motet_llm.request import Request, Status
 from motet_llm.scheduler import Limits, Scheduler, Work
@@ -197,6 +197,49 @@ def test_a_flood_does_not_keep_another_tenant_out() -> None:
     assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1, "r2": 1, "r20": 2}
     scheduler.add(make_request(21, prompt=2, tenant="other"))
     assert "r21" not in steps_of(run_step(scheduler)), "it runs something already"
+
+
+def test_users_of_a_tenant_share_what_is_the_tenants() -> None:
+    """Ten users of one tenant get together what the only one of another gets, and each as much as the others."""
+    scheduler = make_scheduler(num_blocks=800, max_running=2, token_budget=16, max_waiting=2000)
+    for i in range(400):
+        scheduler.add(make_request(i, prompt=8, output=1, tenant=f"many\0user{i % 10}"))
+    for i in range(400, 800):
+        scheduler.add(make_request(i, prompt=8, output=1, tenant="one"))
+    served, users = Counter[str](), Counter[str]()
+    for _ in range(80):
+        for work in run_step(scheduler):
+            served[house(work.request.tenant)] += work.num_tokens
+            users[work.request.tenant] += work.num_tokens
+    assert served["many"] + served["one"] > 600
+    assert 0.8 < served["many"] / served["one"] < 1.25
+    del users["one"]
+    assert len(users) == 10
+    assert max(users.values()) - min(users.values()) <= 16
+
+
+def test_a_flood_of_many_users_does_not_keep_another_tenant_out() -> None:
+    scheduler = make_scheduler(max_running=4, token_budget=64)
+    for i in range(20):
+        scheduler.add(make_request(i, prompt=2, tenant=f"flood\0user{i}"))
+    run_step(scheduler)
+    scheduler.add(make_request(20, prompt=2, tenant="other"))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1, "r2": 1, "r20": 2}
+
+
+def test_shares_of_users_are_forgotten_with_them() -> None:
+    shares = Shares()
+    for tenant in ("acme\0ann", "acme\0bob", "acme", "solo"):
+        shares.enter(tenant)
+        shares.serve(tenant, 10)
+    assert shares.served("acme\0ann") == (30, 10)
+    assert shares.served("solo") == (40, 10), "it began where acme was"
+    shares.enter("new\0eve")
+    assert shares.served("new\0eve") == (30, 0), "a new tenant begins where the lowest is"
+    for tenant in ("acme\0ann", "acme\0bob", "acme", "solo", "new\0eve"):
+        shares.leave(tenant)
+    assert len(shares) == 0
+    assert not shares._users
 
 
 def test_being_away_earns_no_claims() -> None:

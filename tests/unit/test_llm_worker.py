@@ -15,7 +15,10 @@ from motet_llm.worker import Decode, DecodeConfig
 from motet_shared import errors
 from motet_shared.bus import Bus
 from motet_shared.messages import Generate, Sampling, Tokens
+from motet_shared.prefixes import chain
 from motet_shared.testing import memory_buses, running
+from motet_tokenizer.prefix_index import PrefixIndex
+from motet_tokenizer.router import Load, Router
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +149,27 @@ async def test_what_it_serves_is_announced(world: tuple[Bus, Decode]) -> None:
     (beat,) = await tokenizer.directory.wait_for(lambda d: d.ready("decode", model="tiny"), 5)
     assert beat.models[0].context > 0
     assert beat.load["kv_free"] == 1.0
+
+
+async def test_a_conversation_is_routed_to_where_its_beginning_is_cached(folder: Path) -> None:
+    config = DecodeConfig(model=str(folder), num_blocks=64, threads=1, metrics_port=-1)
+    buses = memory_buses("tokenizer", "decode", "decode")
+    async with buses as (tokenizer, one, other), running(Decode(config, one)), running(Decode(config, other)):
+        index = PrefixIndex(tokenizer)
+        await index.start()
+        router = Router(tokenizer.directory, index)
+        for bus, start in ((one, 5), (other, 100)):
+            prompt, instance = [start + i % 7 for i in range(50)], bus.instance
+            reply = await tokens(tokenizer, generate(20, prompt=prompt), instance=instance)
+            turn = [*prompt, *reply, 1, 2, 3]
+            blocks = chain(turn, 16)[:4]  # 69 tokens were computed
+            await eventually(lambda: index.held(instance, blocks) == 4)  # noqa: B023
+            await eventually(lambda: tokenizer.directory.ready("decode", model="tiny")[0].load["prefill_token"])
+            assert {router.pick("tiny", load=Load(turn)) for _ in range(8)} == {instance}
+            async with tokenizer.open("decode", generate(1, prompt=turn), instance=instance) as stream:
+                async for _ in stream:
+                    pass
+            assert stream.end is not None
+            assert stream.end.usage is not None
+            assert stream.end.usage.cached_tokens >= 64
+        assert index.counts["cache_dumps"] == 0

@@ -11,7 +11,7 @@ import pytest
 from asr_checkpoints import RATE, noise, wav
 from motet_shared.audio import wav_header
 from motet_shared.errors import BadRequest
-from motet_shared.sound_file import read_audio, read_blocks
+from motet_shared.sound_file import claimed_seconds, read_audio, read_blocks
 from sound_files import EXACT, LOSSY, encoded, float_wav, picture, tone
 
 
@@ -30,6 +30,16 @@ def test_common_formats_become_16_khz_mono(kind: str, rate: int) -> None:
     assert len(sound) == pytest.approx(2 * RATE, abs=0.15 * RATE)
     assert pitch_of(sound) == pytest.approx(440, abs=2)
     assert 0.2 < np.abs(sound).max() < 0.6
+
+
+@pytest.mark.parametrize("kind", [*LOSSY, *EXACT])
+def test_a_file_says_how_long_it_is(kind: str) -> None:
+    data = encoded(tone(), *(LOSSY | EXACT)[kind], rate=16_000, channels=1)
+    assert claimed_seconds(data) == pytest.approx(2.0, abs=0.2)
+
+
+def test_what_is_no_sound_does_not_say_how_long_it_is() -> None:
+    assert claimed_seconds(b"no sound") == claimed_seconds(b"") == 0.0
 
 
 def test_wav_at_16_khz_is_exact() -> None:

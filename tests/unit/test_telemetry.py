@@ -116,6 +116,18 @@ def test_secrets_never_reach_the_log(capsys: pytest.CaptureFixture[str], style: 
     assert "nats://gateway:***@host:4222" in text
 
 
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_each_line_of_a_secret_is_one_and_keys_are_known_by_their_beginning(
+    capsys: pytest.CaptureFixture[str], style: Any
+) -> None:
+    telemetry.setup("gateway", "gateway-1", Config(log_format=style, api_key="first-key\n\n  second-key \n"))
+    logging.warning("first-key, second-key, protocols realtime, openai-insecure-api-key.sk-motet-Ab_9-x")
+    text = capsys.readouterr().err
+    for secret in ("first-key", "second-key", "Ab_9"):
+        assert secret not in text
+    assert "protocols realtime" in text
+
+
 def test_the_text_format_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry.setup("decode", "decode-1", Config(log_format="text"))
     token = request_id.set("req-7")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
@@ -129,6 +130,17 @@ async def test_a_context_that_is_too_long_names_both_numbers(stage: Stage) -> No
     await stage.decode(context=20)
     with pytest.raises(ContextTooLong, match=r"the prompt has \d\d tokens.* context of 20 tokens"):
         await stage.ask(chat("The red circle is left of the blue square. " * 2))
+
+
+async def test_a_caller_may_be_allowed_less_than_the_model_takes(stage: Stage) -> None:
+    decode = await stage.decode(context=200)
+    asked = msgspec.structs.replace(chat("The red circle. " * 2), max_tokens=None)
+    with pytest.raises(ContextTooLong, match=r"has \d\d tokens, but this key may use 20 tokens.*max_context"):
+        await stage.ask(msgspec.structs.replace(asked, max_context=20))
+    for most, room in ((100, 100), (1000, 200), (0, 200)):
+        await stage.ask(msgspec.structs.replace(asked, max_context=most))
+        request = decode.requests[-1]
+        assert len(request.prompt) + request.sampling.max_tokens == room
 
 
 @pytest.mark.parametrize(("request_", "error", "param"), [

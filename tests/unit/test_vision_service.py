@@ -13,7 +13,7 @@ import torch
 
 from films import film
 from motet_shared.blobs import BlobStore
-from motet_shared.errors import BadRequest, BlobError, PayloadTooLarge, UnknownModel
+from motet_shared.errors import BadRequest, BlobError, ConfigError, PayloadTooLarge, UnknownModel
 from motet_shared.messages import Seen
 from motet_vision.cache import SightCache
 from motet_vision.service import Vision
@@ -132,6 +132,30 @@ async def test_other_refusals(world: tuple[Stage, Vision]) -> None:
     made.store.drop(image.file)
     with pytest.raises(BlobError):
         await made.see(image)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"device": "gpu"}, "device='gpu': give cpu, cuda"),
+        ({"device": f"cuda:{torch.cuda.device_count()}"}, "device='cuda.*torch sees .* GPUs.*; give cpu"),
+        ({"dtype": "float16"}, "dtype='float16': CPUs compute it slowly"),
+        ({"dtype": "int8"}, "dtype='int8': choose one of auto"),
+    ],
+)
+async def test_devices_and_types_that_are_not_there_are_refused(
+    folder: Path, settings: dict[str, str], problem: str
+) -> None:
+    async with stage(folder) as made:
+        with pytest.raises(ConfigError, match=problem):
+            await made.vision(**settings)
+
+
+async def test_it_says_what_it_computes_with(world: tuple[Stage, Vision]) -> None:
+    _, vision = world
+    stats = vision.stats()
+    assert (stats["device"], stats["dtype"], stats["weights"]) == ("cpu", "float32", "exact")
+    assert stats["kernels"]
 
 
 async def test_the_least_recently_used_makes_room() -> None:

@@ -39,7 +39,7 @@ def is_gpu(device: torch.device) -> bool:
 
 
 def mode() -> str:
-    """ "on": on GPUs; "interpret": everywhere, in the interpreter; "off": nowhere."""
+    """Where kernels run: on GPUs ("on"), everywhere, in the interpreter ("interpret"), or nowhere ("off")."""
     return _mode or select(os.environ.get("MOTET_TRITON", ""))
 
 

@@ -290,5 +290,5 @@ def samples() -> Iterator[Sample]:
     for dtype in (torch.bfloat16, torch.float32):
         logits_RV, ids_R = torch.zeros(2, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)
         choices = [Choice(0.7, 50, 0.9), Choice(1.0, min_p=0.1)]
-        label = f"2 × {vocab:,}, {dtype}".replace("torch.", "")
+        label = f"2 × {vocab:,}, {dtype}"
         yield Sample(label, partial(draw_filtered, logits_RV, [0, 1], choices, ids_R))

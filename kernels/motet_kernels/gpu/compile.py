@@ -62,17 +62,13 @@ class Compiled:
     def faults(self) -> list[str]:
         """What forbids to ship it."""
         found, target = self.resources, TARGETS[self.target]
-        strict = not target.spills
-        return [
-            *([f"spills {found.spills} registers"] if found.spills and strict else []),
-            *([f"has a stack of {found.stack} bytes"] if found.stack and strict else []),
-            *(
-                [f"takes {found.shared} bytes of shared memory of {target.shared}"]
-                if found.shared > target.shared
-                else []
-            ),
-            *(["uses no matrix unit, nor does what is launched with it"] if self.lacks_mma else []),
-        ]
+        possible = (
+            (found.spills and not target.spills, f"spills {found.spills} registers"),
+            (found.stack and not target.spills, f"has a stack of {found.stack} bytes"),
+            (found.shared > target.shared, f"takes {found.shared} bytes of shared memory of {target.shared}"),
+            (self.lacks_mma, "uses no matrix unit, nor does what is launched with it"),
+        )
+        return [fault for holds, fault in possible if holds]
 
     def __str__(self) -> str:
         return f"{self.kernel}, {self.sample.label}, {self.config}, {self.target}"

@@ -107,7 +107,7 @@ _SIZES = sizes(
     (ANY, 64, [(8, 2, 32)]),
 )
 # Of float32, whose products no matrix unit makes.
-_WIDE_SIZES = sizes(_packed_attention, (64, 16, [(4, 2, 32)]), (ANY, 16, [(8, 2, 16)]))
+_WIDE_SIZES = sizes(_packed_attention, (64, 16, [(4, 3, 32)]), (ANY, 16, [(8, 2, 16)]))
 
 
 def packed_attention(
@@ -160,4 +160,4 @@ def samples() -> Iterator[Sample]:
         query = torch.zeros(512, heads, dim, dtype=dtype)
         key = torch.zeros(512, kv_heads, dim, dtype=dtype)
         call = partial(packed_attention, query, key, key, Spans.of([200, 312]), scale=0.1, causal=causal, window=window)
-        yield Sample(f"{label}, {dtype}".replace("torch.", ""), call, mma=dtype != fp32)
+        yield Sample(f"{label}, {dtype}", call, mma=dtype != fp32)

@@ -243,6 +243,6 @@ def samples() -> Iterator[Sample]:
         weight_C = torch.zeros(channels, dtype=dtype)
         for order in (torch.contiguous_format, torch.channels_last):
             kind = "channels last" if order is torch.channels_last else "planes"
-            label = f"{channels} x {side}², {kind}, {dtype}".replace("torch.", "")
+            label = f"{channels} x {side}², {kind}, {dtype}"
             given = x_NCHW.to(memory_format=order)
             yield Sample(label, partial(group_norm, given, weight_C, weight_C, 32, 1e-5, True))

@@ -70,7 +70,7 @@ def samples() -> Iterator[Sample]:
     ):
         said = torch.empty(1, channels, 128, 128, dtype=dtype)
         sample = said.to(wider)
-        label = f"{channels} x 128², {dtype} of {wider}".replace("torch.", "")
+        label = f"{channels} x 128², {dtype} of {wider}"
         yield Sample(label, partial(guided_step, sample, said, said, 7.5, 1.0, -0.1))
         if wider == dtype:
             yield Sample(f"{label}, no step", partial(guided, said, said, 7.5))

@@ -99,6 +99,6 @@ def samples() -> Iterator[Sample]:
     ):
         rows_NKD = torch.zeros(2, heads, dim, dtype=dtype)
         cache_PKSD = torch.zeros(4, heads, 16, dim, dtype=cache)
-        label = f"{heads} heads of {dim}, {dtype} to {cache}".replace("torch.", "")
+        label = f"{heads} heads of {dim}, {dtype} to {cache}"
         value, values = (None, None) if dim == 576 else (rows_NKD, cache_PKSD)
         yield Sample(label, partial(store_kv, rows_NKD, value, cache_PKSD, values, slots_N))

@@ -37,11 +37,17 @@ class Config:
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of a launcher as services make it, on tensors of the CPU: what is to compile. `mma`: with matrix units."""
+    """A call of a launcher as services make it, on tensors of the CPU: what is to compile.
+
+    label: sizes and types, of torch's by their own names alone; mma: with matrix units.
+    """
 
     label: str
     call: Callable[[], object]
     mma: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "label", self.label.replace("torch.", ""))
 
 
 @dataclass(frozen=True)
@@ -68,16 +74,16 @@ class GpuKernel:
         self.function, self.configs, self.fits = function, configs, fits
         self.name: str = function.fn.__name__.strip("_")
 
-    def candidates(self, constants: Constants) -> list[Config]:
+    def candidates(self, constants: Constants) -> Iterator[Config]:
         """The configurations for such a call, the one that ships first."""
-        return [config for config in self.configs if self.fits({**constants, **config.constants})]
+        return (config for config in self.configs if self.fits({**constants, **config.constants}))
 
     def __call__(self, grid: Grid, *args: Any, **constants: Any) -> None:
         candidates = self.candidates(constants)
         if (compiler := _compiler.get()) is not None:
             compiler([Launch(self, config, args, {**constants, **config.constants}) for config in candidates])
             return
-        self.run(candidates[0], grid, *args, **constants)
+        self.run(next(candidates), grid, *args, **constants)
 
     def run(self, config: Config, grid: Grid, *args: Any, **constants: Any) -> None:
         """Launch with this configuration."""

@@ -297,7 +297,7 @@ def samples() -> Iterator[Sample]:
         (512, 24576, 4096, torch.float16),
     ):
         padded, whole = triton.cdiv(inputs, BLOCK) * BLOCK, features == 24576  # others are split, and then added up
-        label = f"{rows} x {inputs:,} to {features:,}, {dtype}".replace("torch.", "")
+        label = f"{rows} x {inputs:,} to {features:,}, {dtype}"
         x_MK, residual_MN = torch.zeros(rows, inputs, dtype=dtype), torch.zeros(rows, features, dtype=dtype)
         ends = torch.zeros(features) if dtype == torch.float16 else None, residual_MN
         q_MK, weight_NK = torch.zeros(rows, padded, dtype=torch.int8), torch.zeros(features, padded, dtype=torch.int8)

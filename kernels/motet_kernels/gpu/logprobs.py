@@ -103,5 +103,5 @@ def samples() -> Iterator[Sample]:
     vocab = 151_936
     for dtype in (torch.bfloat16, torch.float32):
         logits_RV, ids_R = torch.zeros(2, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)
-        label = f"2 × {vocab:,}, {dtype}".replace("torch.", "")
+        label = f"2 × {vocab:,}, {dtype}"
         yield Sample(label, partial(logprobs, logits_RV, [0, 1], ids_R, 5))

@@ -133,7 +133,7 @@ def samples() -> Iterator[Sample]:
         x_BSC = torch.zeros(2, 3, channels, dtype=dtype)
         shift, scale, gate, *_ = torch.zeros(2, 1, 6 * channels, dtype=dtype).chunk(6, dim=2)
         weight_C = torch.zeros(channels, dtype=dtype)
-        label = f"tokens of {channels:,}, {dtype}".replace("torch.", "")
+        label = f"tokens of {channels:,}, {dtype}"
         yield Sample(label, partial(modulated_norm, x_BSC, 1e-6, scale, shift, None, None))
         yield Sample(f"{label}, not modulated", partial(modulated_norm, x_BSC, 1e-6, None, None, weight_C, weight_C))
         yield Sample(label, partial(gated_add, x_BSC, gate, x_BSC))

@@ -190,7 +190,7 @@ def samples() -> Iterator[Sample]:
     sizes = [(width, torch.bfloat16) for width in (128, 2048, 4096, 8192, 16384, 32768)]
     for width, dtype in [*sizes, (4096, torch.float16), (4096, torch.float32)]:
         x_MC, weight_C = torch.zeros(2, width, dtype=dtype), torch.zeros(width)
-        label = f"rows of {width:,}, {dtype}".replace("torch.", "")
+        label = f"rows of {width:,}, {dtype}"
         yield Sample(label, partial(rms_norm, x_MC, weight_C, 1e-6, 0.0))
         yield Sample(f"sums, {label}", partial(add_rms_norm, x_MC, x_MC, weight_C, 1e-6, 0.0))
         yield Sample(label, partial(layer_norm, x_MC, weight_C, weight_C, 1e-6))

@@ -55,6 +55,6 @@ def quantize_rows(x_MK: Tensor, padded: int) -> tuple[Tensor, Tensor]:
 def samples() -> Iterator[Sample]:
     """Calls as they occur, for the compiler."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        label = f"rows of 4,096, {dtype}".replace("torch.", "")
+        label = f"rows of 4,096, {dtype}"
         yield Sample(label, partial(quantize_rows, torch.zeros(2, 4096, dtype=dtype), 4096))
     yield Sample("rows of 1,000, bfloat16", partial(quantize_rows, torch.zeros(2, 1000, dtype=torch.bfloat16), 1024))

@@ -214,7 +214,7 @@ def samples() -> Iterator[Sample]:
         x_NC = torch.zeros(2, (heads + 2 * keys) * dim, dtype=dtype)
         table, weight = torch.zeros(2, rotary), torch.zeros(dim)
         norm = HeadNorm(weight, weight, 1e-6) if normed else None
-        label = f"{name}, {dtype}".replace("torch.", "")
+        label = f"{name}, {dtype}"
         yield Sample(label, partial(rotate_heads, x_NC[:, : (heads + keys) * dim], heads, dim, table, table, norm))
         cache = torch.zeros(4, keys, 16, dim, dtype=dtype)
         stored = (x_NC, heads, table, table, norm, cache, cache, slots_N)

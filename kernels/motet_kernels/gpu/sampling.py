@@ -202,7 +202,7 @@ def samples() -> Iterator[Sample]:
     for dtype in (torch.bfloat16, torch.float32):
         logits_RV = torch.zeros(2, vocab, dtype=dtype)
         choices = [Choice(1.0), Choice(0.0)]
-        label = f"2 × {vocab:,}, {dtype}".replace("torch.", "")
+        label = f"2 × {vocab:,}, {dtype}"
         yield Sample(label, partial(draw, logits_RV, choices))
     column = np.zeros(3, np.float32)
     edits = Edits(np.zeros(3, np.int32), np.arange(3, dtype=np.int32), column, column + 1, column)

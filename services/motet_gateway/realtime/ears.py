@@ -47,6 +47,9 @@ class Listener(Protocol):
     def replying(self) -> bool:
         """Whether a reply is being made."""
 
+    def hear(self, pcm_bytes: int, rate: int) -> None:
+        """Sound comes. Raises if it is not to be heard."""
+
     async def interrupted(self) -> None:
         """Somebody speaks while a reply may be under way."""
 
@@ -103,6 +106,7 @@ class Ears:
         if len(self._sound) + len(pcm) > limit:
             message = f"the input buffer holds {len(self._sound)} bytes of PCM, at most {limit}; commit or clear it"
             raise PayloadTooLarge(message, param="audio")
+        self._listener.hear(len(pcm), self._sound.rate)
         await self._sound.hear(pcm)
         if detection is None:
             self._dictate()

@@ -43,7 +43,10 @@ async def realtime(service: Service, scope: Scope, receive: Receive, send: Send)
 
 async def _converse(service: Service, scope: Scope, receive: Receive, channel: Channel) -> None:
     try:
-        session = Session(service, channel, *_admit(service, scope))
+        caller = service.door.enter(scope)
+        caller.tenant.call()
+        session = Session(service, channel, caller, *_admit(service, scope))
+        caller.tenant.open_socket()
     except MotetError as error:
         problem = Problem.of(error)
         await channel.send(channel.error(problem))
@@ -55,11 +58,11 @@ async def _converse(service: Service, scope: Scope, receive: Receive, channel: C
         await session.run(receive)
     finally:
         service.sessions.discard(session)
+        caller.tenant.close_socket()
 
 
 def _admit(service: Service, scope: Scope) -> tuple[str, Kind]:
     """The model to talk to, and what for. Raises what the client must be told."""
-    service.keys.check(scope)
     query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     if unknown := sorted(query.keys() - {"model", "intent"}):
         raise UnsupportedParameter(f"unknown query parameter {unknown[0]!r}; remove it", param=unknown[0])

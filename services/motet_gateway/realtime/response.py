@@ -22,6 +22,8 @@ from ..asgi import ClientGone
 from ..metrics import Track
 from ..problems import Problem
 from ..service import Service
+from ..tenants import Tenant, Ticket
+from ..usage import ReplyMeter, SpeechMeter, prompt_tokens
 from ..wire import fresh_seed
 from .channel import Channel
 from .conversation import without_oldest
@@ -58,6 +60,8 @@ class Response:
         head: dict[str, Any],
         epoch: Epoch,
         voice: str,
+        ticket: Ticket,
+        tenant: Tenant,
     ):
         self._service = service
         self._channel = channel
@@ -67,6 +71,7 @@ class Response:
         self._head = head  # id, conversation_id, metadata
         self._epoch = epoch
         self._voice = voice  # the model that speaks
+        self._ticket, self._tenant = ticket, tenant
         self._outcome, self._speech = Outcome(), speak.Outcome()
         self._sounding_since: float | None = None  # time.monotonic() of the first sound
         self._cancelling = False
@@ -113,10 +118,11 @@ class Response:
             details = {"type": problem.type, "code": problem.code, "message": problem.message}
             ending = Ending("failed", {"type": "failed", "error": details})
         self._running, self._cancelling = False, True
+        self._ticket.settle()
         events: list[bytes] = []
         self._outputs.finish(ending.item_status, events)
         events.append(self._channel.event("response.done", response=self._shape(ending)))
-        events.append(self._channel.event("rate_limits.updated", rate_limits=self._service.limits.as_rate_limits()))
+        events.append(self._channel.event("rate_limits.updated", rate_limits=self._tenant.as_rate_limits()))
         await self._channel.send(*events)
 
     async def _generate(self) -> Ending:
@@ -133,11 +139,9 @@ class Response:
                 messages = shorter
 
     async def _stream(self, request: Chat) -> Ending:
-        track = self._service.metrics.begin(request.model)
-        try:
+        meter = ReplyMeter(self._ticket, prompt_tokens(request))
+        with self._service.metrics.begin(request.model, self._outcome, meter) as track:
             await (self._speak(request, track) if self._settings.speaks else self._write(request, track))
-        finally:
-            track.done(self._outcome)
         status = self._outcome.end.status if self._outcome.end is not None else "stop"
         return _ended("incomplete", "max_output_tokens") if status == "length" else Ending("completed")
 
@@ -145,7 +149,7 @@ class Response:
         batches = chat(self._service.bus, request, self._outcome, **self._options())
         async with aclosing(batches):
             async for batch in batches:
-                track.got(len(batch))
+                track.got(batch)
                 events: list[bytes] = []
                 for item in batch:
                     if item.text:
@@ -160,15 +164,17 @@ class Response:
         audio = self._settings.audio
         say = Speak(model=self._voice, text="", voice=audio.voice or "", speed=audio.speed, seed=fresh_seed())
         calls: list[ToolCallDelta] = []
+        spoken = SpeechMeter(self._ticket.audio)
         batches = reply(self._service.bus, request, say, self._outcome, self._speech, **self._options())
         async with aclosing(batches):
             async for batch in batches:
                 events: list[bytes] = []
                 if isinstance(batch[0], Audio):
+                    spoken.got(sum(len(item.data) for item in batch))
                     self._outputs.sound(batch, events)
                     self._sounding_since = self._sounding_since or time.monotonic()
                 else:
-                    track.got(len(batch))
+                    track.got(batch)
                     for item in batch:
                         if item.text:
                             self._outputs.write(item.text, events)
@@ -186,7 +192,7 @@ class Response:
         return {"deadline": config.request_timeout, "patience": config.patience, "epoch": self._epoch}
 
     def _request(self, messages: list[dict[str, Any]]) -> Chat:
-        settings = self._settings
+        settings, rights = self._settings, self._tenant.rights
         limit = None if settings.max_output_tokens == "inf" else settings.max_output_tokens
         tools = settings.wire_tools()
         sampling = Sampling(temperature=settings.temperature, seed=fresh_seed())
@@ -198,6 +204,9 @@ class Response:
             tool_choice="auto" if tools and settings.tool_choice == "auto" else "none",
             max_tokens=limit,
             request_id=self.id,
+            priority=rights.priority(None),
+            tenant=rights.share(""),
+            max_context=rights.max_context,
         )
 
     def _shape(self, ending: Ending) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from motet_shared.errors import BadRequest
 
 from ..asgi import ClientGone
 from ..problems import Problem
+from ..tenants import SECOND, Ticket
+from ..usage import REPLY_TOKENS, messages_tokens
 from . import events
 from .audio_settings import check_voice
 from .conversation import Stored, chat_messages, new_id, stored
@@ -80,6 +82,7 @@ class Responses:
         if not chat_messages(settings.instructions, context):
             raise BadRequest("there is nothing to respond to; create an item or give instructions", param="response")
         session.service.admit(settings.model)
+        session.caller.tenant.call()
         self._start(settings, context, patch, in_band)
 
     def cancel(self, response_id: str | None) -> None:
@@ -103,15 +106,33 @@ class Responses:
             await session.transcripts.wait(context)
             return chat_messages(settings.instructions, context)
 
-        slot = session.service.limits.take()
+        ticket = self._take(settings, context)
         voice = session.speech.voice
         epoch = self._next_epoch() if in_band else NO_EPOCH
-        response = Response(session.service, session.channel, outputs, settings, messages, head, epoch, voice)
+        response = Response(
+            session.service,
+            session.channel,
+            outputs,
+            settings,
+            messages,
+            head,
+            epoch,
+            voice,
+            ticket,
+            session.caller.tenant,
+        )
         self._running[response.id] = response
         if in_band:
             self._writer, self._owed = response, False
         response.task = asyncio.create_task(self._run(response))
-        response.task.add_done_callback(lambda _: slot.release())
+        response.task.add_done_callback(lambda _: ticket.release())
+
+    def _take(self, settings: Settings, context: list[Stored]) -> Ticket:
+        """Room for one reply. RateLimited, Overloaded or Draining if there is none."""
+        tenant, limit = self._session.caller.tenant, settings.max_output_tokens
+        said = chat_messages(settings.instructions, context)
+        tokens = messages_tokens(said) + (REPLY_TOKENS if limit == "inf" else limit)
+        return tenant.take(tokens=tokens, audio=SECOND if settings.speaks else 0)
 
     def _next_epoch(self) -> Epoch:
         """Of a reply that writes the conversation: what still runs for the one before it is out of date."""
@@ -142,6 +163,7 @@ class Responses:
                 events.check_item(item, f"response.input[{index}]", session.speech)
                 context.append(given := stored(item, new_id("item"), new_id("call")))
                 for part, pcm in events.sounds(item, heard_as).items():
+                    session.hear(len(pcm), input_rate(heard_as))
                     session.transcripts.begin(given, part, Heard(pcm, input_rate(heard_as), None))
         return context
 

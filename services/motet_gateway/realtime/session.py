@@ -13,8 +13,10 @@ from typing import Any
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
 from ..asgi import ClientGone, Receive
+from ..auth import Caller
 from ..problems import Problem
 from ..service import Service
+from ..usage import sound_length
 from . import events
 from .audio_settings import Speech, check_voice
 from .channel import Channel
@@ -30,8 +32,9 @@ from .transcripts import Heard, Transcripts
 class Session:
     """State of one connection."""
 
-    def __init__(self, service: Service, channel: Channel, model: str, kind: Kind = "realtime"):
+    def __init__(self, service: Service, channel: Channel, caller: Caller, model: str, kind: Kind = "realtime"):
         self.service = service
+        self.caller = caller
         self.channel = channel
         self.settings = Settings.default(model, self.speech, kind)
         self.conversation = Conversation(service.config.max_message)
@@ -72,6 +75,12 @@ class Session:
         with contextlib.suppress(ClientGone):
             await self.channel.close(1012, "the server restarts")
 
+    async def expel(self, why: str) -> None:
+        """Close with 3000, whatever is under way."""
+        with contextlib.suppress(ClientGone):
+            await self.channel.close(3000, why)
+        await self._abandon()
+
     async def _abandon(self) -> None:
         await self.ears.close()
         await self.transcripts.close()
@@ -107,10 +116,11 @@ class Session:
         events.check_item(event.item, "item", self.speech)
         check_output(event.item, self.conversation)
         item = stored(event.item, new_id("item"), new_id("call"))
-        sounds = events.sounds(event.item, self.settings.audio.input_format)
+        audio = self.settings.audio
+        sounds = events.sounds(event.item, audio.input_format)
+        self.hear(sum(map(len, sounds.values())), input_rate(audio.input_format))
         before = self.conversation.insert(item, event.previous_item_id)
         for index, pcm in sounds.items():
-            audio = self.settings.audio
             self.transcripts.begin(item, index, Heard(pcm, input_rate(audio.input_format), audio.transcription))
         await self.channel.send(
             self.channel.event("conversation.item.added", previous_item_id=before, item=item),
@@ -148,6 +158,12 @@ class Session:
     @property
     def speech(self) -> Speech:
         return Speech.here(self.service.bus.directory)
+
+    def hear(self, pcm_bytes: int, rate: int) -> None:
+        """Charge sound that a client sends. RateLimited if it has sent too much."""
+        if pcm_bytes:
+            tenant = self.caller.tenant
+            tenant.spend(tenant.audio, sound_length(pcm_bytes, rate))
 
     async def _append_audio(self, event: events.AudioAppend) -> None:
         self.speech.need("type", ears=True)

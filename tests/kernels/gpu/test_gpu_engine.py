@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import families
-from motet_kernels import gpu
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
 from motet_shared.messages import Sampling
+from triton_modes import without_triton
 
 PROMPTS = {"long": [(7 * i + 3) % 50 for i in range(13)], "short": [5, 6, 7]}
 
@@ -45,12 +45,8 @@ def answers(engine: Engine) -> tuple[dict[str, list[int]], torch.Tensor]:
 
 
 def on_cpu(folder: Path, **settings: Any) -> tuple[dict[str, list[int]], torch.Tensor]:
-    mode = gpu.mode()
-    gpu.select("off")
-    try:
+    with without_triton():
         return answers(engine_of(folder, "cpu", **settings))
-    finally:
-        gpu.select(mode)
 
 
 @pytest.mark.parametrize(
@@ -89,8 +85,6 @@ def test_sixteen_bits_give_nearly_what_the_twins_give(
     assert engine.runner.kv.dtype == getattr(torch, dtype)
     _, logprobs = answers(engine)
     twins = engine_of(folder, str(device), **settings)
-    mode = gpu.mode()
-    gpu.select("off")
-    _, due = answers(twins)
-    gpu.select(mode)
+    with without_triton():
+        _, due = answers(twins)
     torch.testing.assert_close(logprobs[:1], due[:1], rtol=0.05, atol=0.1)

@@ -79,7 +79,7 @@ def test_a_row_s_bits_do_not_depend_on_its_company(device: torch.device) -> None
 def test_every_configuration_gives_the_same_to_rounding(device: torch.device) -> None:
     x, weight = randn(3, 2500).to(device), randn(2500).to(device)
     expected = rms_norm_torch(x.double(), weight.double(), 1e-6, 0.0)
-    for config in kernels._RMS.candidates({"BLOCK": 4096})[1:]:
+    for config in list(kernels._RMS.candidates({"BLOCK": 4096}))[1:]:
         out = torch.full_like(x, torch.nan)
         tensors, strides = (x, x, weight, out, out), (x.stride(0), x.stride(0))
         constants = {"ADDS": False, "BLOCK": 4096}

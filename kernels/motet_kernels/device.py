@@ -1,4 +1,7 @@
-"""Where the engine computes, and how numbers get there and back without waiting for what a GPU still has to do."""
+"""Where a service computes and in which types, and how numbers get there and back without waiting for a GPU's work.
+
+What is refused is a setting: `refusal` is the class of the error, each service's own.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,51 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from motet_kernels import gpu, native
-from motet_kernels.spans import upload
-from motet_shared.errors import ConfigError
+from . import gpu, native
+from .errors import KernelError
+from .spans import upload
 
+NARROW = (torch.bfloat16, torch.float16)
 _ALIGNED = 2  # numbers of 64 bits that make the 16 bytes at which Triton likes a tensor to begin
 
 
-def find_device(wanted: str) -> torch.device:
-    """ "cpu", "cuda" (the first GPU) or "cuda:1". Raises ConfigError for what is no such word or is not there."""
+def find_device(wanted: str, refusal: type[Exception] = KernelError) -> torch.device:
+    """ "cpu", "cuda" (the first GPU) or "cuda:1". Raises `refusal` for what is no such word or is not there."""
     kind, _, number = wanted.partition(":")
     if wanted == "cpu":
         return torch.device("cpu")
     if kind != "cuda" or (number and not number.isdecimal()) or wanted.endswith(":"):
-        raise ConfigError(f"device={wanted!r}: give cpu, cuda or, of several GPUs, cuda:1")
+        raise refusal(f"device={wanted!r}: give cpu, cuda or, of several GPUs, cuda:1")
     count, index = torch.cuda.device_count(), int(number or 0)
     if index >= count:
         built = "" if torch.backends.cuda.is_built() else " (and this torch is built without CUDA: install one with it)"
-        raise ConfigError(f"device={wanted!r}: torch sees {count} GPUs{built}; give cpu, or make the GPU visible")
+        raise refusal(f"device={wanted!r}: torch sees {count} GPUs{built}; give cpu, or make the GPU visible")
     return torch.device("cuda", index)
+
+
+def find_dtype(
+    wanted: str, own: torch.dtype | None, device: torch.device, refusal: type[Exception] = KernelError
+) -> torch.dtype:
+    """The type of activations: the wanted one; "auto" is float32, on a GPU the checkpoint's `own` of 16 bits.
+
+    Raises `refusal` for float16 where that is slow.
+    """
+    check_float16("dtype", wanted, device, refusal)
+    if wanted != "auto":
+        found: torch.dtype = getattr(torch, wanted)
+        return found
+    return own if gpu.is_gpu(device) and own in NARROW else torch.float32
+
+
+def check_float16(field: str, wanted: str, device: torch.device, refusal: type[Exception] = KernelError) -> None:
+    """Raises `refusal` for a setting of float16 on a CPU."""
+    if wanted == "float16" and not gpu.is_gpu(device):
+        raise refusal(f"{field}='float16': CPUs compute it slowly; give bfloat16 or float32, or device=cuda")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "bfloat16" of torch.bfloat16: also the name of the format of matrices."""
+    return str(dtype).removeprefix("torch.")
 
 
 def describe(device: torch.device) -> dict[str, str]:

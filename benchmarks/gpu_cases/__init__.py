@@ -1,0 +1,36 @@
+"""What `gpu_kernels.py` measures: each public kernel at the sizes of large models, beside what torch has for the same.
+
+Peers are the twin compiled by torch ("compiled") where it can be, and the library's own operator where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from . import attention, matrices, pictures, rows, sampling, sound
+from .case import QUICK as QUICK
+from .case import Case as Case
+from .case import Sizes as Sizes
+
+# By the module of `motet_kernels.gpu` that is measured.
+NOUNS: dict[str, Callable[[Sizes, torch.device], Iterator[Case]]] = {
+    "norm": rows.norms,
+    "gates": rows.activations,
+    "rotary": rows.rotations,
+    "modulate": pictures.modulations,
+    "group_norm": pictures.norms,
+    "guidance": pictures.guided,
+    "kv": attention.stores,
+    "blocks": attention.moves,
+    "paged_attention": attention.paged,
+    "full_attention": attention.full,
+    "quantization": matrices.roundings,
+    "linear": matrices.products,
+    "sampling": sampling.draws,
+    "candidates": sampling.filtered_draws,
+    "logprobs": sampling.logprobs,
+    "log_mel": sound.spectra,
+    "codec_conv": sound.convolutions,
+}

@@ -1,0 +1,40 @@
+"""Drawing tokens from logits, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from motet_kernels import sampling
+from motet_kernels.sampling import Choice
+
+from .case import Case, Run, Sizes, nbytes_of, random
+
+LIKELY = 20  # tokens whose log-probabilities are asked for
+
+
+def draws(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    yield _drawn(sizes, device, "greedy", Choice(0.0))
+    yield _drawn(sizes, device, "all tokens", Choice(1.0))
+
+
+def filtered_draws(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    yield _drawn(sizes, device, "top-k 50, top-p 0.9", Choice(1.0, top_k=50, top_p=0.9))
+    yield _drawn(sizes, device, "top-p 0.9", Choice(1.0, top_p=0.9))
+
+
+def _drawn(sizes: Sizes, device: torch.device, name: str, choice: Choice) -> Case:
+    logits_RV = random(device, sizes.draws, sizes.vocab)
+    choices = [choice._replace(seed=row) for row in range(sizes.draws)]
+    peers: dict[str, Run] = {"twin": partial(sampling.draw_torch, logits_RV, choices)}
+    return Case(f"draw, {name}", partial(sampling.draw, logits_RV, choices), peers, nbytes_of(logits_RV))
+
+
+def logprobs(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    logits_RV, rows = random(device, sizes.draws, sizes.vocab), range(sizes.draws)
+    ids_R = logits_RV.argmax(-1)
+    args = (logits_RV, rows, ids_R, LIKELY)
+    peers: dict[str, Run] = {"twin": partial(sampling.logprobs_torch, *args)}
+    yield Case(f"{LIKELY} likely tokens", partial(sampling.logprobs, *args), peers, nbytes_of(logits_RV))

@@ -1,0 +1,180 @@
+"""Time to first token of conversations, by how their decode worker is chosen: fake engines, real everything else.
+
+`python benchmarks/routing.py --help`. The tables go to standard output, the numbers to `results/routing.json`.
+
+Each engine prefills at a fixed speed and holds a prefix cache of bounded size, so two cores are enough for four.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+
+from bench_stack import HERE, Stack, environment
+from conversations import Conversation, conversations
+from document import conditions, load_line, write
+from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
+from measures import Target, quantile, table, targets_table
+from motet_shared.bus import Bus
+from motet_shared.discovery import Directory
+from motet_shared.messages import Complete, Sampling, Text
+from motet_shared.testing import NatsServer
+
+RESULTS = HERE / "results" / "routing.json"
+POLICIES = ("random", "load", "prefix")
+STEPS = 50.0  # of an engine per second
+LEAST = 1.6  # times that random takes longer, at the median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """prefill: tokens per second of each worker. blocks: of its cache. rate: new conversations per second."""
+
+    workers: int = 4
+    prefill: float = 4000.0
+    blocks: int = 4096
+    rate: float = 1.6
+    seconds: float = 60.0
+    rounds: int = 3
+    policies: tuple[str, ...] = POLICIES
+
+
+QUICK = Plan(workers=2, prefill=20_000.0, rate=4.0, seconds=2.0, rounds=1)
+
+
+@dataclass
+class Run:
+    """One trace under one policy: seconds to the first token of each turn, tokens of prompts, and those cached."""
+
+    policy: str
+    round: int
+    ttft: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    failed: int = 0
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+async def run_all(plan: Plan) -> list[Run]:
+    """Every policy in every round, in turn; the rounds differ in their trace."""
+    runs = []
+    for number in range(plan.rounds):
+        trace = conversations(number, seconds=plan.seconds, rate=plan.rate, vocab=FIRST_ID + WORDS, first_id=FIRST_ID)
+        for policy in plan.policies:
+            print(f"  round {number + 1}, {policy} ...", flush=True)
+            runs.append(await _run(plan, policy, number, trace))
+    return runs
+
+
+async def _run(plan: Plan, policy: str, number: int, trace: list[Conversation]) -> Run:
+    run = Run(policy, number)
+    async with _stack(plan, policy) as bus:
+        start = monotonic()
+        async with asyncio.TaskGroup() as group:
+            for conversation in trace:
+                group.create_task(_converse(bus, conversation, start, run))
+    return run
+
+
+async def _converse(bus: Bus, conversation: Conversation, start: float, run: Run) -> None:
+    await asyncio.sleep(start + conversation.start - monotonic())
+    said: list[int] = []
+    for turn in conversation.turns:
+        await asyncio.sleep(turn.pause)
+        said += turn.tokens
+        asked, first = monotonic(), 0.0
+        request = Complete(
+            model=MODEL, prompt=list(said), max_tokens=turn.output, sampling=Sampling(ignore_eos=True), stop=[]
+        )
+        async with bus.open("tokenizer", request, deadline=120.0) as stream:
+            async for body in stream:
+                if isinstance(body, Text):
+                    first = first or monotonic()
+                    said += body.ids
+        if stream.end is None or stream.end.usage is None or not first:
+            run.failed += 1
+            return
+        run.ttft.append(first - asked)
+        run.prompt_tokens += stream.end.usage.prompt_tokens
+        run.cached_tokens += stream.end.usage.cached_tokens
+
+
+@contextlib.asynccontextmanager
+async def _stack(plan: Plan, policy: str) -> AsyncIterator[Bus]:
+    """NATS, a tokenizer, the workers; and a bus to ask them."""
+    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
+        async with NatsServer() as nats:
+            stack = Stack(Path(name), 0)
+            bus = await nats.bus("gateway")
+            try:
+                checkpoint = save_checkpoint(stack.folder / MODEL)
+                env = environment(MOTET_NATS_URL=nats.url, MOTET_NATS_PASSWORD=nats.password, MOTET_LOG_LEVEL="warning")
+                engine = ["--rate", str(STEPS), "--prefill", str(plan.prefill), "--blocks", str(plan.blocks)]
+                services = {f"decode-{i}": ["fake_engine", *engine] for i in range(plan.workers)}
+                services["tokenizer-0"] = ["motet_tokenizer", "--model", str(checkpoint), "--routing", policy]
+                for instance, (module, *args) in services.items():
+                    argv = [sys.executable, "-m", module, "--instance", instance, "--stop-with-parent", *args]
+                    await stack.spawn(instance, argv, env)
+                await bus.directory.wait_for(lambda directory: _ready(directory, plan.workers), 60.0)
+                await asyncio.sleep(1.0)  # for the tokenizer to hear of all workers
+                yield bus
+            finally:
+                await bus.close()
+                await stack.stop()
+
+
+def _ready(directory: Directory, workers: int) -> bool:
+    return len(directory.ready("decode")) == workers and bool(directory.ready("tokenizer"))
+
+
+# -------------------------------------------------------------------------------------------------------------- telling
+def report(runs: Sequence[Run], plan: Plan) -> str:
+    rows = []
+    for policy in plan.policies:
+        mine = [run for run in runs if run.policy == policy]
+        times = [seconds for run in mine for seconds in run.ttft]
+        cached = sum(run.cached_tokens for run in mine) / max(1, sum(run.prompt_tokens for run in mine))
+        failed = sum(run.failed for run in mine)
+        cells = [f"{quantile(times, share) * 1e3:,.0f}" for share in (0.5, 0.95)]
+        rows.append([policy, f"{len(times):,}", f"{failed}", f"{cached:.0%}", *cells])
+    header = ["routing", "turns", "failed", "of their tokens cached", "TTFT p50, ms", "p95, ms"]
+    return "\n\n".join([table(header, rows), targets_table(targets(runs))])
+
+
+def targets(runs: Sequence[Run]) -> list[Target]:
+    """Random routing's median over that of ours, by round; the middle one counts."""
+    ratios = []
+    for number in {run.round for run in runs}:
+        found = {run.policy: quantile(run.ttft, 0.5) for run in runs if run.round == number and run.ttft}
+        if {"random", "prefix"} <= found.keys():
+            ratios.append(found["random"] / found["prefix"])
+    return [Target("TTFT p50, random / prefix", quantile(ratios, 0.5), LEAST, "times", most=False)] if ratios else []
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two workers and a short trace, to see that it works")
+    parser.add_argument("--policies", nargs="+", choices=POLICIES, help="which (all)")
+    parser.add_argument("--rounds", type=int, help="traces, each under every policy (3)")
+    parser.add_argument("--seconds", type=float, help="in which conversations begin (60)")
+    parser.add_argument("--rate", type=float, help="new conversations per second (1.6)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    args = parser.parse_args(argv)
+    given = {name: value for name in ("rounds", "seconds", "rate") if (value := getattr(args, name)) is not None}
+    if args.policies:
+        given["policies"] = tuple(args.policies)
+    plan, before = replace(QUICK if args.quick else Plan(), **given), conditions()
+    runs = asyncio.run(run_all(plan))
+    print(f"{load_line(before)}\n\n{report(runs, plan)}", flush=True)
+    write(args.output, before, plan, {"runs": runs}, targets(runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Which decode instance holds which blocks of prompts, from what they tell of their prefix caches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from motet_shared import subjects
+from motet_shared.bus import Bus
+from motet_shared.errors import MotetError
+from motet_shared.messages import PROTOCOL, Cached, CacheNews, Held, decode_cache_news
+from motet_shared.transport import Message
+
+log = logging.getLogger(__name__)
+
+ROLE = "decode"
+PATIENCE = 10.0  # seconds for an answer
+AGAIN = 1.0  # seconds until it is asked for once more
+BEHIND = 3  # ticks for which a heartbeat may know of news that are not here yet
+
+
+@dataclass(slots=True, eq=False)
+class _Cache:
+    """What is known of an instance: its blocks as of the news before `number`."""
+
+    number: int = 0
+    blocks: set[int] = field(default_factory=set)
+    task: asyncio.Task[None] | None = None  # asks for everything
+    later: list[CacheNews] = field(default_factory=list)  # than what is asked for, perhaps
+    behind: int = 0
+    wait: float = 0.0
+
+    def take(self, news: CacheNews) -> bool:
+        """Make the changes. False if some are missing before them."""
+        if news.number > self.number:
+            return False
+        if news.number == self.number:
+            self.blocks.update(news.stored)
+            self.blocks.difference_update(news.dropped)
+            self.number += 1
+        return True
+
+
+class PrefixIndex:
+    """`held` is for routers; the rest keeps it true. A cache that is being asked for counts as empty."""
+
+    def __init__(self, bus: Bus):
+        self._bus = bus
+        self._caches: dict[str, _Cache] = {}
+        self.counts: Counter[str] = Counter()
+        bus.directory.on_gone.append(self._forget)
+        bus.monitor.duties.append(self._tick)
+
+    async def start(self) -> None:
+        await self._bus.control.subscribe(subjects.CACHE_NEWS, self.on_news)
+
+    async def close(self) -> None:
+        tasks = [cache.task for cache in self._caches.values() if cache.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def held(self, instance: str, chain: Sequence[int]) -> int:
+        """How many blocks of a prompt, from its first one on, this instance holds."""
+        cache = self._caches.get(instance)
+        if cache is None or cache.task is not None:
+            return 0
+        return next((count for count, block in enumerate(chain) if block not in cache.blocks), len(chain))
+
+    def __len__(self) -> int:
+        return sum(len(cache.blocks) for cache in self._caches.values())
+
+    # ------------------------------------------------------------------------------------------------------- learning
+    def on_news(self, message: Message) -> None:
+        try:
+            news = decode_cache_news(message.data)
+            genuine = message.subject == subjects.cache_news(news.instance) and news.v == PROTOCOL
+        except ValueError:
+            self.counts["malformed_cache_news"] += 1
+            return
+        if not genuine:  # permissions bind the subject to a role: the content must agree with it
+            self.counts["forged_cache_news"] += 1
+            return
+        cache = self._caches.setdefault(news.instance, _Cache())
+        if cache.task is not None:
+            cache.later.append(news)
+        elif not cache.take(news):
+            self._ask(news.instance, cache, news)
+
+    async def _tick(self, elapsed: float) -> None:
+        """Heartbeats tell of news that never came: the last one before a silence, or all those before we came."""
+        for beat in self._bus.directory.ready(ROLE):
+            number = int(beat.load.get("cache_news", 0))
+            cache = self._caches.get(beat.instance)
+            if cache is None:
+                cache = self._caches[beat.instance] = _Cache()
+            cache.wait = max(0.0, cache.wait - elapsed)
+            cache.behind = cache.behind + 1 if number > cache.number else 0
+            if cache.behind >= BEHIND and cache.task is None and not cache.wait:
+                self._ask(beat.instance, cache)
+
+    def _ask(self, instance: str, cache: _Cache, *later: CacheNews) -> None:
+        self.counts["cache_dumps"] += 1
+        cache.later = list(later)
+        cache.task = asyncio.get_running_loop().create_task(self._read(instance, cache), name=f"cache of {instance}")
+
+    async def _read(self, instance: str, cache: _Cache) -> None:
+        """Everything that the instance holds, and the news since then."""
+        blocks: set[int] = set()
+        number = 0
+        try:
+            async with self._bus.open(ROLE, Cached(), instance=instance, deadline=PATIENCE) as stream:
+                async for body in stream:
+                    if isinstance(body, Held):
+                        number = body.number
+                        blocks.update(body.blocks)
+        except MotetError as error:
+            log.info("no list of what %s holds: %s", instance, error.message)
+        else:
+            cache.number, cache.blocks = number, blocks
+        cache.task, cache.behind, cache.wait = None, 0, AGAIN
+        for news in cache.later:
+            cache.take(news)  # what is missing still, the next heartbeat tells
+        cache.later = []
+
+    def _forget(self, instance: str) -> None:
+        cache = self._caches.pop(instance, None)
+        if cache is not None and cache.task is not None:
+            cache.task.cancel()
