@@ -8,7 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from motet_kernels.device import Download
 
 State = Any  # a codec's own; nobody else looks inside
 
@@ -30,9 +33,17 @@ class Codec(ABC):
     def decode(self, states: list[State], frames_BN: Tensor) -> list[Tensor]:
         """The samples, float32 `[N * frame_samples]` per sequence, of the next N frames of each; N ≥ 1.
 
+        They are where it computes.
         A decoder that needs a look ahead gives back fewer samples here and the others in `finish`.
         """
 
     def finish(self, state: State) -> Tensor | None:
         """The samples that are still due after the last frame, if any."""
         return None
+
+
+def on_host(chunks: list[Tensor]) -> list[Tensor]:
+    """Samples on the CPU, all in one copy."""
+    if not any(chunk.is_cuda for chunk in chunks):
+        return chunks
+    return list(Download(torch.cat(chunks)).wait().split([len(chunk) for chunk in chunks]))

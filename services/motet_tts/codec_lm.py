@@ -19,7 +19,7 @@ from torch import Tensor
 
 from motet_shared.errors import BadRequest
 
-from .codec import Codec, State
+from .codec import Codec, State, on_host
 from .kv_slots import KvSlots, Part
 from .noise import Noise
 from .utterance import Key, Piece, Utterance
@@ -52,6 +52,8 @@ class CodecLm(ABC):
     """A family of codec language models: one checkpoint of it."""
 
     codec: Codec
+    device: torch.device
+    dtype: torch.dtype
     voices: tuple[str, ...]
     rates: tuple[float, float] = (1.0, 1.0)  # the speeds at which it can speak by itself
 
@@ -72,7 +74,7 @@ class CodecLm(ABC):
         """What the next position gets of a frame: `[B, 1, E]`."""
 
     def shape(self, sentence: Sentence, samples: Tensor) -> Tensor:
-        """Samples as the family's processor leaves them: a fade-in, say. `sentence.decoded` is what came before."""
+        """Samples, on the CPU, as the family's processor leaves them: faded in, say. `sentence.decoded` came before."""
         return samples
 
     def starts(self, sentence: Sentence) -> tuple[int, ...] | None:
@@ -104,9 +106,9 @@ class CodecBatch:
     def __init__(self, family: CodecLm, *, first_chunk: float = 0.06, chunk: float = 0.32):
         self.family = family
         self.sample_rate = family.codec.sample_rate
-        self.voices = family.voices
-        self.rates = family.rates
-        self._slots = KvSlots()
+        self.voices, self.rates = family.voices, family.rates
+        self.device, self.dtype = family.device, family.dtype
+        self._slots = KvSlots(family.device)
         self._rows: list[Sentence] = []  # in the order of their slots
         self._new: list[Sentence] = []
         self._silent: list[Sentence] = []  # that turned out to have no frames
@@ -184,25 +186,24 @@ class CodecBatch:
             wanted = min(self._chunk, max(self._first, sentence.decoded))
             if sentence.done or len(sentence.waiting) >= wanted:
                 due.setdefault(len(sentence.waiting), []).append(sentence)
-        return [piece for count, sentences in due.items() for piece in self._decode_chunks(count, sentences)]
+        rows = [sentence for sentences in due.values() for sentence in sentences]
+        chunks = on_host([chunk for count, sentences in due.items() for chunk in self._chunks(count, sentences)])
+        return [self._piece(sentence, chunk) for sentence, chunk in zip(rows, chunks, strict=True)]
 
-    def _decode_chunks(self, count: int, sentences: list[Sentence]) -> list[Piece]:
-        codec = self.family.codec
-        if count:
-            frames_BN = torch.stack([torch.stack(sentence.waiting) for sentence in sentences])
-            chunks = codec.decode([sentence.codec for sentence in sentences], frames_BN)
-        else:
-            chunks = [torch.zeros(0) for _ in sentences]
-        pieces = []
-        for sentence, chunk in zip(sentences, chunks, strict=True):
-            samples = self.family.shape(sentence, chunk)
-            sentence.waiting = []
-            sentence.decoded += count
-            if sentence.done and (tail := codec.finish(sentence.codec)) is not None:
-                samples = torch.cat([samples, tail])
-            starts = self.family.starts(sentence)
-            pieces.append(Piece(sentence.key, samples, starts, sentence.done, sentence.tokens, sentence.frames))
-        return pieces
+    def _chunks(self, count: int, sentences: list[Sentence]) -> list[Tensor]:
+        if not count:
+            return [torch.zeros(0, device=self.family.device) for _ in sentences]
+        frames_BN = torch.stack([torch.stack(sentence.waiting) for sentence in sentences])
+        return self.family.codec.decode([sentence.codec for sentence in sentences], frames_BN)
+
+    def _piece(self, sentence: Sentence, chunk: Tensor) -> Piece:
+        samples = self.family.shape(sentence, chunk)
+        sentence.decoded += len(sentence.waiting)
+        sentence.waiting = []
+        if sentence.done and (tail := self.family.codec.finish(sentence.codec)) is not None:
+            samples = torch.cat([samples, *on_host([tail])])
+        starts = self.family.starts(sentence)
+        return Piece(sentence.key, samples, starts, sentence.done, sentence.tokens, sentence.frames)
 
     def _leave(self, slot: int) -> None:
         self._slots.leave(slot)

@@ -8,7 +8,7 @@ from pathlib import Path
 from motet_shared.config import ProcessConfig, setting
 from motet_shared.errors import ConfigError
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,9 @@ class EngineConfig:
     """Settings of one `Engine`.
 
     model: folder of a checkpoint (config.json and safetensors). name: what clients call it; empty: the folder's name.
-    dtype: of weights and activations. threads: cores that compute; 0: one for a small model, else torch's own choice.
+    device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
+    dtype: of weights and activations; "auto" is float32, on a GPU the checkpoint's. "float16" is for GPUs.
+    threads: cores that compute; 0: one for a small model, else torch's own choice.
     greedy: always the likeliest code, no noise, whatever the checkpoint's generation settings say.
     first_chunk, chunk: seconds of speech that a codec decodes at a time, at the beginning of a sentence and later on.
         A vocoder that must look ahead takes more.
@@ -25,7 +27,8 @@ class EngineConfig:
 
     model: str
     name: str = ""
-    dtype: str = "float32"
+    device: str = "cpu"
+    dtype: str = "auto"
     threads: int = 0
     greedy: bool = False
     first_chunk: float = 0.06
@@ -50,7 +53,8 @@ class TtsConfig(ProcessConfig):
 
     model: str = setting("folder of the checkpoint to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    dtype: str = setting("of weights and activations: float32 or bfloat16", default="float32")
+    device: str = setting("where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
+    dtype: str = setting("of weights and activations: auto, float32, bfloat16 or float16", default="auto")
     threads: int = setting("cores that compute; 0: one for a small model, else torch's choice", default=0, min=0)
     greedy: bool = setting("always the likeliest code, without noise", default=False)
     first_chunk: float = setting("seconds of speech in the first chunk of a sentence", default=0.06, min=0.001)

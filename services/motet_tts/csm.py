@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, CsmForConditionalGeneration
 
+from motet_kernels.spans import upload
+
 from .codec_lm import CodecLm, Sentence, room_for
 from .kv_slots import Part
 from .mimi import MimiDecoder
@@ -27,8 +29,9 @@ _SECONDS = (3.0, 0.25)  # a sentence may last, and per character: far more than 
 class Csm(CodecLm):
     """A checkpoint folder of CSM. Its voices are speaker numbers."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, greedy: bool = False):
-        self._model: Any = CsmForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
+    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False):
+        self.device, self.dtype = device, dtype
+        self._model: Any = CsmForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval().to(device)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         config = self._model.config
         self._config = config
@@ -45,7 +48,7 @@ class Csm(CodecLm):
         budget = math.ceil((_SECONDS[0] + _SECONDS[1] * len(utterance.text)) / self.frame_seconds)
         limit = min(utterance.max_frames or budget, room_for(len(ids), self._config.max_position_embeddings))
         with torch.inference_mode():
-            prompt = self._model.embed_text_tokens(torch.tensor(ids))
+            prompt = self._model.embed_text_tokens(upload(torch.tensor(ids), self.device))
         return Sentence(key, utterance, prompt, limit, len(ids), self.codec.begin())
 
     def _ids(self, text: str, voice: str) -> list[int]:
@@ -64,33 +67,29 @@ class Csm(CodecLm):
 
     def draw(self, hidden_BE: Tensor, sentences: list[Sentence]) -> tuple[Tensor, list[bool], list[bool]]:
         books, codes = self._config.num_codebooks, self._config.vocab_size
-        drawn = self._first.random or self._others.random
-        noise_BKV = torch.stack([sentence.noise.gumbel(books, codes) for sentence in sentences]) if drawn else None
+        noise_BKV: Tensor | None = None
+        if self._first.random or self._others.random:
+            drawn = [sentence.noise.gumbel(books, codes) for sentence in sentences]
+            noise_BKV = upload(torch.stack(drawn), self.device)
         first_B = choose(self._model.lm_head(hidden_BE), self._first, None if noise_BKV is None else noise_BKV[:, 0])
         frames_BK = self._depth(hidden_BE, first_B, noise_BKV)
         ended_BK = frames_BK == self._eos
-        heard = (~ended_BK.all(-1)).tolist()
-        return frames_BK, heard, ended_BK[:, :-1].all(-1).tolist()
+        silent, last = torch.stack([ended_BK.all(-1), ended_BK[:, :-1].all(-1)]).tolist()
+        return frames_BK, [not one for one in silent], last
 
     def _depth(self, hidden_BE: Tensor, first_B: Tensor, noise_BKV: Tensor | None) -> Tensor:
         """The codes after the first, one codebook after another, for all sentences at once."""
         decoder = self._model.depth_decoder
+        embedding = decoder.model.embed_tokens  # with codes in, `decoder` would ask its device where they stand
         chosen = [first_B]
-        inputs = torch.stack([torch.zeros_like(first_B), first_B], dim=1)  # the first place is the hidden state's
+        inputs_BQE = torch.stack([hidden_BE, embedding(first_B)], dim=1)
         cache: Any = None
-        hidden: Tensor | None = hidden_BE
         for book in range(1, self._config.num_codebooks):
-            output = decoder(
-                input_ids=inputs,
-                backbone_last_hidden_state=hidden,
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache, hidden = output.past_key_values, None
+            output = decoder(inputs_embeds=inputs_BQE, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = output.past_key_values
             noise = None if noise_BKV is None else noise_BKV[:, book]
             chosen.append(choose(output.logits[:, -1], self._others, noise))
-            inputs = chosen[-1][:, None]
+            inputs_BQE = embedding(chosen[-1] + book * decoder.model.vocab_size)[:, None]
         return torch.stack(chosen, dim=1)
 
     def embed(self, frames_B: Tensor) -> Tensor:

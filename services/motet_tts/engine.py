@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from motet_kernels.device import describe, dtype_name
 from motet_shared.errors import BadRequest, MotetError, Overloaded
 
 from .checkpoint import SpeechModel, load
@@ -110,6 +111,10 @@ class Engine:
             "speech_seconds": round(spoken, 3),
             "busy_seconds": round(self.seconds, 3),
         }
+
+    def describe(self) -> dict[str, str]:
+        """What was chosen when the model was loaded."""
+        return {"dtype": dtype_name(self.model.dtype), **describe(self.model.device)}
 
     def check_integrity(self) -> None:
         """Raises if the model runs anything else than what the engine thinks."""

@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from motet_kernels.spans import upload
+
 _GRAIN = 128  # positions by which the slots grow at least
 
 
 class KvSlots:
-    """Grows with the number of sequences and with the longest of them."""
+    """Grows with the number of sequences and with the longest of them. `device`: where the model computes."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.lengths: list[int] = []
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # [S, H, T, D] each
 
@@ -44,11 +47,11 @@ class KvSlots:
 
     def one(self, slot: int, count: int) -> Part:
         """The slot of one row that gets `count` new positions."""
-        return Part(self, slot, torch.tensor([self.lengths[slot]]), count)
+        return Part(self, slot, [self.lengths[slot]], count)
 
     def first(self, rows: int) -> Part:
         """The first `rows` slots, one new position each."""
-        return Part(self, 0, torch.tensor(self.lengths[:rows]), 1)
+        return Part(self, 0, self.lengths[:rows], 1)
 
     def layer(self, index: int, like_BHQD: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, with room for `length` positions in every slot."""
@@ -67,7 +70,7 @@ class Part:
 
     slots: KvSlots
     begin: int
-    before_B: Tensor  # positions that each row had
+    before: list[int]  # positions that each row had
     count: int  # Q
     positions: Tensor = field(init=False)  # [B, Q]
     mask: Tensor = field(init=False)  # [B, 1, Q, T], True where a position may look
@@ -75,29 +78,30 @@ class Part:
     _total: int = field(init=False)  # T
 
     def __post_init__(self) -> None:
-        self._total = int(self.before_B.max()) + self.count
-        self.positions = self.before_B[:, None] + torch.arange(self.count)
-        self.mask = (torch.arange(self._total) <= self.positions[:, :, None])[:, None]
-        self._rows_B1 = torch.arange(self.begin, self.begin + len(self.before_B))[:, None]
+        device = self.slots.device
+        self._total = max(self.before) + self.count
+        self.positions = upload(torch.tensor(self.before)[:, None] + torch.arange(self.count), device)
+        self.mask = (torch.arange(self._total, device=device) <= self.positions[:, :, None])[:, None]
+        self._rows_B1 = torch.arange(self.begin, self.begin + len(self.before), device=device)[:, None]
 
     def update(self, keys_BHQD: Tensor, values_BHQD: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
         """Store the new positions and give back all of them, those beyond a row's length included."""
         keys_SHTD, values_SHTD = self.slots.layer(layer_idx, keys_BHQD, self._total)
         keys_SHTD[self._rows_B1, :, self.positions] = keys_BHQD.transpose(1, 2)
         values_SHTD[self._rows_B1, :, self.positions] = values_BHQD.transpose(1, 2)
-        rows = slice(self.begin, self.begin + len(self.before_B))
+        rows = slice(self.begin, self.begin + len(self.before))
         return keys_SHTD[rows, :, : self._total], values_SHTD[rows, :, : self._total]
 
     def close(self) -> None:
         """The forward pass is over: the rows have become longer."""
-        for row, before in enumerate(self.before_B.tolist()):
+        for row, before in enumerate(self.before):
             self.slots.lengths[self.begin + row] = before + self.count
 
 
 def _grown(pair: tuple[Tensor, Tensor] | None, which: int, like_BHQD: Tensor, room: tuple[int, int]) -> Tensor:
     _, heads, _, dim = like_BHQD.shape
     # Zeros, not whatever is there: what a mask hides must still be finite.
-    grown = torch.zeros(room[0], heads, room[1], dim, dtype=like_BHQD.dtype)
+    grown = like_BHQD.new_zeros(room[0], heads, room[1], dim)
     if pair is not None:
         old = pair[which]
         grown[: old.shape[0], :, : old.shape[2]] = old

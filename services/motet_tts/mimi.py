@@ -3,7 +3,8 @@
 transformers decodes a whole sequence at once. Every layer of the decoder is causal, so it can as well go on from where
 it was: a convolution needs the last inputs that its kernel reaches back to, the transformer its keys and values within
 its window. With these kept per sequence the result is the same, up to the order of float additions, however the frames
-are cut; several sequences of different age are one batch.
+are cut; several sequences of different age are one batch. On a GPU the convolutions are kernels (`seanet.py`), which
+remember by themselves.
 
 Shapes: B sequences, C channels, N new steps, L layers, H heads, T remembered steps, D head dimension.
 """
@@ -17,9 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from motet_kernels.spans import upload
 from motet_shared.errors import ConfigError
 
 from .codec import Codec
+from .places import Stream
+from .seanet import FusedSeanet, fused_seanet
 
 
 @dataclass(slots=True)
@@ -27,6 +31,7 @@ class MimiState:
     """What the decoder remembers of one sequence."""
 
     inputs: list[Tensor] = field(default_factory=list)  # per convolution `[1, C, reach]`
+    stream: Stream | None = None  # instead of them, where kernels compute
     keys: Tensor | None = None  # [L, H, T, D]
     values: Tensor | None = None
     steps: int = 0  # of the transformer
@@ -43,11 +48,14 @@ class MimiDecoder(Codec):
         self._decoder = decoder
         self._latents = latents
         self._window = int(config.sliding_window)
+        self.fused = fused_seanet(decoder)
 
     def begin(self) -> MimiState:
-        return MimiState()
+        return MimiState() if self.fused is None else MimiState(stream=self.fused.places.begin())
 
     def decode(self, states: list[MimiState], frames_BN: Tensor) -> list[Tensor]:
+        if self.fused is not None:
+            return self._decode_fused(self.fused, states, frames_BN)
         inputs = _Inputs(states)
         hidden_BCN = self._latents(frames_BN)
         if self._decoder.upsample is not None:
@@ -57,9 +65,14 @@ class MimiDecoder(Codec):
         inputs.keep()
         return list(audio_BCN[:, 0].float())
 
+    def _decode_fused(self, fused: FusedSeanet, states: list[MimiState], frames_BN: Tensor) -> list[Tensor]:
+        contexts = fused.go_on([state.stream for state in states if state.stream is not None])
+        hidden_BNC = fused.upsample(self._latents(frames_BN).transpose(1, 2), contexts)
+        return list(fused.decode(self._transform(states, hidden_BNC), contexts).float())
+
     def _transform(self, states: list[MimiState], hidden_BNC: Tensor) -> Tensor:
         """The transformer, which sees `window` steps back."""
-        window = _Window(states, hidden_BNC.shape[1], self._window)
+        window = _Window(states, hidden_BNC.shape[1], self._window, hidden_BNC.device)
         output: Tensor = self._decoder.decoder_transformer(
             hidden_BNC,
             attention_mask=window.mask,
@@ -108,31 +121,38 @@ class _Inputs:
 class _Window:
     """The remembered keys and values of a batch, as transformers wants them, padded on the left."""
 
-    def __init__(self, states: list[MimiState], count: int, window: int):
+    def __init__(self, states: list[MimiState], count: int, window: int, device: torch.device):
         self._states, self._count, self._window = states, count, window
-        lengths_B = torch.tensor([0 if state.keys is None else state.keys.shape[2] for state in states])
-        self._past = int(lengths_B.max())
-        self.positions = torch.tensor([state.steps for state in states])[:, None] + torch.arange(count)
+        lengths = [0 if state.keys is None else state.keys.shape[2] for state in states]
+        self._past, lengths_B = max(lengths), torch.tensor(lengths)
+        positions_BN = torch.tensor([state.steps for state in states])[:, None] + torch.arange(count)
         # Distance of a key from its query, both counted from the first remembered step.
         distance_NT = (self._past + torch.arange(count))[:, None] - torch.arange(self._past + count)
         near_NT = (distance_NT >= 0) & (distance_NT < window)
         there_BT = torch.arange(self._past + count) >= (self._past - lengths_B)[:, None]
-        self.mask = (near_NT & there_BT[:, None])[:, None]
+        self.positions = upload(positions_BN, device)
+        self.mask = upload((near_NT & there_BT[:, None])[:, None], device)
+        self._past_keys, self._past_values = self._stacked("keys"), self._stacked("values")
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
     def update(self, keys_BHND: Tensor, values_BHND: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
-        self._keys.append(torch.cat([self._stacked("keys", layer_idx, keys_BHND), keys_BHND], dim=2))
-        self._values.append(torch.cat([self._stacked("values", layer_idx, values_BHND), values_BHND], dim=2))
+        self._keys.append(_behind(self._past_keys, layer_idx, keys_BHND))
+        self._values.append(_behind(self._past_values, layer_idx, values_BHND))
         return self._keys[-1], self._values[-1]
 
-    def _stacked(self, which: str, layer: int, like_BHND: Tensor) -> Tensor:
-        _, heads, _, dim = like_BHND.shape
-        past = like_BHND.new_zeros(len(self._states), heads, self._past, dim)
-        for row, state in enumerate(self._states):
-            if (kept_LHTD := getattr(state, which)) is not None and kept_LHTD.shape[2]:
-                past[row, :, -kept_LHTD.shape[2] :] = kept_LHTD[layer]
-        return past
+    def _stacked(self, which: str) -> Tensor | None:
+        """What the states remember `[L, B, H, T, D]`; None if that is nothing."""
+        if not self._past:
+            return None
+        kept: list[Tensor | None] = [getattr(state, which) for state in self._states]
+        like = next(one for one in kept if one is not None)
+        layers, heads, _, dim = like.shape
+        past_LBHTD = like.new_zeros(layers, len(kept), heads, self._past, dim)
+        for row, kept_LHTD in enumerate(kept):
+            if kept_LHTD is not None:
+                past_LBHTD[:, row, :, self._past - kept_LHTD.shape[2] :] = kept_LHTD
+        return past_LBHTD
 
     def keep(self) -> None:
         if self._keys:
@@ -143,6 +163,10 @@ class _Window:
             if self._keys and length:
                 state.keys = keys_LBHTD[:, row, :, -length:].clone()
                 state.values = values_LBHTD[:, row, :, -length:].clone()
+
+
+def _behind(past_LBHTD: Tensor | None, layer: int, new_BHND: Tensor) -> Tensor:
+    return new_BHND if past_LBHTD is None else torch.cat([past_LBHTD[layer], new_BHND], dim=2)
 
 
 def _walk(layers: Any, hidden_BCN: Tensor, inputs: _Inputs) -> Tensor:

@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from motet_kernels.device import dtype_name
+from motet_kernels.spans import upload
 from motet_shared.errors import BadRequest, ConfigError
 
 from .codec import Codec, State
@@ -55,13 +57,17 @@ class MotetPocket(CodecLm):
 
     codec: PocketCodec
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, greedy: bool = False):
+    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False):
         if dtype != torch.float32:
-            raise ConfigError(f"dtype={str(dtype).removeprefix('torch.')!r}: pocket-tts computes in float32")
+            raise ConfigError(f"dtype={dtype_name(dtype)!r}: pocket-tts computes in float32; give float32 or auto")
+        self.device, self.dtype = device, dtype
         try:
             self._model = PocketSpeech.load(folder)
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"model={str(folder)!r}: {error}") from None
+        # The reader stays on the CPU: what it says is for the host, and a sentence is little to it.
+        self._model.speaker.to(device)
+        self._model.codec.speak_on(device)
         self.codec = PocketCodec(self._model.codec)
         self.voices = self._model.config.voices
         self.rates = self._model.config.rates
@@ -98,7 +104,7 @@ class MotetPocket(CodecLm):
         gumbel_BKV = None
         if self._temperature > 0:
             drawn = [sentence.noise.gumbel(config.codebooks, config.codes) for sentence in sentences]
-            gumbel_BKV = torch.stack(drawn)
+            gumbel_BKV = upload(torch.stack(drawn), self.device)
         pointers = [walk.pointer for walk in walks]
         before = [pointer.place for pointer in pointers]
         frames_BF = self._model.speaker.draw(hidden_BE, pointers, temperature=self._temperature, gumbel_BKV=gumbel_BKV)

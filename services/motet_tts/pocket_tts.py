@@ -21,6 +21,7 @@ from transformers import (
     PocketTTSForConditionalGeneration,
 )
 
+from motet_kernels.spans import upload
 from motet_shared.errors import ConfigError
 
 from . import voices
@@ -35,8 +36,9 @@ _DEFAULT_VOICE = "default"  # the model without a voice prompt
 class PocketTts(CodecLm):
     """A checkpoint folder of PocketTTS, with its audio tokenizer in it or named by it."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, greedy: bool = False):
-        self._model: Any = PocketTTSForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval()
+    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False):
+        self.device, self.dtype = device, dtype
+        self._model: Any = PocketTTSForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval().to(device)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._config = self._model.config
         self._settings = _processor_settings(folder)
@@ -46,11 +48,13 @@ class PocketTts(CodecLm):
         self._earliest = int(_or(getattr(generation, "min_frames_before_eos", None), 6))
         random = not greedy and bool(getattr(generation, "do_sample", False))
         self._noise_scale = math.sqrt(_or(getattr(generation, "temperature", None), 1.0)) if random else 0.0
-        tokenizer: Any = PocketTTSAudioTokenizerModel.from_pretrained(_codec_folder(folder, self._settings)).eval()
+        tokenizer: Any = PocketTTSAudioTokenizerModel.from_pretrained(_codec_folder(folder, self._settings))
+        tokenizer.eval().to(device)
         self.codec = MimiDecoder(tokenizer.decoder, lambda latents_BND: self._project(tokenizer, latents_BND))
         self._fade = torch.linspace(0, 1, int(self._setting("fade_in_duration", 0.005) * self.codec.sample_rate))
         with torch.inference_mode():
-            self._prompts = _voice_prompts(folder, tokenizer, self._config.latent_dim)
+            prompts = _voice_prompts(folder, tokenizer, self._config.latent_dim)
+        self._prompts = {name: latents.to(device) for name, latents in prompts.items()}
         self.voices = tuple(self._prompts)
 
     def _project(self, tokenizer: Any, latents_BND: Tensor) -> Tensor:
@@ -91,11 +95,10 @@ class PocketTts(CodecLm):
     @torch.inference_mode()
     def _embedded(self, ids: list[int], voice: Tensor) -> Tensor:
         """`[P, E]`: tokens, the voice's latents at its places, and the learnt first latent at the end."""
-        model, tokens = self._model.model, torch.tensor(ids)
-        embedded: Tensor = model.embed_tokens(tokens)
-        if len(voice):
-            prompt = model.audio_prompt_proj(voice.to(model.audio_prompt_proj.weight.dtype))
-            embedded[tokens == self._config.audio_prompt_token_id] = prompt
+        model = self._model.model
+        embedded: Tensor = model.embed_tokens(upload(torch.tensor(ids), self.device))
+        if len(voice):  # behind the token that begins it
+            embedded[1 : 1 + len(voice)] = model.audio_prompt_proj(voice.to(model.audio_prompt_proj.weight.dtype))
         embedded[-1] = model.embed_audio_latents(model.bos_latent)
         return embedded
 
@@ -106,7 +109,7 @@ class PocketTts(CodecLm):
     def draw(self, hidden_BE: Tensor, sentences: list[Sentence]) -> tuple[Tensor, list[bool], list[bool]]:
         if self._noise_scale:
             drawn = [sentence.noise.normal(self._config.latent_dim) for sentence in sentences]
-            noise_BD = torch.stack(drawn).to(hidden_BE.dtype) * self._noise_scale
+            noise_BD = upload(torch.stack(drawn), self.device).to(hidden_BE.dtype) * self._noise_scale
         else:
             noise_BD = hidden_BE.new_zeros(len(sentences), self._config.latent_dim)
         latents_BD = self._model.sample_latent(hidden_BE, noise_BD, self._flow_steps)
@@ -190,7 +193,8 @@ def _encoded(path: Path, tokenizer: Any) -> Tensor | None:
     size = tokenizer.config.frame_size
     extractor = PocketTTSFeatureExtractor(sampling_rate=rate, frame_size=size, pad_to_multiple_of=size)
     inputs = extractor(samples.numpy(), sampling_rate=rate)
-    encoded: Tensor = tokenizer.encode(inputs["input_values"], inputs["padding_mask"]).latents[0]
+    heard = [inputs[name].to(tokenizer.device) for name in ("input_values", "padding_mask")]
+    encoded: Tensor = tokenizer.encode(*heard).latents[0]
     return encoded
 
 

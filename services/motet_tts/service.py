@@ -93,7 +93,11 @@ class Tts(Actor):
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        return self._desk.thread.engine.stats() if self._desk is not None else {}
+        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
+        if self._desk is None:
+            return {}
+        engine = self._desk.thread.engine
+        return engine.stats() | engine.describe()
 
     def check_integrity(self) -> None:
         """For an idle actor: the engine is checked on this thread."""

@@ -18,8 +18,12 @@ from torch import Tensor
 from transformers import AutoTokenizer, VitsModel
 from transformers.utils import is_phonemizer_available, is_uroman_available
 
+from motet_kernels import gpu
+from motet_kernels.spans import upload
 from motet_shared.errors import ConfigError
 
+from .codec import on_host
+from .hifigan import FusedVocoder
 from .noise import mix
 from .utterance import Key, Piece, Utterance
 
@@ -43,8 +47,12 @@ class Sentence:
 class Vits:
     """A checkpoint folder of VITS, and all sentences that it speaks."""
 
-    def __init__(self, folder: Path, *, dtype: torch.dtype = torch.float32, first_chunk: float, chunk: float):
-        self._model: Any = VitsModel.from_pretrained(folder, dtype=dtype).eval()
+    def __init__(self, folder: Path, *, device: torch.device, dtype: torch.dtype, first_chunk: float, chunk: float):
+        self.device, self.dtype = device, dtype
+        self._model: Any = VitsModel.from_pretrained(folder, dtype=dtype).eval().to(device)
+        self._model.duration_predictor.float()  # its splines are no longer monotonic in 16 bits
+        fuses = gpu.takes(self._model.decoder.conv_pre.weight)
+        self._vocoder = FusedVocoder(self._model.decoder) if fuses else self._model.decoder
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         _check(self._tokenizer, folder)
         config = self._model.config
@@ -70,7 +78,9 @@ class Vits:
         speaker = None
         if self._many:
             with torch.inference_mode():
-                speaker = self._model.embed_speaker(torch.tensor([int(utterance.voice)])).unsqueeze(-1)
+                speaker = self._model.embed_speaker(
+                    upload(torch.tensor([int(utterance.voice)]), self.device)
+                ).unsqueeze(-1)
         ids, first_tokens = self._tokens(utterance.words)
         self._sentences.append(Sentence(key, utterance, ids, first_tokens, speaker))
 
@@ -88,7 +98,9 @@ class Vits:
         for sentence in self._sentences:
             begin, end, low, high = self._window(sentence)
             groups.setdefault((begin - low, end - begin, high - end), []).append(sentence)
-        pieces = [piece for group in groups.values() for piece in self._decode(group)]
+        rows = [sentence for group in groups.values() for sentence in group]
+        waves = on_host([wave for group in groups.values() for wave in self._decode(group)])
+        pieces = [self._piece(sentence, wave) for sentence, wave in zip(rows, waves, strict=True)]
         done = {piece.key for piece in pieces if piece.done}
         self._sentences = [sentence for sentence in self._sentences if sentence.key not in done]
         return pieces
@@ -112,7 +124,7 @@ class Vits:
     def _plan(self, sentence: Sentence) -> None:
         """Durations and latents."""
         if not sentence.ids:
-            sentence.latents, sentence.starts = torch.zeros(self._model.config.flow_size, 0), ()
+            sentence.latents, sentence.starts = torch.zeros(self._model.config.flow_size, 0, device=self.device), ()
             return
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(mix(sentence.utterance.seed, sentence.utterance.index))
@@ -122,24 +134,25 @@ class Vits:
         sentence.starts = tuple(int(begins_L[min(token, len(begins_L) - 1)]) for token in sentence.first_tokens)
 
     def _latents(self, ids_1L: Tensor, speaker: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Frames per token `[L]` and latents `[F, T]`; the noise in the order in which `VitsModel` draws it."""
+        """Frames per token `[L]`, on the CPU, and latents `[F, T]`; noise in the order of `VitsModel`."""
         model = self._model
-        mask_1L1 = torch.ones(1, ids_1L.shape[1], 1, dtype=model.dtype)
+        mask_1L1 = torch.ones(1, ids_1L.shape[1], 1, dtype=model.dtype, device=self.device)
+        ids_1L = upload(ids_1L, self.device)
         text = model.text_encoder(input_ids=ids_1L, padding_mask=mask_1L1, attention_mask=None, return_dict=True)
         hidden, mask_11L = text.last_hidden_state.transpose(1, 2), mask_1L1.transpose(1, 2)
+        wide = hidden.float(), mask_11L.float(), None if speaker is None else speaker.float()
         if model.config.use_stochastic_duration_prediction:
-            log_duration = model.duration_predictor(
-                hidden, mask_11L, speaker, reverse=True, noise_scale=model.noise_scale_duration
-            )
+            log_duration = model.duration_predictor(*wide, reverse=True, noise_scale=model.noise_scale_duration)
         else:
-            log_duration = model.duration_predictor(hidden, mask_11L, speaker)
-        durations_L = (log_duration.exp() / model.speaking_rate).ceil()[0, 0].long()
+            log_duration = model.duration_predictor(*wide)
+        durations_L = (log_duration.exp() / model.speaking_rate).ceil()[0, 0].long().cpu()
         means_1TF = _repeated(text.prior_means, durations_L)
         deviations_1TF = _repeated(text.prior_log_variances, durations_L).exp()
         # Transposed before the noise is drawn: it is drawn in the order of memory.
         means_1FT, deviations_1FT = means_1TF.transpose(1, 2), deviations_1TF.transpose(1, 2)
-        prior_1FT = means_1FT + torch.randn_like(means_1FT) * deviations_1FT * model.noise_scale
-        mask_11T = torch.ones(1, 1, prior_1FT.shape[2], dtype=model.dtype)
+        noise_1FT = upload(torch.randn_like(means_1FT, device="cpu"), self.device)
+        prior_1FT = means_1FT + noise_1FT * deviations_1FT * model.noise_scale
+        mask_11T = torch.ones(1, 1, prior_1FT.shape[2], dtype=model.dtype, device=self.device)
         return durations_L, model.flow(prior_1FT, mask_11T, speaker, reverse=True)[0]
 
     def _window(self, sentence: Sentence) -> tuple[int, int, int, int]:
@@ -150,25 +163,25 @@ class Vits:
         end = min(total, begin + (self._chunk if begin else self._first))
         return begin, end, max(0, begin - self._context), min(total, end + self._context)
 
-    def _decode(self, group: list[Sentence]) -> list[Piece]:
+    def _decode(self, group: list[Sentence]) -> list[Tensor]:
+        """The samples of the frames that are due, of each."""
         windows = [self._window(sentence) for sentence in group]
         begin, end, low, high = windows[0]
+        if high == low:
+            return [torch.zeros(0, device=self.device) for _ in group]
+        parts = [s.latents[:, w[2] : w[3]] for s, w in zip(group, windows, strict=True) if s.latents is not None]
+        speakers = [sentence.speaker for sentence in group if sentence.speaker is not None]
+        speaker = torch.cat(speakers) if speakers else None
+        waves_BN = self._vocoder(torch.stack(parts), speaker).squeeze(1).float()
         size = self._frame_samples
-        waves_BN = torch.zeros(len(group), 0)
-        if high > low:
-            parts = [s.latents[:, w[2] : w[3]] for s, w in zip(group, windows, strict=True) if s.latents is not None]
-            speakers = [sentence.speaker for sentence in group if sentence.speaker is not None]
-            speaker = torch.cat(speakers) if speakers else None
-            waves_BN = self._model.decoder(torch.stack(parts), speaker).squeeze(1).float()
-        pieces = []
-        for sentence, window, wave in zip(group, windows, waves_BN, strict=True):
-            assert sentence.latents is not None
-            total = sentence.latents.shape[1]
-            starts, sentence.at = (None if sentence.at else sentence.starts), window[1]
-            samples = wave[(begin - low) * size : (end - low) * size].clone()
-            done = window[1] >= total
-            pieces.append(Piece(sentence.key, samples, starts, done, tokens=len(sentence.ids), frames=window[1]))
-        return pieces
+        return [wave[(begin - low) * size : (end - low) * size].clone() for wave in waves_BN]
+
+    def _piece(self, sentence: Sentence, samples: Tensor) -> Piece:
+        assert sentence.latents is not None
+        end = self._window(sentence)[1]
+        starts, sentence.at = (None if sentence.at else sentence.starts), end
+        done = end >= sentence.latents.shape[1]
+        return Piece(sentence.key, samples, starts, done, tokens=len(sentence.ids), frames=end)
 
     def check_integrity(self) -> None:
         """Nothing is kept besides the list of sentences."""
@@ -176,7 +189,8 @@ class Vits:
 
 def _repeated(values_1LF: Tensor, durations_L: Tensor) -> Tensor:
     """Each token as often as it lasts; one frame of zeros if nothing lasts."""
-    repeated = values_1LF.repeat_interleave(durations_L, dim=1)
+    times_L, total = upload(durations_L, values_1LF.device), int(durations_L.sum())
+    repeated = values_1LF.repeat_interleave(times_L, dim=1, output_size=total)
     return repeated if repeated.shape[1] else values_1LF.new_zeros(1, 1, values_1LF.shape[2])
 
 

@@ -15,6 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from motet_kernels import gpu
+from motet_kernels.codec_conv import PackedConv, convolve
+
+from ..places import Places, Stream
 from .config import PocketConfig
 from .synth import AHEAD, Controls, Synth, SynthState
 
@@ -39,8 +43,11 @@ class Block(nn.Module):
             padded = functional.pad(hidden_BET, (self.reach, 0))
         else:
             padded = torch.cat([before_BER, hidden_BET], dim=2)
-        mixed_BTE = self.norm(self.depthwise(padded).mT)
-        return hidden_BET + self.narrow(functional.gelu(self.wide(mixed_BTE))).mT
+        return hidden_BET + self.mixed(self.depthwise(padded).mT).mT
+
+    def mixed(self, hidden_BTE: Tensor) -> Tensor:
+        """What follows the convolution, within a frame."""
+        return self.narrow(functional.gelu(self.wide(self.norm(hidden_BTE))))
 
 
 def nearest(latents: Tensor, book_VD: Tensor) -> Tensor:
@@ -110,6 +117,7 @@ class DecoderState:
     synth: SynthState
     seed: int = 0
     inputs: list[Tensor] = field(default_factory=list)  # [E, reach] per block
+    stream: Stream | None = None  # instead of them, where kernels compute
 
 
 class Heard(NamedTuple):
@@ -146,9 +154,30 @@ class Decoder(nn.Module):
             hidden = block(hidden, before)
             for state, last in zip(states, kept, strict=True):
                 state.inputs[index] = last
-        said = self.leave(hidden.mT).unflatten(-1, (self.stride, -1)).flatten(1, 2)
+        return self.heard(hidden.mT)
+
+    def heard(self, hidden_BNE: Tensor) -> Heard:
+        """What the last hidden states say."""
+        said = self.leave(hidden_BNE).unflatten(-1, (self.stride, -1)).flatten(1, 2)
         voiced, octaves, harmonic, noise = said.split([1, 1, self.bands, self.bands], dim=-1)
         return Heard(voiced[..., 0], octaves[..., 0], (harmonic - 5).clamp(-14, 2), (noise - 6).clamp(-14, 2))
+
+
+class FusedDecoder:
+    """A `Decoder` on a GPU: the convolution of each block is one launch, with what it reaches back to."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._blocks = [block for block in decoder.blocks if isinstance(block, Block)]
+        self._convs = [PackedConv.of(block.depthwise) for block in self._blocks]
+        self.places = Places(self._convs)
+
+    def __call__(self, latents_BND: Tensor, streams: list[Stream]) -> Heard:
+        """The next frames of each stream."""
+        hidden_BNE, contexts = self._decoder.enter(latents_BND), self.places.go_on(streams)
+        for block, conv, context in zip(self._blocks, self._convs, contexts, strict=True):
+            hidden_BNE = hidden_BNE + block.mixed(convolve(hidden_BNE, conv, context=context))
+        return self._decoder.heard(hidden_BNE)
 
 
 class SpeechCodec(nn.Module):
@@ -159,16 +188,30 @@ class SpeechCodec(nn.Module):
         self.config = config
         self.encoder, self.quantizer, self.decoder = Encoder(config), Quantizer(config), Decoder(config)
         self.synth = Synth(config.sample_rate, config.hop, config.bands)
+        self.fused: FusedDecoder | None = None
+
+    def speak_on(self, device: torch.device) -> None:
+        """Decode there from now on, with kernels if they take it."""
+        self.to(device)
+        self.synth.to(device)
+        if gpu.takes(self.decoder.enter.weight):
+            self.fused = FusedDecoder(self.decoder)
 
     def begin(self, seed: int = 0) -> DecoderState:
         """The state before the first frame of a sentence; `seed` is that of its breath."""
-        zeros = torch.zeros(self.config.codec_width, Block.reach)
+        if self.fused is not None:
+            return DecoderState(self.synth.begin(), seed, stream=self.fused.places.begin())
+        zeros = self.decoder.enter.weight.new_zeros(self.config.codec_width, Block.reach)
         return DecoderState(self.synth.begin(), seed, [zeros for _ in self.decoder.blocks])
 
     @torch.inference_mode()
     def decode(self, states: list[DecoderState], codes_BNK: Tensor) -> Tensor:
         """The samples `[B, N * frame_samples]` of the next N frames of each sentence."""
-        heard = self.decoder(self.quantizer.decode(codes_BNK), states)
+        latents_BND = self.quantizer.decode(codes_BNK)
+        if self.fused is not None:
+            heard = self.fused(latents_BND, [state.stream for state in states if state.stream is not None])
+        else:
+            heard = self.decoder(latents_BND, states)
         pitch = torch.where(heard.voiced > 0, PITCH * 2**heard.octaves, 0.0)
         controls = Controls(pitch, heard.harmonic, heard.noise)
         return self.synth.render([state.synth for state in states], controls, [state.seed for state in states])

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen3Config, Qwen3Model
 
+from motet_kernels.spans import upload
+
 from .config import PocketConfig
 
 LONGEST = 24  # frames at one phoneme that are told apart
@@ -142,10 +144,13 @@ class Speaker(nn.Module):
             raise ValueError(
                 f"{len(phonemes)} phonemes are too many for one sentence: cut it below {self.config.max_phonemes}"
             )
+        device = self.start.device
+        voices, rates = torch.tensor([voice]), torch.tensor([rate], dtype=self.start.dtype)
+        numbers = upload(torch.tensor(phonemes, dtype=torch.long), device)
         return torch.cat(
             [
-                self.manner(torch.tensor([voice]), torch.tensor([rate], dtype=self.start.dtype)),
-                self.sounds(torch.tensor(phonemes, dtype=torch.long), torch.arange(len(phonemes))),
+                self.manner(upload(voices, device), upload(rates, device)),
+                self.sounds(numbers, torch.arange(len(phonemes), device=device)),
             ]
         )
 
@@ -159,7 +164,8 @@ class Speaker(nn.Module):
 
     def first(self, phonemes: list[int]) -> Tensor:
         """The row `[F]` before the first frame; it has no codes."""
-        return torch.tensor([*[-1] * self.config.codebooks, *Pointer(phonemes).columns(self.end)])
+        row = [*[-1] * self.config.codebooks, *Pointer(phonemes).columns(self.end)]
+        return upload(torch.tensor(row), self.start.device)
 
     def embed(self, frames_BF: Tensor) -> Tensor:
         """What the model reads of frames: `[B, E]`, any number of dimensions before the last."""
@@ -180,4 +186,5 @@ class Speaker(nn.Module):
         codes_BK = self.depth.draw(hidden_BE, temperature=temperature, gumbel_BKV=gumbel_BKV)
         for pointer, chances in zip(pointers, self.advance(hidden_BE).softmax(-1).tolist(), strict=True):
             pointer.step(chances)
-        return torch.cat([codes_BK, torch.tensor([pointer.columns(self.end) for pointer in pointers])], dim=-1)
+        columns_BF = torch.tensor([pointer.columns(self.end) for pointer in pointers])
+        return torch.cat([codes_BK, upload(columns_BF, codes_BK.device)], dim=-1)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from motet_kernels.spans import upload
+
 LOWEST = 55.0  # Hz
 AHEAD = 2  # frames by which a pitch is told before it is heard
 
@@ -55,9 +57,13 @@ class Synth:
         # The cepstrum of a minimum phase: what is before the pulse is moved behind it.
         self.causal = torch.cat([torch.ones(1), torch.full((hop - 1,), 2.0), torch.ones(1), torch.zeros(hop - 1)])
 
+    def to(self, device: torch.device) -> None:
+        self.window, self.weights = self.window.to(device), self.weights.to(device)
+        self.causal = self.causal.to(device)
+
     def begin(self) -> SynthState:
-        silence = torch.zeros(self.hop)
-        return SynthState(torch.tensor(120.0), torch.zeros(()), torch.zeros((), dtype=torch.double), silence, silence)
+        silence, nothing = self.window.new_zeros(self.hop), self.window.new_zeros(())
+        return SynthState(nothing + 120.0, nothing, nothing.double(), silence, silence)
 
     def _interpolation(self, hertz_S: Tensor) -> Tensor:
         """`[M, S]`: how much each band counts at these frequencies."""
@@ -69,7 +75,7 @@ class Synth:
         frames = controls.pitch.shape[1]
         white = [_white(seed, state.frames, frames, self.hop) for seed, state in zip(seeds, states, strict=True)]
         pulses = torch.fft.rfft(self._pulses(states, controls.pitch.detach()) * self.window)
-        breath = torch.fft.rfft(torch.stack(white) * self.window)
+        breath = torch.fft.rfft(upload(torch.stack(white), self.window.device) * self.window)
         spectrum = pulses * self._throat(controls.harmonic) + breath * (controls.noise @ self.weights).exp()
         pieces = torch.fft.irfft(spectrum, 2 * self.hop) * self.window
         early, late = pieces.unflatten(-1, (2, self.hop)).unbind(2)
@@ -102,7 +108,7 @@ class Synth:
     def _ramp(self, before_B: Tensor, values_BN: Tensor) -> Tensor:
         """Linear from each frame's value to the next, from the one before the first: `[B, N * H]`."""
         previous = torch.cat([before_B[:, None], values_BN[:, :-1]], dim=1)[..., None]
-        share = torch.arange(1, self.hop + 1) / self.hop
+        share = torch.arange(1, self.hop + 1, device=before_B.device) / self.hop
         return (previous + (values_BN[..., None] - previous) * share).flatten(1)
 
 
