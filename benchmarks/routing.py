@@ -35,18 +35,22 @@ LEAST = 1.6  # times that random takes longer, at the median
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """prefill: tokens per second of each worker. blocks: of its cache. rate: new conversations per second."""
+    """prefill: tokens per second of each worker. blocks: of its cache. rate: new conversations per second.
+
+    pause: seconds between the turns of a conversation, on average.
+    """
 
     workers: int = 4
     prefill: float = 4000.0
     blocks: int = 4096
     rate: float = 1.6
     seconds: float = 60.0
+    pause: float = 3.0
     rounds: int = 3
     policies: tuple[str, ...] = POLICIES
 
 
-QUICK = Plan(workers=2, prefill=20_000.0, rate=4.0, seconds=2.0, rounds=1)
+QUICK = Plan(workers=2, prefill=20_000.0, rate=4.0, seconds=1.0, pause=0.1, rounds=1)
 
 
 @dataclass
@@ -66,7 +70,14 @@ async def run_all(plan: Plan) -> list[Run]:
     """Every policy in every round, in turn; the rounds differ in their trace."""
     runs = []
     for number in range(plan.rounds):
-        trace = conversations(number, seconds=plan.seconds, rate=plan.rate, vocab=FIRST_ID + WORDS, first_id=FIRST_ID)
+        trace = conversations(
+            number,
+            seconds=plan.seconds,
+            rate=plan.rate,
+            vocab=FIRST_ID + WORDS,
+            first_id=FIRST_ID,
+            mean_pause=plan.pause,
+        )
         for policy in plan.policies:
             print(f"  round {number + 1}, {policy} ...", flush=True)
             runs.append(await _run(plan, policy, number, trace))

@@ -92,7 +92,7 @@ class Trainer(Training[Batch, Report]):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
-    parser.add_argument("--steps", type=int, default=30_000)
+    parser.add_argument("--steps", type=int, default=26_000)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-asr/state.pt"))
     parser.add_argument("--resume", action="store_true", help="go on from --state if it is there")

@@ -100,12 +100,13 @@ class Offload:
         if copy.nbytes > self._limits[tier]:
             self._fall(tier, key, copy)
             return
-        while self._used[tier] + copy.nbytes > self._limits[tier]:
+        # First of all it is here: whoever is told of a drop may ask for it.
+        self._tiers[tier][key] = copy
+        self._used[tier] += copy.nbytes
+        while self._used[tier] > self._limits[tier]:
             old, oldest = self._tiers[tier].popitem(last=False)
             self._used[tier] -= oldest.nbytes
             self._fall(tier, old, oldest)
-        self._tiers[tier][key] = copy
-        self._used[tier] += copy.nbytes
 
     def _fall(self, tier: int, key: Hashable, copy: _Copy) -> None:
         """From one tier to the next: from memory to disk, from there to nowhere."""
