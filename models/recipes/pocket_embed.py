@@ -192,11 +192,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-embed/state.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from --state")
+    parser.add_argument("--resume", action="store_true", help="go on from --state if it is there")
     args = parser.parse_args()
     end_on_sigterm()
     trainer = Trainer(Recipe(seed=args.seed), steps=args.steps)
-    if args.resume:
+    if args.resume and args.state.exists():
         trainer.load_state(args.state)
     trainer.run(args.state, every=240.0)
     trainer.export(args.out)
