@@ -45,6 +45,8 @@ def parser() -> argparse.ArgumentParser:
     bench = _command(commands, "bench", "bench.command", "Measure a server that speaks OpenAI's API under load.")
     add_bench(bench, DEFAULT_URL)
     _add_profile(commands)
+    _add_top(commands)
+    _add_trace(commands)
     _add_plan(commands)
     return top
 
@@ -211,6 +213,29 @@ def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     profile.add_argument(
         "--output", metavar="FILE", default="trace.json.gz", help="where it goes; gzipped if so named (%(default)s)"
     )
+
+
+def _add_top(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    top = _command(commands, "top", "top", "Show every instance and how fast replies are, live, until Ctrl-C.")
+    _add_server(top)
+    top.add_argument("--every", metavar="SECONDS", type=float, default=1.0, help="look so often (default: 1)")
+    top.add_argument("--window", metavar="SECONDS", type=float, default=60.0, help="replies that count (default: 60)")
+    top.add_argument("--first", metavar="SECONDS", type=float, default=1.0, help="a good reply begins in (default: 1)")
+    top.add_argument(
+        "--between", metavar="SECONDS", type=float, default=0.1, help="a good reply's tokens follow in (default: 0.1)"
+    )
+    top.add_argument(
+        "--price", metavar="PER_HOUR", type=float, help="of all machines: tells what a million tokens cost"
+    )
+    top.add_argument("--once", action="store_true", help="look twice, print, and end")
+    top.add_argument("--json", action="store_true", help="with --once: what was seen, as JSON")
+
+
+def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    trace = _command(commands, "trace", "trace", "Show where a reply spent its time, stage by stage.")
+    _add_server(trace)
+    trace.add_argument("--slowest", action="store_true", help="of the last 200 replies (default: the last one)")
+    trace.add_argument("request", metavar="REQUEST", nargs="?", default="", help="its x-request-id")
 
 
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -50,6 +50,16 @@ class Server:
         except (ValueError, KeyError, TypeError, AttributeError):
             raise MotetError(f"{self.url} does not answer like a Motet server; is --url right?") from None
 
+    def metrics(self, page: str, **query: Any) -> dict[str, Any]:
+        """What `/metrics/<page>` tells."""
+        try:
+            reply = self._http.get(f"/metrics/{page}", params=query)
+            _check(reply)
+            told: dict[str, Any] = reply.json()
+            return told
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
     @contextmanager
     def _streamed(self, path: str, **sent: Any) -> Iterator[httpx.Response]:
         """A reply that is read as it comes, in the block, and is no refusal."""

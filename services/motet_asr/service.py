@@ -119,7 +119,13 @@ class Asr(Actor):
         if self._recognizer is None:
             return {}
         stats = self._recognizer.thread.stats()
-        return {"running": stats["running"], "queued": stats["waiting"] + stats["commands"]}
+        waiting = stats["waiting"] + stats["commands"]
+        return {
+            "running": stats["running"],
+            "queued": waiting,
+            "batch": stats["batch_size"],
+            "seconds": stats["audio_seconds"],
+        }
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []

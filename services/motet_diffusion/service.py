@@ -143,7 +143,8 @@ class Diffusion(Actor):
         if self._thread is None:
             return {}
         stats = self._thread.stats()
-        return {"running": stats["running"], "queued": stats["waiting"] + stats["commands"]}
+        waiting = stats["waiting"] + stats["commands"]
+        return {"running": stats["running"], "queued": waiting, "pictures": stats["pictures"]}
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []

@@ -94,7 +94,7 @@ class Embedding(Actor):
         if self._desk is None:
             return {}
         stats = self._desk.thread.stats()
-        return {"queued": stats["waiting"] + stats["commands"]}
+        return {"queued": stats["waiting"] + stats["commands"], "tokens": stats["tokens"]}
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []

@@ -9,12 +9,13 @@ from time import perf_counter
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 from motet_shared import telemetry
-from motet_shared.errors import MotetError
+from motet_shared.errors import BadRequest, MotetError
 
 from .asgi import ClientGone, Exchange, Receive, Scope, Send, header
 from .audio_api import transcriptions, translations
@@ -29,6 +30,7 @@ from .realtime.endpoint import realtime
 from .render import error_event
 from .service import Service
 from .speech_api import speech
+from .stack_api import stack_router
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +155,13 @@ def build_api(service: Service) -> FastAPI:
     async def known(request: Request, error: MotetError) -> Response:
         return _problem_response(error)
 
+    @api.exception_handler(RequestValidationError)
+    async def wrong_field(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][1:])
+        told = f"`{name}`: {first['msg'][:1].lower()}{first['msg'][1:]}, not {first['input']!r}"
+        return _problem_response(BadRequest(told, param=name))
+
     @api.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
         kind = MethodNotAllowed if error.status_code == 405 else NotFound
@@ -165,6 +174,7 @@ def build_api(service: Service) -> FastAPI:
     api.include_router(models_router(service))
     api.include_router(health_router(service))
     api.include_router(jobs_router(service))
+    api.include_router(stack_router(service))
     api.mount("/", _Page(directory=_STATIC, html=True))
     return api
 

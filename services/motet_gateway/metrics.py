@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from motet_pipelines.chat import Outcome
 from motet_shared.errors import MotetError
-from motet_shared.telemetry import Metrics, Stopwatch
+from motet_shared.messages import Usage
+from motet_shared.telemetry import Metrics, Stopwatch, request_id
+
+from .recent import Recent, Reply
 
 if TYPE_CHECKING:
     from .usage import ReplyMeter
@@ -41,6 +44,24 @@ class Track:
             self.stopwatch.merge(outcome.end.timing)
         self._meter.done(usage, free=isinstance(error, MotetError) and not self.items)
         self._metrics.observe(self._model, self.stopwatch, usage.completion_tokens if usage else self.items, outcome)
+        self._metrics.recent.note(self._reply(usage, "failed" if isinstance(error, MotetError) else "left"))
+
+    def _reply(self, usage: Usage | None, cut_off: str) -> Reply:
+        """`cut_off`: the status without an end."""
+        timing, end = self.stopwatch.as_dict(), self._outcome.end
+        return Reply(
+            ended=self._metrics.recent.clock(),
+            request=request_id.get() or "",
+            model=self._model,
+            status=end.status if end is not None else cut_off,
+            prompt_tokens=usage.prompt_tokens if usage else 0,
+            cached_tokens=usage.cached_tokens if usage else 0,
+            tokens=usage.completion_tokens if usage else self.items,
+            first=timing.get("gateway.first"),
+            total=timing["gateway.total"],
+            moves=self._outcome.moves,
+            timing=timing,
+        )
 
 
 class TenantUses:
@@ -67,6 +88,7 @@ class GatewayMetrics:
         self._moves = metrics.counter("reply", "moves", "replies that went on at another tokenizer")
         self._stages = metrics.histogram("stage", "seconds", "time of a reply by <role>.<stage>", ("stage",))
         self.uses = TenantUses(metrics)
+        self.recent = Recent()
         self.streams = metrics.gauge("active", "streams", "replies being generated")
         self.sockets = metrics.gauge("active", "sockets", "open realtime sessions")
 

@@ -171,6 +171,8 @@ class Decode(Actor):
             "running": stats["running"],
             "queued": stats["waiting"] + stats["commands"],
             "kv_free": stats["blocks_free"] / max(stats["blocks_total"], 1),
+            "batch": stats["batch_size"],
+            "tokens": stats["tokens"],
             "cache_news": self._reporter.number if self._reporter is not None else 0,
             **self._thread.engine.load(),
         }

@@ -87,7 +87,7 @@ class Tts(Actor):
         if self._desk is None:
             return {}
         stats = self._desk.thread.engine.stats()
-        return {"running": stats["running"], "queued": stats["waiting"]}
+        return {"running": stats["running"], "queued": stats["waiting"], "seconds": stats["speech_seconds"]}
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []

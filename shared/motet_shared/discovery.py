@@ -51,6 +51,10 @@ class Directory:
         """Every living instance of a role, in any state."""
         return [p.heartbeat for p in self._peers.values() if p.heartbeat.role == role]
 
+    def everyone(self) -> list[Heartbeat]:
+        """Every living instance of every role, in any state."""
+        return [peer.heartbeat for peer in self._peers.values()]
+
     def ready(self, role: str, model: str | None = None) -> list[Heartbeat]:
         """Instances that take new work (for `model`), without those that were just reported lost."""
         return [

@@ -106,7 +106,7 @@ def adapt(code: str, port: int, checkpoint: Path) -> str:
         code += '"'
     code = re.sub(r"^make test$", "make test ARGS=--version", code)
     code = code.replace("/motet up", f"/motet up --port {port}")
-    code = re.sub(r"/motet (chat|models)", rf"/motet \1 --url http://127.0.0.1:{port}", code)
+    code = re.sub(r"/motet (chat|models|top|trace)", rf"/motet \1 --url http://127.0.0.1:{port}", code)
     return as_this_user(code)
 
 

@@ -1,0 +1,95 @@
+"""The last replies: how fast each was, and where it spent its time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+KEPT = 2000  # replies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One reply that has ended.
+
+    ended: Unix time. first: seconds to the first token; None: there was none. total: seconds.
+    status: what it ended with; "failed", or "left" where its client did not wait for the end.
+    timing: seconds by `<role>.<stage>`.
+    """
+
+    ended: float
+    request: str
+    model: str
+    status: str
+    prompt_tokens: int
+    cached_tokens: int
+    tokens: int
+    first: float | None
+    total: float
+    moves: int
+    timing: dict[str, float]
+
+    @property
+    def between(self) -> float | None:
+        """Mean seconds from one token to the next."""
+        if self.first is None or self.tokens < 2:
+            return None
+        return (self.total - self.first) / (self.tokens - 1)
+
+    def is_good(self, most_first: float, most_between: float) -> bool:
+        """Whether it ended well, with a first token and gaps within these limits."""
+        in_time = self.first is not None and self.first <= most_first and (self.between or 0.0) <= most_between
+        return self.status not in ("failed", "left") and in_time
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self) | {"between": self.between}
+
+
+class Recent:
+    """Keeps the last replies, the newest at the end."""
+
+    def __init__(self, clock: Callable[[], float] = time.time):
+        self.clock = clock
+        self._replies: deque[Reply] = deque(maxlen=KEPT)
+
+    def note(self, reply: Reply) -> None:
+        self._replies.append(reply)
+
+    def last(self, count: int, request: str = "") -> list[Reply]:
+        """The newest first; those of one request, if it is named."""
+        found = (reply for reply in reversed(self._replies) if not request or reply.request == request)
+        return [reply for reply, _ in zip(found, range(count), strict=False)]
+
+    def summary(self, window: float, most_first: float, most_between: float) -> dict[str, Any]:
+        """Of the replies that ended in the last `window` seconds: rates, percentiles, and the share of good ones.
+
+        Those that their clients left count for no percentile and no share: nobody waited for their end.
+        """
+        since = self.clock() - window
+        ended = [reply for reply in self._replies if reply.ended >= since]
+        judged = [reply for reply in ended if reply.status != "left"]
+        good = sum(reply.is_good(most_first, most_between) for reply in judged)
+        return {
+            "window_seconds": window,
+            "replies": len(ended),
+            "failed": sum(reply.status == "failed" for reply in judged),
+            "replies_per_second": len(ended) / window,
+            "tokens_per_second": sum(reply.tokens for reply in ended) / window,
+            "first_token_seconds": percentiles(r.first for r in judged),
+            "between_tokens_seconds": percentiles(r.between for r in judged),
+            "good": good / len(judged) if judged else None,
+        }
+
+
+def percentiles(values: Iterable[float | None]) -> dict[str, float] | None:
+    """p50, p95 and p99 of those that are known; None without any."""
+    known = sorted(value for value in values if value is not None)
+    return {f"p{share}": _nearest(known, share) for share in (50, 95, 99)} if known else None
+
+
+def _nearest(ordered: Sequence[float], share: int) -> float:
+    """The least value that is not exceeded by so many of a hundred."""
+    return ordered[max(-(-len(ordered) * share // 100), 1) - 1]
