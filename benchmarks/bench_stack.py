@@ -8,8 +8,9 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ import msgspec
 
 from fake_engine import save_checkpoint
 from load_generator import Load, Report
+from motet_shared.discovery import HEARTBEAT_EVERY
 from motet_shared.testing import NatsServer, free_port
 
 HERE = Path(__file__).resolve().parent
@@ -38,13 +40,23 @@ class Stack:
         self.folder = folder
         self.port = port
         self.pids: dict[str, int] = {}
-        self._processes: list[asyncio.subprocess.Process] = []
+        self.env: dict[str, str] = {}  # of processes that are started later
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def spawn(self, name: str, argv: list[str], env: dict[str, str]) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
             process = await asyncio.create_subprocess_exec(*argv, env=env, stdout=log, stderr=log)
-        self._processes.append(process)
+        self._processes[name] = process
         self.pids[name] = process.pid
+
+    async def kill(self, name: str) -> float:
+        """End a process without warning; when that was, on the clock of `time.monotonic()`."""
+        process = self._processes.pop(name)
+        del self.pids[name]
+        process.kill()
+        killed = monotonic()
+        await process.wait()
+        return killed
 
     async def serve(self, services: dict[str, tuple[str, list[str]]], env: dict[str, str]) -> None:
         """Start services, (role, arguments) by module, and wait until the gateway says that they are ready."""
@@ -57,7 +69,7 @@ class Stack:
         """Until the HTTP server answers 200 and says `word`; RuntimeError with the logs if it never does."""
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=2.0) as http:
             for _ in range(int(START_SECONDS / 0.1)):
-                if any(process.returncode is not None for process in self._processes):
+                if any(process.returncode is not None for process in self._processes.values()):
                     break
                 with contextlib.suppress(httpx.HTTPError):
                     answer = await http.get(path)
@@ -66,6 +78,16 @@ class Stack:
                 await asyncio.sleep(0.1)
         logs = "".join(f"--- {log.name}\n{log.read_text()[-2000:]}\n" for log in self.folder.glob("*.log"))
         raise RuntimeError(f"the benchmark's stack did not start\n{logs}")
+
+    async def until_workers(self, names: set[str]) -> None:
+        """Until these decode instances, and no others, are ready; TimeoutError if that never comes."""
+        async with asyncio.timeout(START_SECONDS), httpx.AsyncClient(trust_env=False) as http:
+            while True:
+                told = (await http.get(f"http://127.0.0.1:{self.port}/metrics/stack")).json()["instances"]
+                if {one["instance"] for one in told if one["role"] == "decode" and one["state"] == "ready"} == names:
+                    await asyncio.sleep(HEARTBEAT_EVERY)  # the tokenizer has heard of them too
+                    return
+                await asyncio.sleep(0.1)
 
     async def take_emitted(self, streams: int) -> dict[str, list[float]]:
         """Emission times by request id, once this many streams have ended; see `FakeEngine`. Begins a new file."""
@@ -79,10 +101,11 @@ class Stack:
         raise TimeoutError(f"{len(_lines(file))} of {streams} streams have ended after {STOP_SECONDS:g} s")
 
     async def stop(self) -> None:
-        for process in reversed(self._processes):
+        processes = list(self._processes.values())
+        for process in reversed(processes):
             if process.returncode is None:
                 process.terminate()
-        for process in self._processes:
+        for process in processes:
             try:
                 await asyncio.wait_for(process.wait(), STOP_SECONDS)
             except TimeoutError:
@@ -114,8 +137,9 @@ def _remove(file: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def motet_stack(*, rate: float = 0.0, batched: bool = True) -> AsyncIterator[Stack]:
+async def motet_stack(*, rate: float = 0.0, batched: bool = True, gateway: Sequence[str] = ()) -> AsyncIterator[Stack]:
     """Ready when entered. `rate`: engine steps per second, 0: saturated. `batched=False`: see `one_by_one`.
+    `gateway`: flags of its own.
 
     A paced engine also writes the emission times of each stream into `folder/emitted` when the stream ends.
     """
@@ -125,20 +149,20 @@ async def motet_stack(*, rate: float = 0.0, batched: bool = True) -> AsyncIterat
             stack = Stack(folder, free_port())
             stack.pids["nats"] = nats.pid
             try:
-                await _start(stack, nats, rate, batched)
+                await _start(stack, nats, rate, batched, gateway)
                 yield stack
             finally:
                 await stack.stop()
 
 
-async def _start(stack: Stack, nats: NatsServer, rate: float, batched: bool) -> None:
+async def _start(stack: Stack, nats: NatsServer, rate: float, batched: bool, gateway: Sequence[str]) -> None:
     checkpoint = save_checkpoint(stack.folder / "bench")
     env = environment(MOTET_NATS_URL=nats.url, MOTET_NATS_PASSWORD=nats.password, MOTET_LOG_LEVEL="warning")
     engine = ["--rate", str(rate), *(["--emitted", str(stack.folder / "emitted")] if rate else [])]
     services = {
         "engine": ("fake_engine", "decode", engine),
         "tokenizer": ("motet_tokenizer", "tokenizer", ["--model", str(checkpoint)]),
-        "gateway": ("motet_gateway", "gateway", ["--port", str(stack.port)]),
+        "gateway": ("motet_gateway", "gateway", ["--port", str(stack.port), *gateway]),
     }
     runner = ["-m"] if batched else [str(HERE / "one_by_one.py")]
     for name, (module, role, args) in services.items():

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+import faults
+import replicas
 import routing
+import sockets
 from bench_stack import motet_stack
 from conversations import conversations
 from fake_engine import CHARS, MODEL
 from fake_prefill import FakePrefill
+from faults import Client
 from load_generator import Arrivals, Report
 from measures import Ratio, Target, added_latency, quantile, row, rows_table, targets_table
 
@@ -87,6 +91,42 @@ def test_ways_to_choose_a_worker_are_compared(tmp_path: Path, capsys: pytest.Cap
     assert len(random["ttft"]) == len(prefix["ttft"]) > 0
     assert random["failed"] == prefix["failed"] == 0
     assert prefix["cached_tokens"] > 0
+
+
+def test_a_pause_ends_with_the_first_piece_after_the_longest_gap() -> None:
+    client = Client(began=2)
+    client.times = [1.0, 1.1, 1.2, 1.9, 2.0, 2.1]
+    assert client.pause_after(1.15) == pytest.approx(0.75)
+    assert client.pause_after(1.95) == pytest.approx(0.15)
+    assert client.pause_after(3.0) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_streams_survive_the_death_of_their_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    faults.main(["--quick", "--output", str(tmp_path / "faults.json")])
+    assert "| kill -9 |" in capsys.readouterr().out
+    [kill] = json.loads((tmp_path / "faults.json").read_text())["findings"]["kills"]
+    assert kill["failed"] == 0
+    assert len(kill["pauses"]) == kill["moved"]
+
+
+@pytest.mark.timeout(300)
+def test_numbers_of_workers_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replicas.main(["--quick", "--output", str(tmp_path / "replicas.json")])
+    assert "| decode workers |" in capsys.readouterr().out
+    runs = json.loads((tmp_path / "replicas.json").read_text())["findings"]["runs"]
+    assert [run["workers"] for run in runs] == [1, 2]
+    assert all(run["first"] and not run["failed"] for run in runs)
+
+
+@pytest.mark.timeout(300)
+def test_sessions_are_held_open_and_talk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sockets.main(["--quick", "--output", str(tmp_path / "sockets.json")])
+    assert "| replies |" in capsys.readouterr().out
+    found = json.loads((tmp_path / "sockets.json").read_text())["findings"]
+    assert found["broken"] == 0
+    assert len(found["first"]) == len(found["last"]) >= 4
 
 
 def test_a_conversation_goes_on_and_the_trace_is_that_of_its_seed() -> None:

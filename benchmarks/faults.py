@@ -1,0 +1,213 @@
+"""How long streams stand still when their decode worker dies: kill -9, again and again, under real clients.
+
+`python benchmarks/faults.py --help`. NATS, tokenizer, gateway and two decode workers with pocket-chat run as processes;
+clients stream from the gateway. A killed worker is replaced before the next kill. The numbers go to
+`results/faults.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import random
+import re
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import httpx
+
+from bench_stack import ROOT, Stack, environment
+from document import conditions, load_line, write
+from measures import Target, quantile, table, targets_table
+from motet_shared.testing import NatsServer, free_port
+
+RESULTS = Path(__file__).resolve().parent / "results" / "faults.json"
+WORKERS = 2
+LIMIT_P50, LIMIT_P99 = 0.5, 1.5  # seconds
+STREAM_SECONDS = 60.0  # that a stream may take altogether
+_MOVES = re.compile(r"^motet_moves\S* (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much to measure. Lengths in tokens."""
+
+    model: str = str(ROOT / "models" / "pocket-chat")
+    threads: int = 1  # of each decode worker
+    kills: int = 25
+    streams: int = 8
+    output: int = 700
+    began: int = 20  # tokens that every stream has when a worker is killed
+    spread: float = 0.3  # seconds, at random, that the kill waits beyond that
+    seed: int = 0
+
+
+QUICK = Plan(kills=1, streams=2, output=120, began=5, spread=0.0)
+
+
+@dataclass
+class Kill:
+    """One kill. `pauses`: seconds from it to the next token of each stream that had to move."""
+
+    pauses: list[float] = field(default_factory=list)
+    moved: int = 0
+    failed: int = 0
+
+
+class Client:
+    """One streamed completion, and when each piece of it came. `begun` after so many pieces."""
+
+    def __init__(self, began: int) -> None:
+        self.times: list[float] = []
+        self.begun = asyncio.Event()
+        self.finish = ""
+        self._began = began
+
+    async def run(self, http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+        async with http.stream("POST", "/v1/completions", json=body) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    self.times.append(monotonic())
+                    if len(self.times) >= self._began:
+                        self.begun.set()
+                    if '"finish_reason":"' in line.replace(" ", ""):
+                        self.finish = "length"
+
+    def pause_after(self, moment: float) -> float:
+        """Seconds from `moment` to the end of the longest gap between pieces that ends after it."""
+        gaps = zip(self.times, self.times[1:], strict=False)
+        found = [(after - before, after) for before, after in gaps if after > moment]
+        return max(found)[1] - moment if found else 0.0
+
+
+# ------------------------------------------------------------------------------------------------------------ measuring
+async def measure(plan: Plan) -> list[Kill]:
+    chance = random.Random(plan.seed)
+    kills = []
+    async with _stack(plan) as stack, _http(stack.port) as http:
+        for number in range(plan.kills):
+            victim = f"decode-{number}"
+            kills.append(await _kill(stack, http, plan, victim, chance.uniform(0, plan.spread)))
+            await _worker(stack, plan, number + WORKERS)
+            await stack.until_workers({f"decode-{n}" for n in range(number + 1, number + 1 + WORKERS)})
+            print(f"  kill {number + 1} of {plan.kills}: {kills[-1].moved} streams moved", flush=True)
+    return kills
+
+
+async def _kill(stack: Stack, http: httpx.AsyncClient, plan: Plan, victim: str, wait: float) -> Kill:
+    """Streams, the death of one worker in their midst, and what they felt of it."""
+    clients = [Client(plan.began) for _ in range(plan.streams)]
+    before = await _moves(stack.folder)
+    async with asyncio.timeout(STREAM_SECONDS), asyncio.TaskGroup() as group:
+        for number, client in enumerate(clients):
+            group.create_task(client.run(http, _body(plan, f"{victim} {number}")))
+        for client in clients:
+            await client.begun.wait()
+        await asyncio.sleep(wait)
+        killed = await stack.kill(victim)
+    moved = round(await _moves(stack.folder) - before)
+    # Streams of the other worker go on: those that moved are the ones that stood still the longest.
+    pauses = sorted((client.pause_after(killed) for client in clients), reverse=True)[:moved]
+    return Kill(pauses, moved, sum(client.finish != "length" for client in clients))
+
+
+def _body(plan: Plan, prompt: str) -> dict[str, Any]:
+    model = Path(plan.model).name
+    return {"model": model, "prompt": prompt, "max_tokens": plan.output, "ignore_eos": True, "stream": True}
+
+
+async def _moves(folder: Path) -> float:
+    """How many streams the tokenizer has moved so far, by its metrics."""
+    port = int((folder / "tokenizer.port").read_text())
+    async with _http(port) as http:
+        [count] = _MOVES.findall((await http.get("/metrics")).text)
+    return float(count)
+
+
+# ------------------------------------------------------------------------------------------------------------ the stack
+@contextlib.asynccontextmanager
+async def _stack(plan: Plan) -> AsyncIterator[Stack]:
+    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
+        async with NatsServer() as nats:
+            stack = Stack(Path(name), free_port())
+            stack.env = environment(
+                MOTET_NATS_URL=nats.url,
+                MOTET_NATS_PASSWORD=nats.password,
+                MOTET_LOG_LEVEL="warning",
+                OMP_NUM_THREADS=str(plan.threads),
+            )
+            metrics = free_port()
+            (stack.folder / "tokenizer.port").write_text(str(metrics))
+            tokenizer = ["--model", plan.model, "--metrics-port", str(metrics)]
+            try:
+                for number in range(WORKERS):
+                    await _worker(stack, plan, number)
+                services = {
+                    "motet_tokenizer": ("tokenizer", tokenizer),
+                    "motet_gateway": ("gateway", ["--port", str(stack.port)]),
+                }
+                await stack.serve(services, stack.env)
+                await stack.until_workers({f"decode-{number}" for number in range(WORKERS)})
+                yield stack
+            finally:
+                await stack.stop()
+
+
+async def _worker(stack: Stack, plan: Plan, number: int) -> None:
+    flags = ["--model", plan.model, "--threads", str(plan.threads), "--instance", f"decode-{number}"]
+    await stack.spawn(f"decode-{number}", [sys.executable, "-m", "motet_llm", "--stop-with-parent", *flags], stack.env)
+
+
+def _http(port: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=STREAM_SECONDS, trust_env=False)
+
+
+# -------------------------------------------------------------------------------------------------------------- telling
+def pauses_of(kills: Sequence[Kill]) -> list[float]:
+    return [pause for kill in kills for pause in kill.pauses]
+
+
+def targets(kills: Sequence[Kill]) -> list[Target]:
+    pauses = pauses_of(kills)
+    if not pauses:
+        return []
+    return [
+        Target("pause after a kill, p50", quantile(pauses, 0.5) * 1e3, LIMIT_P50 * 1e3, "ms"),
+        Target("pause after a kill, p99", quantile(pauses, 0.99) * 1e3, LIMIT_P99 * 1e3, "ms"),
+        Target("streams that failed", sum(kill.failed for kill in kills), 0, "streams"),
+    ]
+
+
+def report(kills: Sequence[Kill]) -> str:
+    pauses = pauses_of(kills)
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
+    cells = [f"{quantile(pauses, share) * 1e3:,.0f}" if pauses else "-" for share in shares.values()]
+    header = ["of decode", "kills", "streams moved", "failed", *(f"{name}, ms" for name in shares)]
+    failed = sum(kill.failed for kill in kills)
+    row = ["kill -9", str(len(kills)), str(len(pauses)), str(failed), *cells]
+    return "\n\n".join([table(header, [row]), targets_table(targets(kills))])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one kill, to see that it works")
+    parser.add_argument("--kills", type=int, help="workers that die (25)")
+    parser.add_argument("--streams", type=int, help="at a time (8)")
+    parser.add_argument("--seed", type=int, help="of the moments at which they die (0)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    args = parser.parse_args(argv)
+    given = {name: value for name in ("kills", "streams", "seed") if (value := getattr(args, name)) is not None}
+    plan, before = replace(QUICK if args.quick else Plan(), **given), conditions()
+    kills = asyncio.run(measure(plan))
+    print(f"{load_line(before)}\n\n{report(kills)}", flush=True)
+    write(args.output, before, plan, {"kills": kills}, targets(kills))
+
+
+if __name__ == "__main__":
+    main()
