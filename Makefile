@@ -9,12 +9,13 @@ BIN := $(VENV)/bin
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench bench-gpu compile-gpu setup clean
+.PHONY: help run test check chaos bench bench-gpu compile-gpu setup clean
 
 help:
 	@echo "make run    start everything on this machine, then open http://127.0.0.1:8000"
 	@echo "make test   run the tests"
 	@echo "make check  lint, format and type checks"
+	@echo "make chaos  mixed traffic for ten minutes, while processes are killed, paused and cut off at random"
 	@echo "make bench  measure the plumbing"
 	@echo "make bench-gpu  measure the kernels on this GPU"
 	@echo "make compile-gpu  compile them in all configurations for GPUs that need not be here"
@@ -35,6 +36,10 @@ check:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+chaos:
+	@scripts/setup dev
+	PYTHONPATH=tests:models/recipes $(BIN)/python -m chaos.storm $(ARGS)
 
 bench:
 	@scripts/setup dev

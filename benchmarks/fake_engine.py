@@ -24,7 +24,7 @@ from motet_llm.cache_news import CacheReporter
 from motet_shared.actor import Actor, operation, run
 from motet_shared.bus import Bus
 from motet_shared.call import Call
-from motet_shared.config import ProcessConfig, setting
+from motet_shared.config import Duration, ProcessConfig, setting
 from motet_shared.messages import TIERS, Cached, Generate, ModelCard, Tokens, Usage
 
 MODEL = "bench"
@@ -71,6 +71,7 @@ class FakeEngineConfig(ProcessConfig):
     rate: float = setting("steps per second; 0: as many as possible", default=0.0, min=0)
     prefill: float = setting("prompt tokens per second; 0: none take time", default=0.0, min=0)
     blocks: int = setting("blocks of the prefix cache, if prompts take time", default=4096, min=1)
+    start: Duration = setting("how long it takes to load", default=0.0, min=0)
     emitted: Path | None = setting("file to which each stream that ends adds its emission times", default=None)
 
 
@@ -102,6 +103,7 @@ class FakeEngine(Actor):
         self._reporter = CacheReporter(bus, self._prefill.changes if self._prefill else deque())
 
     async def warm(self) -> None:
+        await asyncio.sleep(self.config.start)
         self.bus.monitor.duties.append(self._reporter.tick)
         self._loop = asyncio.create_task(self._steps())
 

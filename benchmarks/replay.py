@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from measures import quantile
 from motet_llm.engine import Engine, StepOutput
+from motet_llm.grammar import Sentence
 from motet_shared.errors import MotetError
 from motet_shared.messages import Sampling
 
@@ -18,12 +19,14 @@ class Job:
     """A request that comes `arrival` seconds after the start and is left by its client after `output` tokens.
 
     limit: what it asks for as max_tokens, which is all that a server knows; 0: `output`.
+    sentence: of the grammar that its reply is held to, for one replay.
     """
 
     arrival: float
     prompt: list[int]
     output: int
     limit: int = 0
+    sentence: Sentence | None = None
 
 
 @dataclass(slots=True)
@@ -106,7 +109,7 @@ class Replay:
         job = served.job
         sampling = Sampling(max_tokens=job.limit or job.output, temperature=0.0, ignore_eos=True)
         try:
-            self._engine.add(str(index), job.prompt, sampling)
+            self._engine.add(str(index), job.prompt, sampling, sentence=job.sentence)
         except MotetError as error:
             served.error = error.message
 

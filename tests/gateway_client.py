@@ -136,6 +136,8 @@ class Socket:
     subprotocols: list[str] = field(default_factory=list)
     closed: int | None = None
     accepted: dict[str, Any] | None = None
+    texts: list[str] = field(default_factory=list)  # of all events, as they came
+    broken: bool = False
 
     def __post_init__(self) -> None:
         self.reading = asyncio.Event()
@@ -155,12 +157,15 @@ class Socket:
 
     async def _send(self, message: Any) -> None:
         await self.reading.wait()
+        if self.broken:
+            raise OSError
         if message["type"] == "websocket.accept":
             self.accepted = message
         elif message["type"] == "websocket.close":
             self.closed = message["code"]
             self._incoming.put_nowait({"type": "websocket.disconnect", "code": message["code"]})
         else:
+            self.texts.append(message["text"])
             self._events.put_nowait(json.loads(message["text"]))
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -192,6 +197,13 @@ class Socket:
 
     def pending(self) -> int:
         return self._events.qsize()
+
+    async def drop(self) -> None:
+        """The connection breaks."""
+        self.broken = True
+        self.reading.set()
+        self._incoming.put_nowait({"type": "websocket.disconnect", "code": 1006})
+        await asyncio.wait_for(self.task, 10)
 
     async def leave(self) -> None:
         self._incoming.put_nowait({"type": "websocket.disconnect", "code": 1000})

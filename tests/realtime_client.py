@@ -26,6 +26,12 @@ SPOKEN_TURN = [
 ]
 
 
+def check_event(event: dict[str, Any]) -> None:
+    """Raises for what is no event of a server in the eyes of the official types."""
+    parsed: Any = construct_type(type_=RealtimeServerEvent, value=event)
+    type(parsed).model_validate(event, strict=True)
+
+
 @dataclass
 class Client:
     """One end of a socket, and all that came."""
@@ -52,8 +58,7 @@ class Client:
         except TimeoutError:
             last = ", ".join(event["type"] for event in self.events[-8:])
             raise TimeoutError(f"nothing came for {PATIENCE:g} s after {last}") from None
-        parsed: Any = construct_type(type_=RealtimeServerEvent, value=event)
-        type(parsed).model_validate(event, strict=True)
+        check_event(event)
         self.events.append(event)
         return event
 

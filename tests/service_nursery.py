@@ -1,8 +1,8 @@
 """Services as real processes that cost no import each: forked from one that has loaded what they need.
 
 Importing torch takes seconds of a core, and a test of deaths needs many processes. `python -m service_nursery MODULE …`
-imports the modules, reads lines of JSON `[module, argv, environment]`, and answers each with the id of a process in
-which `python -m module argv` runs.
+imports the modules (one that begins with a dash never), reads lines of JSON `[module, argv, environment]`, and answers
+each with the id of a process in which `python -m module argv` runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import signal
 import sys
 from types import TracebackType
 
-from motet_shared.testing import NatsServer
-from service_process import python_environment, settings
+from service_process import Reachable, python_environment, settings
 
 ENDS_WITHIN = 30.0  # seconds after SIGTERM
 
@@ -26,8 +25,9 @@ ENDS_WITHIN = 30.0  # seconds after SIGTERM
 class Nursery:
     """`async with Nursery("motet_asr.service") as nursery:`; its processes end with it."""
 
-    def __init__(self, *modules: str):
-        self._modules = modules
+    def __init__(self, *modules: str, lacking: tuple[str, ...] = ()):
+        """`lacking`: packages that its processes find missing, as they would where those are not installed."""
+        self._modules = (*(f"-{name}" for name in lacking), *modules)
         self._pids: list[int] = []
         self._process: asyncio.subprocess.Process | None = None
 
@@ -53,7 +53,7 @@ class Nursery:
             raise RuntimeError("the nursery is not open")
         return self._process
 
-    async def start(self, nats: NatsServer, module: str, *argv: str) -> int:
+    async def start(self, nats: Reachable, module: str, *argv: str) -> int:
         """The process id of a service on this server."""
         process = self._own()
         assert process.stdin is not None
@@ -88,7 +88,10 @@ async def end(pid: int) -> None:
 
 def main() -> None:
     for module in sys.argv[1:]:
-        importlib.import_module(module)
+        if module.startswith("-"):
+            sys.modules[module[1:]] = None  # type: ignore[assignment]
+        else:
+            importlib.import_module(module)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # who has died is gone
     for line in sys.stdin:
         module, argv, env = json.loads(line)

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from motet_shared.testing import NatsServer
 
@@ -24,7 +25,16 @@ def python_environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
-def settings(nats: NatsServer) -> dict[str, str]:
+class Reachable(Protocol):
+    """A nats-server, or a way to one."""
+
+    password: str
+
+    @property
+    def url(self) -> str: ...
+
+
+def settings(nats: Reachable) -> dict[str, str]:
     """With which a service finds this server, and says little."""
     return {
         "MOTET_NATS_URL": nats.url,

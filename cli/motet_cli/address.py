@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from urllib.parse import urlsplit
 
 from motet_shared.errors import ConfigError
 
@@ -21,6 +22,16 @@ def is_loopback(host: str) -> bool:
 def local_view(host: str) -> str:
     """The address under which this machine itself reaches a server that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def of_url(url: str) -> tuple[str, int]:
+    """Host and port of http(s)://host[:port]. ConfigError for anything else."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}[parts.scheme]
+    except (ValueError, KeyError):
+        raise ConfigError(f"--url: {url!r} is no address; give one such as http://127.0.0.1:8000") from None
+    return parts.hostname or "", port
 
 
 def url(host: str, port: int, *, tls: bool = False) -> str:
@@ -42,6 +53,19 @@ def free_port(host: str, port: int = 0) -> int:
         except OSError as error:
             raise ConfigError(_refusal(host, port, error)) from None
         return int(probe.getsockname()[1])
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that has the address, for others to listen on; until one does, connections are refused."""
+    family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    taken = socket.socket(family, socket.SOCK_STREAM)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind(where)
+    except OSError as error:
+        taken.close()
+        raise ConfigError(_refusal(host, port, error)) from None
+    return taken
 
 
 def _refusal(host: str, port: int, error: OSError) -> str:

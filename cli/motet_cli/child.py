@@ -29,7 +29,9 @@ class ChildSpec:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold passwords: never printed
     stage: int = 0
-    grace: float = 5.0  # seconds from SIGTERM to SIGKILL
+    grace: float = 5.0  # seconds from the last SIGTERM to SIGKILL
+    drain: float | None = None  # seconds from the first SIGTERM to a second one, which ends what runs; None: only one
+    fds: tuple[int, ...] = ()  # open files that it inherits
     model: str | None = None
 
 
@@ -83,6 +85,7 @@ class Child(asyncio.SubprocessProtocol):
             env=env,
             process_group=0,
             preexec_fn=_leash(os.getpid()),
+            pass_fds=spec.fds,
         )
         child._transport = transport
         child.pid = transport.get_pid()
@@ -99,15 +102,19 @@ class Child(asyncio.SubprocessProtocol):
             raise RuntimeError(f"{self.spec.name}: gone without an exit status")
         return self.status
 
-    async def stop(self) -> bool:
-        """SIGTERM, and SIGKILL after the grace period. True if it ended by itself."""
-        self.signal(signal.SIGTERM)
-        try:
-            await asyncio.wait_for(self.wait(), self.spec.grace)
-        except TimeoutError:
-            await self.kill()
-            return False
-        return True
+    async def stop(self, drain: float | None = None) -> bool:
+        """SIGTERM; another one after `drain` seconds (None: as the spec says), SIGKILL `grace` later.
+
+        True if it ended by itself.
+        """
+        drain = self.spec.drain if drain is None else drain
+        for seconds in (self.spec.grace,) if drain is None else (drain, self.spec.grace):
+            self.signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.wait(), seconds)
+                return True
+        await self.kill()
+        return False
 
     async def kill(self) -> None:
         self.signal(signal.SIGKILL)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from motet_cli.bench.arguments import add_bench
+from motet_cli.plan_arguments import add_traffic
 from motet_shared.errors import MotetError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -36,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands)
+    _add_restart(commands)
+    _add_scale(commands)
     _add_chat(commands)
     _add_say(commands)
     _add_listen(commands)
@@ -45,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     bench = _command(commands, "bench", "bench.command", "Measure a server that speaks OpenAI's API under load.")
     add_bench(bench, DEFAULT_URL)
     _add_profile(commands)
+    _add_role(commands)
     _add_top(commands)
     _add_trace(commands)
     _add_plan(commands)
@@ -72,6 +76,9 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         " (default: pocket-chat)",
     )
     up.add_argument("--decode", metavar="N", type=int, default=1, help="decode processes per model (default: 1)")
+    up.add_argument(
+        "--prefill", metavar="N", type=int, default=0, help="processes per model that prefill for decode (default: 0)"
+    )
     up.add_argument("--tokenizer", metavar="N", type=int, default=1, help="tokenizer processes (default: 1)")
     up.add_argument(
         "--asr", metavar="PATH", help="model that listens: folder, name or none (default: pocket-asr, if it is there)"
@@ -98,6 +105,13 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="PATH",
         help="sentence encoder: folder, name or none (default: pocket-embed, if there)",
     )
+    up.add_argument(
+        "--planner",
+        metavar="FILE",
+        nargs="?",
+        const="",
+        help="have as many processes as the load needs; FILE: TOML, a table per role (default: decode and tokenizer)",
+    )
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument("--store", metavar="FOLDER", help="keep jobs, and pictures that have a URL, in this folder")
     up.add_argument("--api-key-file", metavar="PATH", help="file with the key that clients must show")
@@ -110,6 +124,27 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument("--insecure", action="store_true", help="let other machines in without a key")
     up.add_argument("--log-format", choices=("text", "json"), default="text", help="text for people, json for machines")
     up.add_argument("--state-file", metavar="PATH", help="keep the process ids and instances in this JSON file")
+
+
+def _add_restart(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    restart = _command(
+        commands, "restart", "restart", "Replace the processes of a running stack, one by one; no request fails."
+    )
+    restart.add_argument("roles", metavar="ROLE", nargs="*", help="such as decode or gateway (default: all but nats)")
+    _add_order(restart)
+
+
+def _add_scale(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    scale = _command(commands, "scale", "scale", "Run more or fewer processes of a role in a running stack.")
+    scale.add_argument("counts", metavar="ROLE=N", nargs="+", help="such as decode=3: for each model, if it has one")
+    _add_order(scale)
+
+
+def _add_order(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--url", default=DEFAULT_URL, help="the server of a `motet up` here (default: %(default)s)")
+    command.add_argument(
+        "--drain", metavar="S", type=float, default=600.0, help="seconds that a gateway's replies have (default: 600)"
+    )
 
 
 def _add_server(command: argparse.ArgumentParser) -> None:
@@ -199,6 +234,14 @@ def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         way.add_argument("--tenants-file", metavar="PATH", help="the file of tenants [MOTET_TENANTS_FILE]")
 
 
+def _add_role(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    role = _command(commands, "role", "role", "Have a running engine decode, or prefill for those that do.")
+    role.add_argument("--url", default=DEFAULT_URL, help="the server of a `motet up` here (default: %(default)s)")
+    role.add_argument("--nats", metavar="URL", help="its NATS server, where it runs elsewhere [MOTET_NATS_PASSWORD]")
+    role.add_argument("instance", metavar="INSTANCE", help="id of the worker, such as decode-1f2e3d4c")
+    role.add_argument("role", choices=("decode", "prefill"))
+
+
 def _add_profile(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     profile = _command(commands, "profile", "profile", "Record a torch trace of a decode worker while it serves.")
     profile.add_argument("--url", default=DEFAULT_URL, help="the server of a `motet up` here (default: %(default)s)")
@@ -265,3 +308,4 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     plan.add_argument("--gflops", type=float, help="float32, of --cpu (default: from clock and vector width)")
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_traffic(plan.add_argument_group("traffic", "how many of what it needs, and what a million tokens cost"))

@@ -14,6 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from motet_cli import plan_traffic
 from motet_cli.models import model_dirs
 from motet_cli.this_cpu import available_memory, this_cpu
 from motet_shared.capacity import KV_BYTES, WEIGHT_FORMATS, Plan, Settings, format_bytes, layout_of, plan
@@ -43,6 +44,8 @@ GPU_OVERHEAD = 1536 << 20
 def run(args: Namespace) -> int:
     folder = find_config(args.model)
     shape = model_shape(read_config(folder), folder)
+    if args.traffic is not None:
+        return _for_traffic(args, shape)
     processor = _processor(args)
     memory = parse_bytes(args.memory, "--memory") if args.memory else _default_memory(processor)
     settings = _settings(args, on_gpu=args.gpu is not None)
@@ -97,6 +100,19 @@ def _processor(args: Namespace) -> Processor | None:
         bandwidth = parse_bytes(args.bandwidth, "--bandwidth") if args.bandwidth else 0
         return this_cpu(threads=args.threads, bandwidth=bandwidth, flops=(args.gflops or 0) * 1e9)
     return None
+
+
+def _for_traffic(args: Namespace, shape: ModelShape) -> int:
+    for option in ("memory", "context", "gpu"):
+        if getattr(args, option) is not None:
+            raise ConfigError(f"--{option}: goes without --traffic, where the price list says what there is")
+
+    def find(name: str) -> Processor | None:
+        named = {gpu.lower(): gpu for gpu in GPUS}
+        on_gpu = Namespace(**{**vars(args), "gpu": named.get(name.lower()), "cpu": name.lower() == "cpu"})
+        return _processor(on_gpu)
+
+    return plan_traffic.run(args, shape, _settings(args, on_gpu=not args.cpu), find)
 
 
 def _default_memory(processor: Processor | None) -> int:

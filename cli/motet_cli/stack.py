@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from motet_cli import address
 from motet_cli.child import ChildSpec
 from motet_cli.logs import LogFormat
 from motet_cli.models import ModelFolder
@@ -15,8 +16,9 @@ from motet_cli.models import ModelFolder
 # Stop order: the door closes first and its requests end, then those who serve them, and NATS last of all.
 _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
 _QUIET = {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}  # progress bars of libraries are no log
-_DRAIN = 10  # seconds that replies in flight have to end
-_GATEWAY_GRACE, _SERVICE_GRACE = _DRAIN + 5.0, 8.0
+_DRAIN = 10.0  # seconds that replies in flight have to end
+_LONGEST_DRAIN = 3600  # of a gateway that has been replaced: whoever stops it says when that is enough
+_GATEWAY_GRACE, _SERVICE_GRACE = 5.0, 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,7 @@ class Stack:
     host: str = "127.0.0.1"
     port: int = 8000
     decode: int = 1  # instances per model
+    prefill: int = 0  # instances per model, that compute prompts for decode
     tokenizer: int = 1
     vad: int = 1
     asr: ModelFolder | None = None  # what listens; None: nothing does
@@ -63,7 +66,9 @@ class Stack:
     speakers: ModelFolder | None = None  # what tells speakers apart; None: nothing does
     draw: ModelFolder | None = None  # what draws; None: nothing does
     embed: ModelFolder | None = None  # what embeds texts; None: nothing does
+    planner: Path | None = None  # the roles that are scaled by load, as motet-planner reads them; None: none
     door: Door = field(default_factory=Door)
+    listen_fd: int | None = None  # a socket that has host and port; None: the gateway opens one
     insecure: bool = False
     log_format: LogFormat = "text"
 
@@ -72,7 +77,8 @@ class Stack:
         return [
             self._gateway(),
             *self._tokenizers(),
-            *self._decoders(),
+            *self._engines("decode", self.decode),
+            *self._engines("prefill", self.prefill),
             *self._eyes(),
             *self._vads(),
             *self._listeners(),
@@ -80,27 +86,32 @@ class Stack:
             *self._speakers(),
             *self._painters(),
             *self._embedders(),
+            *self._planners(),
         ]
 
     def _gateway(self) -> ChildSpec:
-        argv = ["--host", self.host, "--port", str(self.port), "--drain-timeout", str(_DRAIN)]
+        argv = ["--host", self.host, "--port", str(self.port), "--drain-timeout", str(_LONGEST_DRAIN)]
+        if self.listen_fd is not None:
+            argv += ["--listen-fd", str(self.listen_fd)]
         argv += self.door.arguments()
         if self.insecure:
             argv.append("--insecure")
-        return self._spec("gateway", "gateway", "motet_gateway", argv, stage=_GATEWAY_STAGE, grace=_GATEWAY_GRACE)
+        spec = self._spec("gateway", "gateway", "motet_gateway", argv, stage=_GATEWAY_STAGE, grace=_GATEWAY_GRACE)
+        return replace(spec, drain=_DRAIN, fds=() if self.listen_fd is None else (self.listen_fd,))
 
     def _tokenizers(self) -> Iterator[ChildSpec]:
         argv = [part for model in self.models for part in ("--model", f"{model.name}={model.path}")]
         for name in _numbered("tokenizer", self.tokenizer):
             yield self._spec(name, "tokenizer", "motet_tokenizer", argv)
 
-    def _decoders(self) -> Iterator[ChildSpec]:
-        names = iter(_numbered("decode", self.decode * len(self.models)))
-        threads = max(1, compute_cores() // (self.decode * len(self.models)))
+    def _engines(self, role: str, count: int) -> Iterator[ChildSpec]:
+        """So many of a role for each model. Those of both roles share the cores."""
+        names = iter(_numbered(role, count * len(self.models)))
+        threads = max(1, compute_cores() // ((self.decode + self.prefill) * len(self.models)))
         for model in self.models:
-            argv = ["--model", str(model.path), "--name", model.name]
-            for _ in range(self.decode):
-                yield self._spec(next(names), "decode", "motet_llm", argv, threads=threads, model=model.name)
+            argv = ["--role", role, "--model", str(model.path), "--name", model.name]
+            for _ in range(count):
+                yield self._spec(next(names), role, "motet_llm", argv, threads=threads, model=model.name)
 
     def _eyes(self) -> Iterator[ChildSpec]:
         seeing = [model for model in self.models if model.sees]
@@ -135,6 +146,12 @@ class Stack:
             argv = ["--model", str(self.embed.path), "--name", self.embed.name]
             threads = compute_cores()
             yield self._spec("embedding", "embedding", "motet_embedding", argv, threads=threads, model=self.embed.name)
+
+    def _planners(self) -> Iterator[ChildSpec]:
+        if self.planner is not None:
+            url = address.url(address.local_view(self.host), self.port, tls=self.door.tls is not None)
+            argv = ["--actuator", "local", "--url", url, "--roles", str(self.planner)]
+            yield self._spec("planner", "planner", "motet_planner", argv)
 
     def _voices(self) -> Iterator[ChildSpec]:
         if self.tts is not None:

@@ -15,7 +15,7 @@ from motet_cli.backoff import Backoff, BackoffPolicy
 from motet_cli.child import Child, ChildSpec
 from motet_cli.logs import Log
 
-SlotState = Literal["waiting", "running", "failing", "stopped"]
+SlotState = Literal["waiting", "running", "failing", "leaving", "stopped"]
 _SHOWN_TAIL = 8
 
 
@@ -31,7 +31,7 @@ class Slot:
         self.backoff = Backoff(policy)
 
     def describe(self) -> dict[str, Any]:
-        child = self.child if self.state == "running" else None
+        child = self.child if self.state in ("running", "leaving") else None
         return {
             "name": self.spec.name,
             "role": self.spec.role,
@@ -65,9 +65,25 @@ class Supervisor:
     def start(self, specs: Iterable[ChildSpec]) -> None:
         """Adds processes; they start at once, all together."""
         for spec in specs:
-            slot = Slot(spec, self._policy)
-            self.slots.append(slot)
-            self._tasks[slot] = asyncio.create_task(self._keep_running(slot), name=f"keep {spec.name}")
+            self.add(spec)
+
+    def add(self, spec: ChildSpec, before: Slot | None = None) -> Slot:
+        """One more process, listed before another or as the last."""
+        slot = Slot(spec, self._policy)
+        self.slots.insert(len(self.slots) if before is None else self.slots.index(before), slot)
+        self._tasks[slot] = asyncio.create_task(self._keep_running(slot), name=f"keep {spec.name}")
+        return slot
+
+    async def remove(self, slot: Slot, drain: float | None = None) -> bool:
+        """End a process for good, `drain` seconds after which at the latest it has no time left for what runs there.
+
+        True if it did not have to be killed.
+        """
+        clean = await self._stop_slot(slot, drain)
+        self.slots.remove(slot)
+        del self._tasks[slot]
+        self._on_change()
+        return clean
 
     async def stop(self) -> bool:
         """Ends all processes, stage by stage. True if none had to be killed."""
@@ -89,10 +105,11 @@ class Supervisor:
     def describe(self) -> list[dict[str, Any]]:
         return [slot.describe() for slot in self.slots]
 
-    async def _stop_slot(self, slot: Slot) -> bool:
+    async def _stop_slot(self, slot: Slot, drain: float | None = None) -> bool:
         clean = True
-        if slot.child is not None and slot.state == "running":
-            clean = await slot.child.stop()
+        if slot.child is not None and slot.state in ("running", "leaving"):
+            slot.state = "leaving"
+            clean = await slot.child.stop(drain)
             if not clean:
                 self._log.note(f"{slot.spec.name} did not end within {slot.spec.grace:g} s: killed", "warning")
         self._tasks[slot].cancel()
@@ -104,7 +121,7 @@ class Supervisor:
     async def _keep_running(self, slot: Slot) -> None:
         while not self._stopping:
             delay = await self._run_once(slot)
-            if self._stopping:
+            if self._stopping or slot.state == "leaving":
                 return
             await asyncio.sleep(delay)
             slot.restarts += 1
@@ -121,6 +138,8 @@ class Supervisor:
             self._on_change()
             await slot.child.wait()
             slot.last_exit = slot.child.exit_words
+            if slot.state == "leaving":
+                return 0.0
         now = time.monotonic()
         delay = slot.backoff.exited(now, now - started)
         failing = slot.backoff.crash_loop(now)

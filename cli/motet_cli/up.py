@@ -7,17 +7,21 @@ import json
 import os
 import secrets
 import signal
+import socket
 import sys
 from argparse import Namespace
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from motet_cli import address, models, nats
+from motet_cli import address, models, nats, orders
 from motet_cli.connection import Connection, published
 from motet_cli.logs import Log
 from motet_cli.readiness import Health, wait_for_port, wait_until_ready
 from motet_cli.stack import Door, Stack
 from motet_cli.supervisor import Supervisor
+from motet_planner.config import DEFAULT_ROLES
+from motet_planner.groups import check_local, read_groups
 from motet_shared.errors import ConfigError
 
 _NATS_START = 10.0
@@ -38,7 +42,7 @@ def plan(args: Namespace) -> Plan:
     """ConfigError for what cannot work, before anything is started."""
     door = _door(args)
     _check_exposure(args.host, door.has_keys or bool(os.environ.get("MOTET_API_KEY")), args.insecure)
-    for name, least in (("decode", 1), ("tokenizer", 1), ("vad", 0)):
+    for name, least in (("decode", 1), ("prefill", 0), ("tokenizer", 1), ("vad", 0)):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name}: {getattr(args, name)} is too few; give at least {least}")
     if args.store and args.nats:
@@ -52,6 +56,7 @@ def plan(args: Namespace) -> Plan:
         host=args.host,
         port=address.free_port(args.host, args.port),
         decode=args.decode,
+        prefill=args.prefill,
         tokenizer=args.tokenizer,
         vad=args.vad,
         asr=models.resolve_optional(args.asr, "--asr", models.BUILT_IN_LISTENER),
@@ -60,6 +65,7 @@ def plan(args: Namespace) -> Plan:
         speakers=models.resolve_optional(args.speakers, "--speakers", models.BUILT_IN_SPEAKERS),
         draw=models.resolve_drawing(args.draw),
         embed=models.resolve_optional(args.embed, "--embed", models.BUILT_IN_EMBEDDING),
+        planner=_planned_roles(args),
         door=door,
         insecure=args.insecure,
         log_format=args.log_format,
@@ -68,6 +74,17 @@ def plan(args: Namespace) -> Plan:
         nats.find_server(), nats.find_config()
     state_file = Path(args.state_file) if args.state_file else None
     return Plan(stack, nats_port, state_file, Path(args.store).expanduser().resolve() if args.store else None)
+
+
+def _planned_roles(args: Namespace) -> Path | None:
+    """The file of --planner, or the planner's own; ConfigError where it cannot be followed here."""
+    if args.planner is None:
+        return None
+    if len(args.llm) > 1:
+        raise ConfigError("--planner: several models are served, and all would be scaled alike; give one --llm")
+    path = Path(args.planner).expanduser().resolve() if args.planner else DEFAULT_ROLES
+    check_local(read_groups(path))
+    return path
 
 
 def _door(args: Namespace) -> Door:
@@ -111,8 +128,13 @@ def run(args: Namespace) -> int:
     log = Log(sys.stdout, fmt=todo.stack.log_format, colour=colour, live=terminal)
     stack = todo.stack
     try:
-        with published(stack.port, Connection(stack.nats_url, stack.nats_password)):
-            return asyncio.run(Up(todo, log).run())
+        # Every gateway of this run accepts from the same socket: while one replaces another, nobody is refused.
+        with (
+            address.bound(stack.host, stack.port) as listener,
+            published(stack.port, Connection(stack.nats_url, stack.nats_password)),
+        ):
+            todo = replace(todo, stack=replace(stack, listen_fd=listener.fileno()))
+            return asyncio.run(Up(todo, log, listener).run())
     finally:
         log.close()
 
@@ -120,8 +142,8 @@ def run(args: Namespace) -> int:
 class Up:
     """One run of the stack, from the first process to the last."""
 
-    def __init__(self, todo: Plan, log: Log) -> None:
-        self._plan, self._log = todo, log
+    def __init__(self, todo: Plan, log: Log, listener: socket.socket) -> None:
+        self._plan, self._log, self._listener = todo, log, listener
         self._supervisor = Supervisor(log, on_change=self._changed)
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
@@ -139,14 +161,30 @@ class Up:
             loop.add_signal_handler(number, self._on_signal, number)
         tasks = [asyncio.create_task(self._start()), asyncio.create_task(self._stop.wait())]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()  # a bug in starting is not to be taken for an order to stop
+            async with AsyncExitStack() as exits:
+                await self._take_orders(exits)
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()  # a bug in starting is not to be taken for an order to stop
         finally:
             tasks[0].cancel()
             self._log.progress("")
+            self._listener.close()  # else clients would wait in a queue that nobody empties
             clean = await self._end()
         return 0 if clean else 1
+
+    async def _take_orders(self, exits: AsyncExitStack) -> None:
+        try:
+            await exits.enter_async_context(orders.taken(orders.path_of(self._plan.stack.port), self._carry_out))
+        except ConfigError as error:
+            self._log.note(f"`motet restart` and `motet scale` do not reach this run: {error.message}", "warning")
+
+    async def _carry_out(self, order: orders.Order, tell: orders.Tell) -> None:
+        from motet_cli.rolling import Rolling  # and with it the bus, which nothing else here needs
+
+        stack = self._plan.stack
+        connection = Connection(stack.nats_url, stack.nats_password or os.environ.get("MOTET_NATS_PASSWORD"))
+        await Rolling(self._supervisor, connection, self._log.note).carry_out(order, tell)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop.is_set() and number == signal.SIGINT:

@@ -25,6 +25,7 @@ from .health import health_router
 from .images_api import edits, generations
 from .jobs_api import jobs_router, submit
 from .models_api import models_router
+from .openapi import openapi_router
 from .problems import MethodNotAllowed, NotFound, Problem
 from .realtime.endpoint import realtime
 from .render import error_event
@@ -128,7 +129,7 @@ def _trace(scope: Scope) -> Any:
 
 def build_api(service: Service) -> FastAPI:
     """Models, health, metrics and the page. The page itself needs no key: it asks its user for one."""
-    # FastAPI's own documentation pages fetch scripts from elsewhere.
+    # FastAPI's own documentation pages fetch scripts from elsewhere, and know nothing of the streams.
     api = FastAPI(title="Motet", openapi_url=None, docs_url=None, redoc_url=None)
 
     @api.middleware("http")
@@ -172,6 +173,7 @@ def build_api(service: Service) -> FastAPI:
         return _problem_response(error)
 
     api.include_router(models_router(service))
+    api.include_router(openapi_router())
     api.include_router(health_router(service))
     api.include_router(jobs_router(service))
     api.include_router(stack_router(service))

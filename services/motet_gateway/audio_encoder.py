@@ -58,13 +58,16 @@ class Wav:
         return self.push(b"")
 
 
+_TELEPHONE = {"pcmu": "audio/PCMU", "pcma": "audio/PCMA"}
+
+
 class Telephone:
     """G.711 at 8 kHz, one byte per sample, without a header."""
 
     heavy = True
 
     def __init__(self, law: str) -> None:
-        self.content_type = "audio/PCMU" if law == "pcmu" else "audio/PCMA"
+        self.content_type = _TELEPHONE[law]
         self._encode = mu_law_encode if law == "pcmu" else a_law_encode
         self._resampler = Resampler(RATE, TELEPHONE_RATE)
 
@@ -92,7 +95,13 @@ _CODINGS = {
     "aac": Coding("audio/aac", "adts", "aac", 64_000),
     "flac": Coding("audio/flac", "flac", "flac"),
 }
-FORMATS = (*_CODINGS, "wav", "pcm", "pcmu", "pcma")
+FORMATS = (*_CODINGS, "wav", "pcm", *_TELEPHONE)
+
+
+def content_types() -> list[str]:
+    """Of all formats."""
+    coded = [coding.content_type for coding in _CODINGS.values()]
+    return [*coded, Wav.content_type, Pcm.content_type, *_TELEPHONE.values()]
 
 
 class Coded:

@@ -10,8 +10,15 @@ from collections.abc import MutableMapping
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 CHUNKS = "motet.http.chunks"
+
+
+class State(ServerState):
+    """What all connections of a server share."""
+
+    leaving = False  # whether each reply is the last on its connection, and says so
 
 
 class ChunkProtocol(HttpToolsProtocol):
@@ -21,6 +28,8 @@ class ChunkProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope:  # else this is an upgrade
+            if isinstance(self.server_state, State) and self.server_state.leaving:
+                cycle.keep_alive = False
             # The task that will read it has been made, but has not run yet.
             self.scope["extensions"] = {CHUNKS: Chunks(cycle)}  # type: ignore[dict-item]
 

@@ -16,6 +16,7 @@ class GatewayConfig(ProcessConfig):
 
     host: str = setting("address to listen on", default="127.0.0.1")
     port: int = setting("port to listen on; 0: any free one", default=8000, min=0, max=65535)
+    listen_fd: int | None = setting("listening socket that was inherited, instead of --port", default=None, min=3)
     api_key: str | None = setting("keys that clients must send; in a file: one per line", default=None, secret=True)
     tenants_file: Path | None = setting(
         "file of tenants, their keys and limits; read again when it changes", default=None
@@ -35,6 +36,11 @@ class GatewayConfig(ProcessConfig):
     max_streams: int = setting("replies generated at a time; more get 429", default=1024, min=1)
     max_inputs: int = setting("most texts of one request for embeddings", default=2048, min=1)
     max_sockets: int = setting("WebSocket sessions at a time; more are closed with 1013", default=1024, min=1)
+    session_keep: Duration = setting("time that a session waits for a client whose socket broke", default=30.0, min=0.0)
+    max_kept_sessions: int = setting("sessions that wait at a time; the oldest makes room", default=256, min=0)
+    session_memory: Bytes = setting(
+        "largest part of a session that a client can be told again", default=8 * 2**20, min=2**16
+    )
     request_timeout: Duration = setting("longest time for one reply", default=600.0, min=0.1)
     patience: Duration = setting("time in which a broken reply waits for a service to return", default=5.0, min=0.0)
     picture_ttl: Duration = setting("time that pictures with a URL are kept", default=3600.0, min=1.0)

@@ -13,11 +13,12 @@ import uvicorn
 
 from motet_shared.actor import Actor
 from motet_shared.bus import Bus
+from motet_shared.discovery import HEARTBEAT_EVERY
 from motet_shared.errors import ConfigError, InternalError
 from motet_shared.telemetry import Metrics
 
 from .app import App
-from .chunks import ChunkProtocol
+from .chunks import ChunkProtocol, State
 from .config import GatewayConfig
 from .service import Service
 from .tls import check_tls
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 _KEEP_ALIVE = 75.0  # seconds; longer than the 60 of common proxies, so that they close first
 _BACKLOG = 2048
 _CLOSING = 2  # seconds that clients get to take their last bytes
+_LAST_CALL = 1.0  # seconds in which requests still come over connections that are to end
 
 
 class Gateway(Actor):
@@ -50,7 +52,9 @@ class Gateway(Actor):
         self.service = Service(self.config, self.bus, self.metrics or Metrics(self.role, self.bus.instance))
         await self.service.open_keep()
         self.service.watch()
-        listener = _listen(self.config.host, self.config.port)
+        if self.config.listen_fd is not None:
+            await asyncio.sleep(HEARTBEAT_EVERY + 0.1)  # who comes in at once finds everybody known
+        listener = _listen(self.config)
         self.port = listener.getsockname()[1]
         self._server = _Server(_uvicorn_config(self.config, App(self.service)))
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
@@ -63,24 +67,30 @@ class Gateway(Actor):
         """Refuse what is new, let what runs end within the drain timeout, then stop listening."""
         if self.service is None or self._server is None or self._serving is None:
             return
+        if self.config.listen_fd is not None:
+            await self._server.leave()
         self.service.limits.draining = True
-        try:
-            async with asyncio.timeout(self.config.drain_timeout):
-                await self._drained(self.service)
-        except TimeoutError:
-            log.warning("%d replies are cut off by the drain timeout", self.service.limits.active)
+        drained = asyncio.ensure_future(self._drained(self.service))
+        hurry = asyncio.ensure_future(self.hurry.wait())
+        await asyncio.wait([drained, hurry], timeout=self.config.drain_timeout, return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done():
+            log.warning("%d replies are cut off by the end of the drain", self.service.limits.active)
+        for task in (drained, hurry):
+            task.cancel()
+        await asyncio.gather(drained, hurry, return_exceptions=True)
         self._server.should_exit = True
         await self._serving
         await self.service.close()
 
     async def _drained(self, service: Service) -> None:
-        await asyncio.gather(*(session.drain() for session in list(service.sessions)))
+        await service.sessions.close()
+        await asyncio.gather(*(session.drain() for session in service.sessions))
         await service.limits.idle.wait()
 
     def load(self) -> dict[str, float]:
         if self.service is None:
             return {}
-        return {"streams": float(self.service.limits.active), "sockets": float(len(self.service.sessions))}
+        return {"streams": float(self.service.limits.active), "sockets": float(self.service.sessions.connected)}
 
     def stats(self) -> dict[str, Any]:
         refused = self.service.limits.refused if self.service is not None else 0
@@ -103,9 +113,26 @@ class Gateway(Actor):
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the actor's runtime has its own."""
 
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self.server_state = self._state = State()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def leave(self) -> None:
+        """Leave new connections to whoever listens on the same socket, and send there those who are connected here.
+
+        A reply to a request that comes now, or is under way, is the last of its connection.
+        """
+        for server in self.servers:
+            server.close()
+        self._state.leaving = True
+        await asyncio.sleep(_LAST_CALL)
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, ChunkProtocol):
+                connection.shutdown()
 
 
 def _uvicorn_config(config: GatewayConfig, app: App) -> uvicorn.Config:
@@ -130,7 +157,10 @@ def _uvicorn_config(config: GatewayConfig, app: App) -> uvicorn.Config:
     )
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(config: GatewayConfig) -> socket.socket:
+    host, port = config.host, config.port
+    if config.listen_fd is not None:
+        return _inherited(config.listen_fd)
     try:
         found = socket.getaddrinfo(host.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, proto, _, address = found[0]
@@ -143,5 +173,15 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         message = f"port: cannot listen on {host}:{port}: {error.strerror}; choose another, 0 for any free one"
         raise ConfigError(message, param="port") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _inherited(fd: int) -> socket.socket:
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        message = f"listen_fd: {fd} is no socket: {error.strerror}; leave it out to listen on --port"
+        raise ConfigError(message, param="listen_fd") from None
     listener.setblocking(False)
     return listener

@@ -18,6 +18,7 @@ from motet_shared.errors import BadRequest, UnsupportedParameter
 from .decoding import Decoder
 from .fields import Count, Int64, Metadata, Name, Penalty, Positive, Ratio, Strict
 from .image_options import ImageTool
+from .structured import ResponseFormat, StructuredOutputs, check_tool_choice, grammar_of, tool_choice_of
 
 MAX_CHOICES = 8
 MAX_STOPS = 4
@@ -140,7 +141,7 @@ class StreamOptions(Strict):
 
 
 class SamplingFields(Strict):
-    """What chat and plain completions share. The last five are extensions of ours."""
+    """What chat and plain completions share. The last seven are extensions that servers of open models share."""
 
     model: str
     stream: bool | None = None
@@ -161,6 +162,8 @@ class SamplingFields(Strict):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None  # OpenAI's, in chats
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ChatBody(SamplingFields, kw_only=True):
@@ -172,6 +175,7 @@ class ChatBody(SamplingFields, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     # They ask for nothing that changes the answer, so any value of the right type will do.
     metadata: Metadata | None = None
     prompt_cache_key: str | None = None
@@ -182,12 +186,10 @@ class ChatBody(SamplingFields, kw_only=True):
     functions: Any = None
     modalities: Any = None
     moderation: Any = None
-    parallel_tool_calls: Any = None
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
     reasoning_effort: Any = None
-    response_format: Any = None
     store: Any = None
     verbosity: Any = None
     web_search_options: Any = None
@@ -215,12 +217,10 @@ NO_EFFECT: dict[str, tuple[Any, ...]] = {
     "functions": (),
     "modalities": (["text"], *DRAWING),
     "moderation": (),
-    "parallel_tool_calls": (True,),
     "prediction": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "store": (False,),
     "suffix": ("",),
     "verbosity": ("medium",),
@@ -241,8 +241,7 @@ def parse_chat(body: bytes) -> ChatBody:
     if None not in both and both[0] != both[1]:
         message = f"`max_tokens` ({both[0]}) and `max_completion_tokens` ({both[1]}) disagree; give only the latter"
         raise BadRequest(message, param="max_tokens")
-    _check_tools(request.tools or [])
-    check_tool_choice(request.tool_choice)
+    _check_tools(request)
     return request
 
 
@@ -256,29 +255,24 @@ def parse_completion(body: bytes) -> CompletionBody:
     return request
 
 
-def check_tool_choice(choice: Any) -> None:
-    """ "auto" and "none" (and null) can be kept; anything else would be a promise that the model may break."""
-    if choice not in (None, "auto", "none"):
-        message = f"`tool_choice` {_shown(choice)} cannot be guaranteed yet; use 'auto' or 'none'"
-        raise UnsupportedParameter(message, param="tool_choice")
-
-
-def _check_tools(tools: list[Tool]) -> None:
-    """Functions without promises that cannot be kept; one tool that draws, whose name is free."""
+def _check_tools(request: ChatBody) -> None:
+    """One tool that draws at most, whose name is free; and what must be called is there."""
+    tools = request.tools or []
     draws = [index for index, tool in enumerate(tools) if isinstance(tool, ImageTool)]
     if len(draws) > 1:
         where = f"tools[{draws[1]}]"
         raise BadRequest(f"`{where}`: there is one `image_generation` already; leave it out", param=where)
+    names = [tool.function.name for tool in tools if isinstance(tool, FunctionTool)]
     for index, tool in enumerate(tools):
-        where = f"tools[{index}].function"
-        if isinstance(tool, ImageTool):
-            continue
-        if tool.function.strict:
-            message = f"`{where}.strict`: arguments cannot be held to a schema yet; omit it"
-            raise UnsupportedParameter(message, param=f"{where}.strict")
-        if draws and tool.function.name == TOOL:
-            message = f"`{where}.name` {TOOL!r} is that of `image_generation` for the model; choose another"
-            raise BadRequest(message, param=f"{where}.name")
+        if draws and isinstance(tool, FunctionTool) and tool.function.name == TOOL:
+            where = f"tools[{index}].function.name"
+            message = f"`{where}` {TOOL!r} is that of `image_generation` for the model; choose another"
+            raise BadRequest(message, param=where)
+    choice = tool_choice_of(request.tool_choice)
+    if choice.kind == "required" and (draws or request.modalities in DRAWING):
+        message = "`tool_choice`: a call cannot be required where pictures are drawn; send 'auto' or 'none'"
+        raise UnsupportedParameter(message, param="tool_choice")
+    check_tool_choice(choice, names)
 
 
 def _check_common(request: ChatBody | CompletionBody) -> None:
@@ -288,6 +282,7 @@ def _check_common(request: ChatBody | CompletionBody) -> None:
             raise UnsupportedParameter(_refusal(name, value, accepted), param=name)
     if request.stream_options is not None:
         _check_stream_options(request.stream_options, request.stream)
+    grammar_of(request.response_format, request.structured_outputs)
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if len(stops) > MAX_STOPS:
         raise BadRequest(f"`stop` has {len(stops)} strings; at most {MAX_STOPS} are possible", param="stop")

@@ -18,12 +18,12 @@ from .buckets import Clock
 from .config import GatewayConfig
 from .limits import Limits
 from .metrics import GatewayMetrics
+from .realtime.sessions import Sessions
 from .tenants_file import TenantsFile
 
 if TYPE_CHECKING:
     from .image_jobs import ImageJobs
     from .keep import Keep
-    from .realtime.session import Session
 
 
 class Service:
@@ -38,8 +38,8 @@ class Service:
         self.tenants_file = TenantsFile(path, self._use) if (path := config.tenants_file) is not None else None
         self.door = Door(config, self.limits, self.metrics, clock)
         self.metrics.streams.set_function(lambda: self.limits.active)
-        self.metrics.sockets.set_function(lambda: len(self.sessions))
-        self.sessions: set[Session] = set()
+        self.sessions = Sessions(config.session_keep, config.max_kept_sessions)
+        self.metrics.sockets.set_function(lambda: self.sessions.connected)
         self.keep: Keep | None = None  # where the server of NATS keeps something
         self.jobs: ImageJobs | None = None
         self._uploads: asyncio.Task[BlobStore] | None = None
@@ -54,7 +54,7 @@ class Service:
     def _use(self, tenants: Tenants) -> None:
         """Other tenants and keys. Whoever is in a session with a key that is no longer accepted has to leave."""
         self.door.use(tenants)
-        for session in list(self.sessions):
+        for session in self.sessions:
             if not self.door.still_takes(session.caller):
                 leaving = asyncio.create_task(session.expel("the API key is no longer accepted"), name="expel")
                 self._leaving.add(leaving)
@@ -73,7 +73,7 @@ class Service:
     async def uploads(self) -> BlobStore:
         """Where files wait for the service that reads them. Made for the first one: a gateway may never see any."""
         if self._uploads is None or (self._uploads.done() and self._uploads.exception() is not None):
-            store = BlobStore(self.bus.instance, self.config.upload_memory)
+            store = BlobStore.of(self.config, self.bus.instance, self.config.upload_memory)
             self._uploads = asyncio.create_task(store.start(), name="uploads")
         return await asyncio.shield(self._uploads)
 
@@ -89,6 +89,7 @@ class Service:
             self.jobs.start(config.jobs)
 
     async def close(self) -> None:
+        await self.sessions.close()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])

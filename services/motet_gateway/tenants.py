@@ -106,10 +106,14 @@ class Tenant:
         self.streams += count
         return Ticket(self, slot, count, self.tokens.hold(tokens), self.images.hold(images), self.audio.hold(audio))
 
+    @property
+    def sockets_full(self) -> bool:
+        most = self.limits.concurrent_sockets
+        return most is not None and self.sockets >= most
+
     def open_socket(self) -> None:
         """One more session. Overloaded if there are too many."""
-        most = self.limits.concurrent_sockets
-        if most is not None and self.sockets >= most:
+        if self.sockets_full:
             self._refuse("sockets", f"{self.sockets} sessions are open, the most allowed; close one first", 1)
         self.sockets += 1
 

@@ -1,14 +1,13 @@
-"""A WebSocket protocol for uvicorn that writes many messages in one write.
+"""A WebSocket protocol for uvicorn that writes many messages in one write, and is told when they have arrived.
 
 ASGI sends one message per call, and each pays for the whole stack. An application that finds `BURST` in the scope's
-extensions has a function there that takes text messages as UTF-8 bytes, frames them and writes them as one; it waits
-while the peer does not read. Nothing is compressed: deltas are short, and a deflate context per socket costs more
+extensions has a `Burst` there. Nothing is compressed: deltas are short, and a deflate context per socket costs more
 memory than it saves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from uvicorn.protocols.utils import ClientDisconnected
@@ -22,24 +21,74 @@ _TEXT = 0x80 | Opcode.TEXT  # one whole message
 _SHORT = [bytes((_TEXT, size)) for size in range(126)]
 _MEDIUM = bytes((_TEXT, 126))
 _LONG = bytes((_TEXT, 127))
+_MARK_BYTES = 8  # uvicorn's own pings carry four
+_LAST_WORDS = 2.0  # seconds that a peer which answers no pings has for its close frame
 
 
 class BurstProtocol(WebSocketsSansIOProtocol):
     """uvicorn's sans-IO protocol with the extension `BURST`."""
 
+    burst: Burst | None = None
+
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if self.response.status_code == 101:
             # The task that will read it has been made, but has not run yet.
-            cast(dict[str, Any], self.scope["extensions"])[BURST] = self.send_texts
+            self.burst = Burst(self)
+            cast(dict[str, Any], self.scope["extensions"])[BURST] = self.burst
 
-    async def send_texts(self, texts: Iterable[bytes]) -> None:
-        """Send each of `texts` as a message. Raises OSError once the connection is closing."""
-        if not self.writable.is_set():
-            await self.writable.wait()
-        if self.disconnected or self.close_sent or self.conn.state is not State.OPEN:
+    def handle_pong(self, event: Any) -> None:
+        if self.burst is not None and len(event.data) == _MARK_BYTES:
+            self.burst.on_arrived(int.from_bytes(event.data))
+        else:
+            super().handle_pong(event)
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        # A full buffer would never be written, and nobody be told that the peer is gone.
+        self.loop.call_later(_LAST_WORDS, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn says 1005, as of a close frame without a code. The first word counts: after a close frame this is
+        # not heard.
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006})
+        super().connection_lost(exc)
+
+
+class Burst:
+    """The quick way out of a socket."""
+
+    def __init__(self, protocol: BurstProtocol):
+        self._protocol = protocol
+        self.on_arrived: Callable[[int], None] = lambda mark: None
+
+    @property
+    def clogged(self) -> bool:
+        """Whether the peer does not read, so that whatever is sent has to wait."""
+        return not self._protocol.writable.is_set()
+
+    async def send(self, take: Callable[[], Iterable[bytes]]) -> None:
+        """Send each text that `take` gives as a message, in one write; it is called once the peer reads.
+
+        Raises OSError, and takes nothing, once the connection is closing.
+        """
+        peer = self._protocol
+        if not peer.writable.is_set():
+            await peer.writable.wait()
+        if peer.disconnected or peer.close_sent or peer.conn.state is not State.OPEN:
             raise ClientDisconnected
-        self.transport.write(b"".join([part for text in texts for part in (frame_head(len(text)), text)]))
+        peer.transport.write(b"".join([part for text in take() for part in (frame_head(len(text)), text)]))
+
+    def ask(self, mark: int) -> None:
+        """Have `on_arrived(mark)` called once all that was sent so far has arrived."""
+        peer = self._protocol
+        if not (peer.disconnected or peer.close_sent) and peer.conn.state is State.OPEN:
+            peer.conn.send_ping(mark.to_bytes(_MARK_BYTES))
+            peer.transport.write(b"".join(peer.conn.data_to_send()))
+
+    def drop(self) -> None:
+        """Break the connection at once."""
+        self._protocol.transport.abort()
 
 
 def frame_head(size: int) -> bytes:

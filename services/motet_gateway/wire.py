@@ -28,6 +28,7 @@ from .schema import (
     UserMessage,
     VideoPart,
 )
+from .structured import ToolChoice, grammar_of, tool_choice_of
 
 _SEED_MASK = 2**63 - 1
 MAX_COMPLETIONS = 32  # prompts times n of one request
@@ -38,13 +39,16 @@ def chat_requests(body: ChatBody, request_id: str, rights: Rights = ANYONE, *, s
 
     `sees`: whether the model is shown what was drawn in earlier replies.
     """
-    tools_on = bool(body.tools) and body.tool_choice != "none"
+    choice = tool_choice_of(body.tool_choice) if body.tools else ToolChoice("none")
     base = Chat(
         model=body.model,
         messages=wire_messages(body.messages, sees=sees),
         sampling=_sampling(body, body.max_completion_tokens or body.max_tokens, _chat_logprobs(body)),
         tools=wire_tools(body.tools or []),
-        tool_choice="auto" if tools_on else "none",
+        tool_choice=choice.kind,
+        tool=choice.tool,
+        parallel_tools=body.parallel_tool_calls is not False,
+        grammar=grammar_of(body.response_format, body.structured_outputs),
         stop=_stops(body.stop),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         request_id=request_id,
@@ -66,6 +70,7 @@ def completion_requests(body: CompletionBody, request_id: str, rights: Rights = 
         model=body.model,
         prompt="",
         sampling=_sampling(body, max_tokens, -1 if body.logprobs is None else body.logprobs),
+        grammar=grammar_of(body.response_format, body.structured_outputs),
         echo=bool(body.echo),
         stop=_stops(body.stop),
         max_tokens=max_tokens,

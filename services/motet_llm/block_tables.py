@@ -58,20 +58,38 @@ class BlockTables:
     def open(self, request: Request) -> None:
         request.tables = [array("i") for _ in self._groups]
         request.num_released = [0] * len(self._groups)
+        request.whole_from = [0] * len(self._groups)
         if self._states is not None:
             request.state_slot = self._states.allocate()
 
-    def missing(self, request: Request, num_tokens: int) -> int:
-        """Blocks to allocate before `num_tokens` tokens of the request have a place."""
-        have = sum(map(len, request.tables))
-        return max(0, self.pool.blocks_for(num_tokens) * len(self._groups) - have)
+    def missing(self, request: Request, num_tokens: int, *, passed: bool = False) -> int:
+        """Blocks to allocate before `num_tokens` tokens of the request have a place.
 
-    def grow(self, request: Request, num_tokens: int) -> None:
+        passed: but for those that no window reaches any more from the token after them.
+        """
+        if not passed:
+            have = sum(map(len, request.tables))
+            return max(0, self.pool.blocks_for(num_tokens) * len(self._groups) - have)
+        length = self.pool.blocks_for(num_tokens)
+        starts = (group.first_needed(num_tokens, self.block_size) for group in self._groups)
+        return sum(max(0, length - max(len(t), s)) for t, s in zip(request.tables, starts, strict=True))
+
+    def grow(self, request: Request, num_tokens: int, *, passed: bool = False) -> None:
         """Allocate what is `missing`. Raises InternalError if the pool has less."""
         length = self.pool.blocks_for(num_tokens)
-        for table in request.tables:
+        for group, table in zip(self._groups, request.tables, strict=True):
+            if passed:
+                skipped = group.first_needed(num_tokens, self.block_size) - len(table)
+                table.extend([self._null] * skipped)
             if length > len(table):
                 table.extend(self.pool.allocate(length - len(table)))
+
+    def cut(self, request: Request) -> None:
+        """Free what was grown beyond the tokens that are computed."""
+        length = self.pool.blocks_for(request.num_computed)
+        for table in request.tables:
+            self.pool.free(block for block in reversed(table[length:]) if block != self._null)
+            del table[length:]
 
     def trim(self, request: Request) -> None:
         """Free the blocks that no window of the request's next token reaches."""

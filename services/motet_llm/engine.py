@@ -7,7 +7,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import ParamSpec, TypeVar, Unpack
 
@@ -18,14 +18,19 @@ from . import invariance, validation
 from .block_pool import BlockPool
 from .block_tables import BlockTables
 from .config import EngineConfig
+from .grammar import Sentence
+from .kv_transfer import fingerprint
 from .model_runner import ModelRunner
 from .offload import Offload
 from .pace import Pace
 from .prefix_cache import PrefixCache
+from .receiver import Handover, KvReceiver
 from .request import Key, Options, Request
 from .sampler import Sampled, sample
 from .scheduler import Limits, Scheduler, Work
+from .sender import KvSender, Packed
 from .sights import Sight, place
+from .token_mask import TokenMask
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -36,9 +41,11 @@ class StepOutput:
     """What one step has to say about one request.
 
     ids: new tokens; a stop token is never among them.
-    finish: "stop" (a stop token) or "length" (max_tokens or the end of the context); None: goes on, or `error`.
+    finish: "stop" (a stop token, or the end of its grammar) or "length" (max_tokens or the end of the context); None:
+        goes on, or `error`.
     usage: with `finish`; completion tokens include those emitted before a move.
     timing: with `finish`; seconds "queue", "prefill", "decode", and "model": the request's share of the forward passes.
+    handover: somebody else is to compute its prompt, or is no longer to do so. packed: what was computed for others.
     """
 
     key: Key
@@ -48,6 +55,8 @@ class StepOutput:
     error: MotetError | None = None
     usage: Usage | None = None
     timing: dict[str, float] | None = None
+    handover: Handover | None = None
+    packed: list[Packed] | None = None
 
 
 Emit = Callable[[list[StepOutput]], object]
@@ -75,6 +84,8 @@ class StepCounts:
     step_seconds: float = 0.0
     model_seconds: float = 0.0
     python_seconds: float = 0.0
+    masked_steps: int = 0
+    mask_seconds: float = 0.0
 
     def note(self, batch_size: int, num_tokens: int, computed: Computed) -> None:
         self.steps += 1
@@ -83,6 +94,10 @@ class StepCounts:
         self.step_seconds = computed.waited + computed.seconds
         self.model_seconds += computed.model_seconds
         self.python_seconds += computed.waited
+
+    def note_mask(self, mask: TokenMask) -> None:
+        self.masked_steps += not mask.empty
+        self.mask_seconds += mask.seconds
 
 
 class Engine:
@@ -112,6 +127,8 @@ class Engine:
         self._offload = self._make_offload(config)
         self.prefix_cache = self._make_prefix_cache(config)
         self.scheduler = Scheduler(self._tables, _limits(config), self.prefix_cache, self.pace)
+        self.receiver = KvReceiver(self.runner.kv, self._tables, self.scheduler, self.prefix_cache)
+        self.sender = KvSender(self.runner.kv)
         self.context = min(self.runner.context, self._tables.longest)
         self._idle_since: float | None = None  # when the model ended a step, if there was more to do
         self._requests: dict[Key, Request] = {}
@@ -155,6 +172,7 @@ class Engine:
             created=created,
             vocab=self.runner.vocab,
             block_size=self.config.block_size if self.prefix_cache is not None else 0,
+            kv="" if self.runner.states else fingerprint(self.runner, self.config.deterministic),
         )
 
     def add(
@@ -224,7 +242,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do something. False while all requests wait for credit."""
-        return bool(self._pending) or self.scheduler.has_work
+        return bool(self._pending) or self.receiver.has_news or self.scheduler.has_work
 
     @property
     def next_deadline(self) -> float:
@@ -241,18 +259,31 @@ class Engine:
         works = self.scheduler.schedule()
         if not works:
             return ended + self._handed_over()
+        mask = TokenMask([work.request for work in works if work.draws], self.runner.vocab, self.runner.device)
         if emit is None or self._model_thread is None:
-            self._take(works, self._in_model_thread(self._compute, works))
+            mask.compute()
+            self._take(works, self._in_model_thread(self._compute, works, mask))
             return ended + self._handed_over()
-        computing = self._model_thread.submit(self._compute, works)
+        computing = self._model_thread.submit(self._compute, works, mask)
         if ready := ended + self._handed_over():
             emit(ready)
+        mask.compute()
         self._take(works, computing.result())
         return [] if self.scheduler.has_work else self._handed_over()
 
     def _handed_over(self) -> list[StepOutput]:
+        """What there is to say; and what goes to or came from other engines, for which this is the time: the model may
+        be computing meanwhile."""
         outputs, self._pending = self._pending, []
-        return outputs
+        outputs += [StepOutput(news.key, [], handover=news) for news in self.receiver.settle()]
+        return outputs + [self._pass_on(*packed) for packed in self.sender.pack(self.scheduler.running)]
+
+    def _pass_on(self, request: Request, packed: list[Packed]) -> StepOutput:
+        """What was computed for others. With the last of it the request has ended here."""
+        request.emitted += 1
+        if request.num_uncomputed:
+            return StepOutput(request.key, [], packed=packed)
+        return replace(self._finish(request, [], None, "stop"), packed=packed)
 
     def _expire(self) -> list[StepOutput]:
         now = time.monotonic()
@@ -261,15 +292,16 @@ class Engine:
 
     def _end_full(self) -> list[StepOutput]:
         """Requests that arrived with all the output they may have."""
-        return [self._finish(r, [], None, "length") for r in self.scheduler.waiting[:] if r.is_full]
+        return [self._finish(r, [], None, end) for r in self.scheduler.waiting[:] if (end := r.end)]
 
-    def _compute(self, works: list[Work]) -> Computed:
+    def _compute(self, works: list[Work], mask: TokenMask) -> Computed:
         """What needs the model."""
         started = time.perf_counter()
         waited = 0.0 if self._idle_since is None else started - self._idle_since
         forward = self.runner.forward(works)
         model_seconds = time.perf_counter() - started
-        sampled = sample(forward.logits_RV, [work.request for work in works if work.draws])
+        sampled = sample(forward.logits_RV, [work.request for work in works if work.draws], mask)
+        self._counts.note_mask(mask)
         finite = forward.finite
         self._idle_since = time.perf_counter()
         seconds = self._idle_since - started
@@ -284,6 +316,9 @@ class Engine:
         for work, finite in zip(works, computed.finite, strict=True):
             request, draws = work.request, work.draws
             token, logprob = next(drawn) if draws else (None, None)
+            if finite and draws and token is None and request.sentence is not None:
+                self._pending.append(self._end_of_grammar(request, request.sentence))
+                continue
             if not finite or (draws and token is None):
                 self._pending.append(self._fail_not_finite(request))
                 continue
@@ -305,8 +340,8 @@ class Engine:
         for work in works:
             if work.request.started_at is None:
                 self._counts.cached_tokens += work.request.num_cached or 0
+                work.request.started_at = now - computed.seconds - work.request.transfer_seconds
             work.request.model_seconds += computed.model_seconds * work.num_tokens / total
-            work.request.started_at = work.request.started_at or now - computed.seconds
 
     def _append(self, request: Request, token: int, logprob: TokenLogprob | None) -> StepOutput:
         request.first_token_at = request.first_token_at or time.monotonic()
@@ -315,9 +350,17 @@ class Engine:
         request.append(token)
         request.emitted += 1
         logprobs = None if logprob is None else [logprob]
-        if request.is_full:
-            return self._finish(request, [token], logprobs, "length")
+        if request.sentence is not None:
+            request.sentence.accept([token])
+        if end := request.end:
+            return self._finish(request, [token], logprobs, end)
         return StepOutput(request.key, [token], logprobs)
+
+    def _end_of_grammar(self, request: Request, sentence: Sentence) -> StepOutput:
+        """No token may come next: the reply ends if it may, and is lost if not."""
+        if sentence.may_end:
+            return self._finish(request, [], None, "stop")
+        return self._fail(request, sentence.error(f"after {request.num_output} tokens"))
 
     def _finish(self, request: Request, ids: list[int], logprobs: list[TokenLogprob] | None, reason: str) -> StepOutput:
         self.cancel(request.key)
@@ -357,6 +400,8 @@ class Engine:
             "kv_bytes": self.runner.kv.nbytes,
             "weight_bytes": self._weight_bytes,
             "rss": _resident_bytes(),
+            **self.receiver.stats(),
+            **self.sender.stats(),
         }
         if self._offload is not None:
             stats |= {
@@ -378,6 +423,7 @@ class Engine:
         if {id(r) for r in listed} != {id(r) for r in self._requests.values()} or len(listed) != len(self._requests):
             raise InternalError("the scheduler's lists and the engine's requests disagree")
         self.scheduler.check_integrity()
+        self.receiver.check_integrity()
 
 
 def _limits(config: EngineConfig) -> Limits:

@@ -153,6 +153,8 @@ class PrefixCache:
         """
         while (fetched := self._fetch(match)) is None:
             match = self.match(request.names)
+        # Before anything is evicted for it: a node whose only copy that drops would leave the tree.
+        self._pin(request, match.nodes[-1] if match.nodes else self._root)
         for node, g in self._needed(match):
             if (block := node.blocks[g]) is not None:
                 self._pool.share(block)
@@ -167,7 +169,6 @@ class PrefixCache:
         request.num_computed = len(match.nodes) * size + self._copy_partial(match, request.tables)
         if match.nodes and self._states is not None:
             self._states.restore(match.nodes[-1], request.state_slot)
-        self._pin(request, match.nodes[-1] if match.nodes else self._root)
         request.num_published = len(match.nodes)
 
     def _fetch(self, match: Match) -> dict[Entry, Tensor] | None:
@@ -226,7 +227,8 @@ class PrefixCache:
                 child = node.children[tokens] = Node(node, tokens, len(self._groups))
             for g, table in enumerate(request.tables):
                 block = table[index]
-                if child.blocks[g] is None and block != self._kv.null_block and self._pool.is_private(block):
+                is_whole = block != self._kv.null_block and index * size >= request.whole_from[g]
+                if child.blocks[g] is None and is_whole and self._pool.is_private(block):
                     child.blocks[g] = block
                     self._pool.publish(block, (child, g))
             self._tell(child)

@@ -13,6 +13,7 @@ from motet_shared.messages import Sampling
 from .sights import Sights
 
 if TYPE_CHECKING:
+    from .grammar import Sentence
     from .prefix_cache import Node
 
 Key = Hashable
@@ -33,6 +34,8 @@ class Options(TypedDict, total=False):
     deadline: on the clock of `time.monotonic()`.
     priority: higher ones go first, and may take the place of lower ones; 0 by default.
     tenant: whose share of the engine the request uses.
+    sentence: the reply in its grammar, `output` included; it ends with it.
+    send_from: the prompt is computed for another engine, which has its tokens up to here; nothing is drawn.
     """
 
     output: Sequence[int]
@@ -40,6 +43,8 @@ class Options(TypedDict, total=False):
     deadline: float | None
     priority: int
     tenant: str
+    sentence: Sentence | None
+    send_from: int
 
 
 class Request:
@@ -49,6 +54,8 @@ class Request:
     table for each group of layers, and the first `num_published` blocks of them are in the prefix cache, below `node`.
     Output that was emitted before a move counts as output in every respect but is not emitted again. `names` are what
     the tokens are called in the prefix cache: themselves, but for those that stand for a picture.
+    `receiving`: somebody else computes its prompt. `sent`: it is computed for somebody else, who has or is about to get
+    so many of its tokens; -1: for us.
     """
 
     __slots__ = (
@@ -70,7 +77,10 @@ class Request:
         "preemptions",
         "priority",
         "queued_at",
+        "receiving",
         "sampling",
+        "sent",
+        "sentence",
         "sights",
         "started_at",
         "state_slot",
@@ -79,6 +89,9 @@ class Request:
         "tables",
         "tenant",
         "tokens",
+        "transfer_seconds",
+        "was_handed_over",
+        "whole_from",
     )
 
     def __init__(
@@ -96,11 +109,14 @@ class Request:
         priority: int = 0,
         tenant: str = "",
         sights: Sights | None = None,
+        sentence: Sentence | None = None,
+        send_from: int = -1,
     ):
         self.key = key
         self.arrival = arrival
         self.tokens = [*prompt, *output]
         self.sights = sights
+        self.sentence = sentence
         self.names = self.tokens if sights is None else [*sights.names, *output]
         self.num_prompt = len(prompt)
         self.sampling = sampling
@@ -112,6 +128,7 @@ class Request:
         self.tenant = tenant
         self.tables: list[array[int]] = []
         self.num_released: list[int] = []  # blocks at the start of each table that its window has passed
+        self.whole_from: list[int] = []  # by table: first token from which nothing is missing
         self.state_slot = -1
         self.node: Node | None = None
         self.num_published = 0
@@ -124,6 +141,10 @@ class Request:
         self.started_at: float | None = None
         self.first_token_at: float | None = None
         self.model_seconds = 0.0
+        self.sent = send_from
+        self.receiving = False
+        self.was_handed_over = False  # once at most, however it went
+        self.transfer_seconds = 0.0
 
     def append(self, token: int) -> None:
         """A token that was drawn."""
@@ -155,16 +176,32 @@ class Request:
         return self.emitted >= self.credit
 
     @property
+    def is_idle(self) -> bool:
+        """There is nothing to compute for it now: it waits for its caller, or for somebody else's keys and values."""
+        return self.receiving or self.paused
+
+    @property
     def is_full(self) -> bool:
         return len(self.tokens) >= self.max_length
 
+    @property
+    def end(self) -> str | None:
+        """Why nothing can follow its output, if nothing can: "stop" where its grammar ends, else "length"."""
+        if self.sentence is not None and self.sentence.ended:
+            return "stop"
+        return "length" if self.is_full else None
+
     def timing(self, now: float) -> dict[str, float]:
-        """Seconds from `add` to the first step, to the first token, to `now`; and this request's share of the model."""
+        """Seconds from `add` to the first step, to the first token, to `now`; and this request's share of the model.
+
+        "transfer": before "prefill", those in which somebody else computed the prompt; only where it was handed over.
+        """
         started = self.started_at or now
         first = self.first_token_at or now
-        return {
+        stages = {
             "queue": started - self.queued_at,
-            "prefill": first - started,
+            "prefill": max(0.0, first - started - self.transfer_seconds),
             "decode": now - first,
             "model": self.model_seconds,
         }
+        return stages | {"transfer": self.transfer_seconds} if self.was_handed_over else stages

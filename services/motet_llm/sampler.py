@@ -1,8 +1,8 @@
 """The next token of each row of logits, as the requests wish.
 
-Order: logit bias and min_tokens, repetition, presence and frequency penalties, then what `motet_kernels.sampling` does:
-temperature, top-k, top-p, min-p, draw. Noise is keyed by (seed, output position, token). Temperature 0 takes the most
-likely token after bias and penalties.
+Order: logit bias and min_tokens, repetition, presence and frequency penalties, the masks of grammars, then what
+`motet_kernels.sampling` does: temperature, top-k, top-p, min-p, draw. Noise is keyed by (seed, output position, token).
+Temperature 0 takes the most likely token after bias, penalties and masks.
 
 Log-probabilities are of the model's own distribution, before all of the above, as OpenAI's API has them: they say what
 the model thinks, not what the sampling options make of it.
@@ -24,20 +24,26 @@ from motet_kernels.sampling import Choice, Edits
 from motet_shared.messages import TokenLogprob
 
 from .request import Request
+from .token_mask import TokenMask
 
 
 @dataclass(slots=True)
 class Sampled:
-    """One entry per row. `ids[row]` is None where the logits had NaN or infinities: nothing can be drawn there."""
+    """One entry per row. `ids[row]` is None where nothing can be drawn: NaN, infinities, or no token is allowed."""
 
     ids: list[int | None]
     logprobs: list[TokenLogprob | None]
 
 
-def sample(logits_RV: Tensor, requests: list[Request]) -> Sampled:
-    """Draw one token per row. `requests[r]` tells how, and what stands before it. `logits_RV` is left as it is."""
+def sample(logits_RV: Tensor, requests: list[Request], mask: TokenMask | None = None) -> Sampled:
+    """Draw one token per row. `requests[r]` tells how, and what stands before it. `logits_RV` is left as it is.
+
+    mask: of those that are held to a grammar.
+    """
     edits = edits_of(requests)
     edited_RV = logits_RV if edits is None else sampling.edit(logits_RV, edits)
+    if mask is not None:
+        edited_RV = mask.apply(edited_RV)
     ids_R = sampling.draw(edited_RV, [_choice(request) for request in requests])
     logprobs = _logprobs(logits_RV, requests, ids_R)
     return Sampled([None if token < 0 else token for token in ids_R.tolist()], logprobs)

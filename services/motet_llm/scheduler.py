@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -32,14 +32,14 @@ SMALLEST_CHUNK = 8  # tokens: below, a step's fixed costs outweigh what streams 
 
 @dataclass(slots=True, frozen=True)
 class Work:
-    """Compute the next `num_tokens` tokens of `request`; if those are all, draw one."""
+    """Compute the next `num_tokens` tokens of `request`; if those are all, draw one, unless they are for others."""
 
     request: Request
     num_tokens: int
 
     @property
     def draws(self) -> bool:
-        return self.num_tokens == self.request.num_uncomputed
+        return self.num_tokens == self.request.num_uncomputed and self.request.sent < 0
 
     @property
     def span(self) -> tuple[int, int]:
@@ -61,7 +61,10 @@ class Limits:
 
 
 class Scheduler:
-    """`waiting` and `running` are sorted by rank; paused requests stay in either and are passed over."""
+    """`waiting` and `running` are sorted by rank; paused requests stay in either and are passed over.
+
+    hand_over: asked when a request is admitted; if it says so, somebody else computes the prompt (`receiver`).
+    """
 
     def __init__(
         self, tables: BlockTables, limits: Limits, prefix_cache: PrefixCache | None = None, pace: Pace | None = None
@@ -71,9 +74,10 @@ class Scheduler:
         self.running: list[Request] = []
         self.preemptions = 0
         self.counts = Shares()
+        self.pace = pace or Pace()
+        self.hand_over: Callable[[Request], bool] = lambda request: False
         self._tables = tables
         self._prefix_cache = prefix_cache
-        self._pace = pace or Pace()
         self._works: dict[Request, Work] = {}
 
     def add(self, request: Request) -> None:
@@ -95,7 +99,12 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether `schedule` would find something to run now."""
-        return any(not r.paused for r in self.running) or any(not r.paused for r in self.waiting)
+        if any(not r.is_idle for r in self.running):
+            return True
+        request = self._next_arrival()
+        if request is None or not any(r.receiving for r in self.running):
+            return request is not None
+        return self._room_for(request) is not None
 
     @property
     def num_paused(self) -> int:
@@ -109,14 +118,13 @@ class Scheduler:
     def tokens_to_prefill(self, least_priority: int) -> int:
         """Of all requests of at least a priority; from any thread."""
         requests = [*self.running, *self.waiting]
-        due = (r.num_uncomputed for r in requests if r.priority >= least_priority)
+        due = (r.num_uncomputed for r in requests if r.priority >= least_priority and not r.receiving)
         return sum(count for count in due if count > 1)
 
     # ------------------------------------------------------------------------------------------------------ one step
     def schedule(self) -> list[Work]:
         """The work of one step within budget and blocks, one `Work` per request, those of a single token first."""
-        self._works = {}
-        active = [r for r in self.running if not r.paused][: self.limits.max_running]
+        active = [r for r in self.running if not r.is_idle][: self.limits.max_running]
         for request in active:
             if request.num_uncomputed == 1:
                 self._plan(request, 1)
@@ -125,9 +133,11 @@ class Scheduler:
             budget -= self._plan(request, self._chunk(request, budget))
         if not (self.limits.static_batching and active):
             while budget > 0 and (arrived := self._admit()):
-                planned = self._plan(arrived, self._chunk(arrived, budget))
-                budget -= planned or budget
-        return sorted(self._works.values(), key=lambda work: work.num_tokens > 1)
+                if not arrived.receiving:
+                    planned = self._plan(arrived, self._chunk(arrived, budget))
+                    budget -= planned or budget
+        works, self._works = self._works, {}
+        return sorted(works.values(), key=lambda work: work.num_tokens > 1)
 
     def _turn(self, request: Request) -> tuple[int, tuple[int, int], int]:
         """Sorts requests that compete for prefilling."""
@@ -138,7 +148,7 @@ class Scheduler:
         left = self.limits.token_budget - len(self._works)
         if not self._works or not self.limits.decode_slowdown:
             return left
-        chunk = self._pace.chunk(self.limits.decode_slowdown, self.limits.latency_goal)
+        chunk = self.pace.chunk(self.limits.decode_slowdown, self.limits.latency_goal)
         return int(min(left, max(SMALLEST_CHUNK, chunk)))
 
     def _chunk(self, request: Request, budget: int) -> int:
@@ -159,15 +169,21 @@ class Scheduler:
         if num_tokens <= 0 or request.status is not Status.RUNNING:
             return 0
         end = request.num_computed + num_tokens
-        while self._tables.missing(request, end) > self._tables.num_free:
-            victim = self._victim()
-            self._preempt(victim)
-            if victim is request:
-                return 0
+        if not self.make_room(request, end):
+            return 0
         self._tables.grow(request, end)
         self._works[request] = Work(request, num_tokens)
         self.counts.serve(request.tenant, num_tokens)
         return num_tokens
+
+    def make_room(self, request: Request, end: int, *, passed: bool = False) -> bool:
+        """Have others give way until the tables can grow up to token `end`. False if the request itself had to."""
+        while self._tables.missing(request, end, passed=passed) > self._tables.num_free:
+            victim = self._victim()
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
 
     def _victim(self) -> Request:
         """The paused request of the lowest rank, else the request of the lowest rank."""
@@ -188,9 +204,12 @@ class Scheduler:
     # ----------------------------------------------------------------------------------------------------- admission
     def _admit(self) -> Request | None:
         """Move the waiting request whose turn it is to `running`, if there is room. No other one overtakes it."""
-        request = min((r for r in self.waiting if not r.paused), key=self._turn, default=None)
-        if request is None or not self._make_room(request):
+        request = self._next_arrival()
+        victims = self._room_for(request) if request is not None else None
+        if request is None or victims is None:
             return None
+        for victim in victims:
+            self._preempt(victim)
         self.waiting.remove(request)
         request.status = Status.RUNNING
         insort(self.running, request, key=_rank)
@@ -201,21 +220,25 @@ class Scheduler:
             request.num_cached = min(request.num_computed, request.num_prompt)
         if self.limits.contiguous_kv:
             self._tables.grow(request, request.max_length)
+        else:
+            self.hand_over(request)
         return request
 
-    def _make_room(self, request: Request) -> bool:
-        """Whether the request fits, if need be after others have made room for it."""
+    def _next_arrival(self) -> Request | None:
+        """The waiting request whose turn it is."""
+        return min((r for r in self.waiting if not r.paused), key=self._turn, default=None)
+
+    def _room_for(self, request: Request) -> list[Request] | None:
+        """Those who have to give way before the request fits; None if it does not fit then either."""
         needed = self._blocks_needed(request)
         victims: list[Request] = []
         candidates = self._may_give_way_to(request)
         while not self._fits(needed, victims):
             victim = next(candidates, None)
             if victim is None:
-                return False
+                return None
             victims.append(victim)
-        for victim in victims:
-            self._preempt(victim)
-        return True
+        return victims
 
     def _blocks_needed(self, request: Request) -> int:
         """Free blocks that the request takes at most; what it shares with running ones is not among them."""
@@ -257,6 +280,7 @@ class Scheduler:
             self._prefix_cache.release(request)
         self._tables.close(request)
         request.num_published = 0
+        request.receiving = False
 
     # ----------------------------------------------------------------------------------------------------- integrity
     def check_integrity(self) -> None:

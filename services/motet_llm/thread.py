@@ -8,11 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Unpack
 
+from torch import Tensor
+
 from motet_shared import engine_thread
 from motet_shared.errors import MotetError
 from motet_shared.messages import Sampling
 
 from .engine import Engine, StepOutput
+from .kv_transfer import Part
 from .request import Key, Options
 from .sights import Sight
 
@@ -43,6 +46,14 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
 
     def grant(self, key: Key, total: int) -> None:
         self.between_steps(partial(self.engine.grant, key, total))
+
+    def receive(self, key: Key, part: Part, content: Tensor, dtype: str) -> None:
+        """`KvReceiver.receive`."""
+        self.between_steps(partial(self.engine.receiver.receive, key, part, content, dtype))
+
+    def end_transfer(self, key: Key, cause: str) -> None:
+        """`KvReceiver.end`."""
+        self.between_steps(partial(self.engine.receiver.end, key, cause))
 
     def _refusal(self, key: Key, error: MotetError) -> StepOutput:
         return StepOutput(key, [], error=error)

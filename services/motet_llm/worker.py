@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import logging
+import time
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-from motet_shared.actor import Actor, operation
+from motet_shared.actor import operation
 from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.call import Call
-from motet_shared.config import Bytes, ProcessConfig, setting
-from motet_shared.messages import Cached, Generate, ModelCard, Profile, Tokens
+from motet_shared.config import Bytes, Duration, ProcessConfig, setting
+from motet_shared.messages import Cached, Generate, Profile, Tokens
 
 from .cache_news import CacheReporter
 from .config import EngineConfig
-from .engine import Engine, StepOutput
+from .engine import StepOutput
+from .grammar import Sentence
+from .grammars import Grammars
+from .llm_worker import LlmWorker
 from .profile import Profiler
+from .remote_prefill import RemotePrefill
 from .request import Key
 from .sight_reader import SightReader
 from .sights import Sight
-from .thread import EngineThread
-
-log = logging.getLogger(__name__)
+from .spelling import Spelling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,58 +62,77 @@ class DecodeConfig(ProcessConfig):
     image_memory: Bytes = setting("embeddings of images that requests hold", default=1 << 30, min=1 << 20)
     step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
     context: int = setting("longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0)
+    grammar_timeout: float = setting("seconds that a request's grammar may take to compile", default=10.0, min=0.1)
+    grammar_cache: int = setting("compiled grammars that are kept", default=128, min=1)
+    role: Literal["decode", "prefill"] = setting("what it is: prefill computes prompts for decode", default="decode")
+    remote_prefill: Literal["auto", "always", "never"] = setting(
+        "whether prefill workers compute prompts; auto: where that is expected to be quicker", default="auto"
+    )
+    prefill_patience: Duration = setting("how long a prefill worker may say nothing new", default=5.0, min=0.1)
+    transfer_memory: Bytes = setting("of prefill: keys and values on their way", default=128 << 20, min=1 << 20)
 
     def engine(self) -> EngineConfig:
         shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
         return EngineConfig(**{name: getattr(self, name) for name in shared})
 
 
-class Decode(Actor):
-    """Serves one model. Prefills for itself."""
+class Decode(LlmWorker):
+    """Serves one model. Prompts may be computed by prefill workers."""
 
     role = "decode"
 
     def __init__(self, config: DecodeConfig, bus: Bus):
-        super().__init__(config, bus)
-        self.max_active = config.max_running + config.max_waiting
+        super().__init__(config, bus, BlobStore(bus.instance))
         self._running: dict[Key, tuple[Call, asyncio.Future[StepOutput]]] = {}
-        self._thread: EngineThread | None = None
-        self._card: ModelCard | None = None
         self._profiler = Profiler()
         self._reporter: CacheReporter | None = None
-        self._store = BlobStore(bus.instance)
-        self._sights = SightReader(self._store, config.image_memory)
+        self._remote: RemotePrefill | None = None
+        self._sights = SightReader(self.store, config.image_memory)
+        self._grammars = Grammars(self._spelling, timeout=config.grammar_timeout, capacity=config.grammar_cache)
 
     async def warm(self) -> None:
-        engine = await asyncio.to_thread(Engine, self.config.engine())
-        self._card = engine.card()
-        await self._store.start()
-        if engine.prefix_cache is not None:
-            self._reporter = CacheReporter(self.bus, engine.prefix_cache.changes)
+        await super().warm()
+        config, prefix_cache = self.config, self.thread.engine.prefix_cache
+        if prefix_cache is not None:
+            self._reporter = CacheReporter(self.bus, prefix_cache.changes)
             self.bus.monitor.duties.append(self._reporter.tick)
-        self._thread = EngineThread.on_loop(engine, self._deliver, self.crash)
-        self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
-        log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
+        self._remote = RemotePrefill(
+            self.bus, self.store, self.thread, self.card, config.remote_prefill, config.prefill_patience, self.crash
+        )
+        self._remote.start()
+        self._grammars.prepare()
 
     async def close(self) -> None:
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.stop)
-            await self._store.close()
+        self._grammars.close()
+        if self._remote is not None:
+            await self._remote.close()
+        await super().close()
 
-    @property
-    def thread(self) -> EngineThread:
-        if self._thread is None:
-            raise RuntimeError("the engine is not loaded yet")
-        return self._thread
+    def _spelling(self) -> Spelling:
+        runner = self.thread.engine.runner
+        return Spelling.load(self.config.model, runner.vocab, runner.eos_ids)
 
     @operation(Generate)
     async def generate(self, call: Call, request: Generate) -> None:
         """Tokens of one request, one item per engine step, until it ends."""
         self.check_served(request.model)
         async with self._sights.reading(request.sights) as sights:
-            await self._generate(call, request, sights)
+            began = time.perf_counter()
+            sentence = await self._sentence(call, request)
+            timing = {"decode.grammar": time.perf_counter() - began} if sentence is not None else {}
+            last = await self._generate(call, request, sights, sentence)
+        timing |= {f"decode.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
+        call.finish(last.finish or "stop", last.usage, timing)
 
-    async def _generate(self, call: Call, request: Generate, sights: list[Sight]) -> None:
+    async def _sentence(self, call: Call, request: Generate) -> Sentence | None:
+        """Where the reply is in its grammar. Others go on while it is compiled."""
+        if request.grammar is None:
+            return None
+        return await self._grammars.sentence(request.grammar, request.output, call.expires)
+
+    async def _generate(
+        self, call: Call, request: Generate, sights: list[Sight], sentence: Sentence | None
+    ) -> StepOutput:
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
         call.on_credit = functools.partial(self.thread.grant, call.id)
@@ -125,15 +146,16 @@ class Decode(Actor):
             priority=request.priority,
             tenant=request.tenant,
             sights=sights,
+            sentence=sentence,
         )
         try:
-            last = await done
+            return await done
         finally:
             del self._running[call.id]
+            if self._remote is not None:
+                self._remote.stop(call.id)
             if not done.done() or done.cancelled():
                 self.thread.cancel(call.id)
-        timing = {f"decode.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
-        call.finish(last.finish or "stop", last.usage, timing)
 
     @operation(Profile)
     async def profile(self, call: Call, request: Profile) -> None:
@@ -150,12 +172,13 @@ class Decode(Actor):
             await self._reporter.serve(call)
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
-        """All outputs of one step, on the loop. A request that was cancelled meanwhile is no longer listed."""
         for output in outputs:
             running = self._running.get(output.key)
             if running is None or running[1].done():
                 continue
             call, done = running
+            if output.handover is not None and self._remote is not None:
+                self._remote.on_handover(call, output.handover)
             if output.ids:
                 call.push(Tokens(output.ids, output.logprobs))
             if output.error is not None:
@@ -164,29 +187,14 @@ class Decode(Actor):
                 done.set_result(output)
 
     def load(self) -> dict[str, float]:
-        if self._thread is None:
-            return {}
-        stats = self._thread.stats()
-        return {
-            "running": stats["running"],
-            "queued": stats["waiting"] + stats["commands"],
-            "kv_free": stats["blocks_free"] / max(stats["blocks_total"], 1),
-            "batch": stats["batch_size"],
-            "tokens": stats["tokens"],
-            "cache_news": self._reporter.number if self._reporter is not None else 0,
-            **self._thread.engine.load(),
-        }
-
-    def models(self) -> list[ModelCard]:
-        return [self._card] if self._card else []
+        return super().load() | {"cache_news": self._reporter.number if self._reporter is not None else 0}
 
     def stats(self) -> dict[str, Any]:
-        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
         if self._thread is None:
             return {}
-        return self._thread.stats() | {"image_bytes": self._sights.held} | self._thread.engine.runner.describe()
-
-    def check_integrity(self) -> None:
-        """For an idle actor: the engine is checked on this thread."""
-        super().check_integrity()
-        self.thread.engine.check_integrity()
+        own = {
+            "image_bytes": self._sights.held,
+            **(self._remote.stats() if self._remote is not None else {}),
+            **self._grammars.stats(),
+        }
+        return super().stats() | own

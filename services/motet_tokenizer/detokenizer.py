@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from motet_tokenizer.pieces import Pieces
+from motet_shared.pieces import Pieces
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _utf_8_decode = codecs.utf_8_decode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
@@ -35,9 +35,15 @@ class Counters:
     """Of one process."""
 
     waiting_for_decode: int = 0
+    waiting_by_model: dict[str, int] = field(default_factory=dict)  # `asdict` cannot copy a Counter
     moves: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
+
+    def note_waiting(self, model: str, change: int) -> None:
+        """Requests begin (1) or cease (-1) to wait for an instance of a model."""
+        self.waiting_for_decode += change
+        self.waiting_by_model[model] = self.waiting_by_model.get(model, 0) + change
 
 
 @dataclass(slots=True, frozen=True)
@@ -111,12 +117,12 @@ class Generation:
         instance = router.pick(self._request.model, avoid, load)
         if instance is not None:
             return instance
-        counters.waiting_for_decode += 1
+        counters.note_waiting(self._request.model, 1)
         try:
             with self._watch.stage("wait"):
                 return await router.wait(self._request.model, avoid, self._around.config.decode_wait, load)
         finally:
-            counters.waiting_for_decode -= 1
+            counters.note_waiting(self._request.model, -1)
 
     def _load(self) -> Load:
         """What decode has to prefill: the prompt, and what was emitted before a move."""

@@ -18,7 +18,7 @@ from random import Random
 
 from motet_shared.discovery import Directory
 from motet_shared.errors import Unavailable
-from motet_shared.messages import TIERS, Heartbeat
+from motet_shared.messages import Heartbeat, tier_of
 from motet_shared.prefixes import chain
 from motet_tokenizer.prefix_index import ROLE, PrefixIndex
 
@@ -42,8 +42,7 @@ class Load:
 
     @property
     def tier(self) -> str:
-        """The highest one that its priority reaches."""
-        return max((name for name in TIERS if TIERS[name] <= self.priority), key=TIERS.__getitem__, default="flex")
+        return tier_of(self.priority)
 
 
 class Router:

@@ -16,7 +16,7 @@ from motet_shared.actor import Actor, operation
 from motet_shared.bus import Bus
 from motet_shared.call import Call
 from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
-from motet_shared.messages import Chat, Complete, Generate, ModelCard, Sampling, Seen
+from motet_shared.messages import Chat, Complete, Generate, Grammar, ModelCard, Sampling, Seen
 from motet_shared.telemetry import Stopwatch
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.generation import Counters, Generation, Surroundings
@@ -24,6 +24,7 @@ from motet_tokenizer.prefix_index import PrefixIndex
 from motet_tokenizer.router import Router
 from motet_tokenizer.seeing import Eyes
 from motet_tokenizer.text import TextState
+from motet_tokenizer.tool_grammar import grammar_of
 from motet_tokenizer.tools import ToolParser
 from motet_tokenizer.vocabulary import Vocabulary
 
@@ -59,6 +60,12 @@ class Tokenizer(Actor):
     def models(self) -> list[ModelCard]:
         return [vocabulary.card for vocabulary in self.vocabularies.values()]
 
+    def load(self) -> dict[str, float]:
+        """What a planner goes by: requests without an instance, all and by model, and tokens since the beginning."""
+        counters = self.counters
+        waiting = {f"waiting_for_decode/{model}": float(n) for model, n in counters.waiting_by_model.items() if n}
+        return {"waiting_for_decode": float(counters.waiting_for_decode), "tokens": float(counters.tokens)} | waiting
+
     def stats(self) -> dict[str, Any]:
         known = {"cached_blocks_known": len(self._index), **self._index.counts}
         return {"active": len(self.bus.calls.active), **asdict(self.counters), **known}
@@ -78,6 +85,7 @@ class Tokenizer(Actor):
         vocabulary = self._vocabulary(request.model)
         watch = Stopwatch("tokenizer")
         tools = request.tools if request.tool_choice != "none" else []
+        grammar = grammar_of(request, tools)
         with watch.stage("encode"):
             size = _characters(request.messages, tools)
             prompt = await self._encode(size, lambda: vocabulary.template.encode(request.messages, tools))
@@ -87,7 +95,7 @@ class Tokenizer(Actor):
                 seen = await self._eyes.look(call, request)
             prompt = vocabulary.template.put_pictures(prompt, [picture.ids for picture in seen])
         parser = ToolParser(request.request_id or call.id) if tools else None
-        await self._generate(call, request, vocabulary, prompt, watch, parser=parser, seen=seen)
+        await self._generate(call, request, vocabulary, prompt, watch, parser=parser, seen=seen, grammar=grammar)
 
     @operation(Complete)
     async def complete(self, call: Call, request: Complete) -> None:
@@ -102,7 +110,9 @@ class Tokenizer(Actor):
                 vocabulary.check_ids(prompt, "prompt")
                 text = vocabulary.decode(prompt) if request.echo else ""
         echo = text if request.echo else ""
-        await self._generate(call, request, vocabulary, prompt, watch, continues=True, echo=echo)
+        await self._generate(
+            call, request, vocabulary, prompt, watch, continues=True, echo=echo, grammar=request.grammar
+        )
 
     async def _generate(
         self,
@@ -116,6 +126,7 @@ class Tokenizer(Actor):
         continues: bool = False,
         echo: str = "",
         seen: Sequence[Seen] = (),
+        grammar: Grammar | None = None,
     ) -> None:
         self.counters.prompt_tokens += len(prompt)
         room = self._room(vocabulary, prompt, request.max_context)
@@ -128,7 +139,7 @@ class Tokenizer(Actor):
             tools=parser,
             echo=echo,
         )
-        generate = _generate_request(request, prompt, sampling, seen)
+        generate = _generate_request(request, prompt, sampling, seen, grammar)
         generation = Generation(call, self._around, vocabulary, generate, text, watch)
         if isinstance(request, Chat):
             generation.look = partial(self._eyes.look, call, request)
@@ -183,12 +194,13 @@ def _load(name: str, path: str) -> Vocabulary:
 
 
 def _generate_request(
-    request: Chat | Complete, prompt: list[int], sampling: Sampling, seen: Sequence[Seen]
+    request: Chat | Complete, prompt: list[int], sampling: Sampling, seen: Sequence[Seen], grammar: Grammar | None
 ) -> Generate:
     return Generate(
         model=request.model,
         prompt=prompt,
         sampling=sampling,
+        grammar=grammar,
         request_id=request.request_id,
         priority=request.priority,
         tenant=request.tenant,

@@ -14,9 +14,9 @@ from transformers.utils import cached_file
 
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
+from motet_shared.pieces import build_pieces, hidden_ids
 from motet_shared.seeing import placeholder, sees
 from motet_tokenizer.detokenizer import ByteDetokenizer, Detokenizer, FallbackDetokenizer, WindowDetokenizer
-from motet_tokenizer.pieces import build_pieces, hidden_ids
 from motet_tokenizer.template import ChatTemplate
 
 # What families call their longest sequence, in order of preference.

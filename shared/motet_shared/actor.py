@@ -66,6 +66,9 @@ class Actor:
         self.config = config
         self.bus = bus
         self.metrics: telemetry.Metrics | None = None
+        self.leave = asyncio.Event()  # set when the process is to stop
+        self.becomes: list[str] = []  # the command line that its process goes on with when it has stopped
+        self.hurry = asyncio.Event()  # set when a drain has to end: what still runs goes elsewhere, or is cut off
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def warm(self) -> None:
@@ -97,6 +100,16 @@ class Actor:
         """Raises if the state of an idle actor is inconsistent."""
         self.bus.check_integrity()
 
+    def integrity(self) -> str:
+        """For `$SRV.STATS`: busy; or, of an actor that serves nobody, ok or what `check_integrity` has found."""
+        if self.bus.calls.active or self.bus.caller.streams:
+            return "busy"
+        try:
+            self.check_integrity()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        return "ok"
+
     def crash(self, error: BaseException) -> None:
         """End this process: the state can no longer be trusted."""
         if not self._crashed.done():
@@ -114,6 +127,7 @@ class Actor:
         """Subscribe, warm up, become ready."""
         self.bus.calls.max_active = self.max_active
         self.bus.describe = self.stats
+        self.bus.integrity = self.integrity
         self.bus.presence = lambda: (self.models(), self.load())
         self.bus.set_state("warming")
         await self.warm()
@@ -124,13 +138,16 @@ class Actor:
     async def stop(self) -> None:
         """Take no new work, finish what runs, release everything."""
         self.bus.set_state("draining")
-        await self.bus.calls.drain(self.drain_timeout)
+        await self.bus.calls.drain(self.drain_timeout, self.hurry)
         await self.close()
         await self.bus.close()
 
 
 def run(actor: type[Actor], config: type[ProcessConfig], argv: list[str] | None = None) -> None:
-    """Run one actor until SIGTERM or SIGINT (drain, exit 0), a wrong setting (78) or a crash (70)."""
+    """Run one actor until SIGTERM or SIGINT (drain, exit 0), a wrong setting (78) or a crash (70).
+
+    A second signal ends the drain: calls that still run are told to go on elsewhere.
+    """
     try:
         settings = load(config, argv, prog=f"motet-{actor.role}")
         if settings.stop_with_parent:
@@ -153,7 +170,7 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
     metrics.watch(lambda: bus.stats() | actor.stats())
     if (port := metrics.serve(config.metrics_port, config.metrics_host)) >= 0:
         log.info("metrics on http://%s:%d/metrics", config.metrics_host, port)
-    stopping = _on_signals(asyncio.Event())
+    stopping = _on_signals(actor.leave, actor.hurry)
     try:
         await _first(actor.start(), stopping.wait())
         _collect_rarely()
@@ -169,6 +186,9 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
         return EXIT_CRASH
     await actor.stop()
     telemetry.shutdown()
+    if actor.becomes:
+        os.environ.pop("MOTET_INSTANCE", None)  # every process has an instance id of its own
+        os.execv(actor.becomes[0], actor.becomes)
     return 0
 
 
@@ -184,10 +204,13 @@ def _collect_rarely() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
-def _on_signals(event: asyncio.Event) -> asyncio.Event:
+def _on_signals(first: asyncio.Event, second: asyncio.Event) -> asyncio.Event:
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, event.set)
-    return event
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    return first
 
 
 async def _first(*work: Awaitable[Any]) -> None:

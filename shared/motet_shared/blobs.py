@@ -31,6 +31,7 @@ from motet_shared.blobs_server import BlobServer
 from motet_shared.blobs_shelf import Shelf
 from motet_shared.blobs_shm import SHM, AttachFailed, Segment
 from motet_shared.blobs_tcp import MAX_KEYS, BlobClient, Get, Release, Renew
+from motet_shared.config import ProcessConfig
 from motet_shared.errors import BlobError, MotetError
 from motet_shared.messages import BlobRef
 
@@ -81,6 +82,11 @@ class BlobStore:
         self._writers = ThreadPoolExecutor(2, f"{instance}-blob-write")
 
     # ------------------------------------------------------------------------------------------------------ lifecycle
+    @classmethod
+    def of(cls, config: ProcessConfig, instance: str, capacity: int) -> BlobStore:
+        """A store that others reach as `config` says."""
+        return cls(instance, capacity, host=config.blob_host, advertise=config.blob_name)
+
     async def start(self) -> BlobStore:
         """Sweep what dead processes left, make the segment, listen. Raises BlobError, e.g. for too little memory."""
         self._client = BlobClient(patience=self._patience)

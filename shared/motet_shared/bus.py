@@ -43,6 +43,7 @@ class Bus:
         self.directory = Directory(self.caller)
         self.monitor = Monitor(self.caller, self.calls, control, self.clock)
         self.describe: Callable[[], dict[str, Any]] = dict
+        self.integrity: Callable[[], str] = lambda: "unknown"
         self.presence: Callable[[], tuple[list[ModelCard], dict[str, float]]] = lambda: ([], {})
         self._events = Outbox(control, lambda parts: parts[-1])  # heartbeats: only the newest matters
         self._beats = 0
@@ -76,7 +77,9 @@ class Bus:
         await self.control.subscribe(subjects.open_replies(self.instance), self.caller.on_open_reply)
         await self.control.subscribe(subjects.control_at(self.instance), self._on_control)
         await self.control.subscribe(subjects.HEARTBEATS, self.directory.on_heartbeat)
-        responder = ServiceResponder(self.calls, self._replies, lambda: self.stats() | self.describe())
+        responder = ServiceResponder(
+            self.calls, self._replies, lambda: self.stats() | self.describe(), lambda: self.integrity()
+        )
         for subject in responder.subjects():
             await self.control.subscribe(subject, responder.on_request)
         await self.control.flush()
@@ -124,7 +127,7 @@ class Bus:
             state=self.state,
             seq=self._beats,
             models=models,
-            load={"active": float(len(self.calls.active))} | load,
+            load={"active": float(len(self.calls.active)), "requests": float(self.calls.requests)} | load,
             host=_HOST,
             pid=os.getpid(),
         )

@@ -324,11 +324,15 @@ class Calls:
                 call.beat()
 
     # --------------------------------------------------------------------------------------------------------- ending
-    async def drain(self, timeout: float) -> None:
-        """Wait until all calls are complete, at most `timeout` seconds; the rest is cancelled."""
+    async def drain(self, timeout: float, hurry: asyncio.Event | None = None) -> None:
+        """Wait until all calls are complete, at most `timeout` seconds or until `hurry`; the rest is cancelled."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, hurry) if event is not None]
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout)
-        except TimeoutError:
+            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not self._idle.is_set():
             for call in list(self.active.values()):
                 call.error(Draining(f"{self.instance} stops; the call may be repeated elsewhere"))
                 self.cancel(call)

@@ -96,6 +96,8 @@ class ProcessConfig:
     instance: str | None = setting("instance id (default: <role>-<random>)", default=None)
     metrics_port: int = setting("port of /metrics; 0: any free port, -1: off", default=0, min=-1, max=65535)
     metrics_host: str = setting("address on which /metrics listens", default="127.0.0.1")
+    blob_host: str = setting("address on which others fetch bulk data, such as pictures", default="127.0.0.1")
+    blob_name: str | None = setting("name of this host for them (default: --blob-host or its own)", default=None)
     log_format: Literal["json", "text"] = setting("json for machines, text for people", default="json")
     log_level: Literal["debug", "info", "warning", "error"] = setting("least severe level logged", default="info")
     stop_with_parent: bool = setting("end when the parent process ends, however it ends", default=False)

@@ -8,6 +8,7 @@ nats-py's own `micro` serves one request at a time and drops requests on stop.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,6 +89,8 @@ class Directory:
         try:
             beat = decode_heartbeat(message.data)
             genuine = message.subject == subjects.heartbeat(beat.instance) and beat.v == PROTOCOL
+            if not all(map(math.isfinite, beat.load.values())):  # routers and planners compute with them
+                raise ValueError(f"load of {beat.instance} is not finite")
         except ValueError:
             self.dropped["malformed_heartbeat"] += 1
             return
@@ -127,10 +130,13 @@ class Directory:
 class ServiceResponder:
     """`$SRV.PING`, `.INFO` and `.STATS` of one process, for all, for its name, and for its id."""
 
-    def __init__(self, calls: Calls, outbox: Outbox, describe: Callable[[], dict[str, Any]]):
+    def __init__(
+        self, calls: Calls, outbox: Outbox, describe: Callable[[], dict[str, Any]], integrity: Callable[[], str]
+    ):
         self._calls = calls
         self._outbox = outbox
         self._describe = describe  # the actor's stats()
+        self._integrity = integrity
         self._started = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         self._role = subjects.role_of(calls.instance)
         self.name = f"motet-{self._role}"
@@ -183,4 +189,6 @@ class ServiceResponder:
             "data": self._describe(),
         }
         endpoints = [{**endpoint, **counts} for endpoint in self._endpoints()]
-        return {**self._identity("stats_response"), "started": self._started, "endpoints": endpoints}
+        identity = self._identity("stats_response")
+        identity["metadata"]["integrity"] = self._integrity()
+        return {**identity, "started": self._started, "endpoints": endpoints}

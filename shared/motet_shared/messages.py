@@ -71,6 +71,14 @@ class Sampling(Struct, omit_defaults=True, kw_only=True):
     ignore_eos: bool = False
 
 
+class Grammar(Struct, omit_defaults=True, kw_only=True):
+    """What a reply must be a sentence of: its tokens are held to it, and its end ends the reply."""
+
+    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    text: str  # the schema as JSON, the expression, the choices as a JSON list, or Lark's or llama.cpp's syntax
+    param: str = ""  # where it stands in the client's request, which errors name
+
+
 class TokenLogprob(Struct, array_like=True, gc=False):
     id: int
     logprob: float
@@ -136,6 +144,9 @@ class Chat(Request, tag="chat"):
     images: list[Image] = []
     tools: list[dict[str, Any]] = []
     tool_choice: str = "auto"  # "auto" | "none" | "required"
+    tool: str = ""  # the one that must be called, if it is required
+    parallel_tools: bool = True  # more than one call in a reply
+    grammar: Grammar | None = None  # of a reply that calls no tool
     stop: list[str] = []
     max_tokens: int | None = None  # None: as many as the context holds
     resume: Resume | None = None
@@ -151,6 +162,7 @@ class Complete(Request, tag="complete"):
     model: str
     prompt: str | list[int]
     sampling: Sampling
+    grammar: Grammar | None = None
     echo: bool = False
     stop: list[str] = []
     max_tokens: int | None = 16
@@ -164,6 +176,11 @@ class Complete(Request, tag="complete"):
 TIERS = {"flex": -1, "default": 0, "priority": 1}  # the priorities that clients may ask for
 
 
+def tier_of(priority: int) -> str:
+    """The highest tier that a priority reaches."""
+    return max((name for name in TIERS if TIERS[name] <= priority), key=TIERS.__getitem__, default="flex")
+
+
 class Generate(Request, tag="generate"):
     """tokenizer → decode: token ids in, `Tokens` items back. `output` holds tokens that were emitted before a move.
 
@@ -174,10 +191,32 @@ class Generate(Request, tag="generate"):
     prompt: list[int]
     sampling: Sampling
     output: list[int] = []
+    grammar: Grammar | None = None  # `output` is its beginning
     sights: list[Sight] = []
     request_id: str = ""
     priority: int = 0  # higher ones go first
     tenant: str = ""  # whose share of the engine it uses; before a NUL those who share one among themselves
+
+
+class Prefill(Request, tag="prefill"):
+    """decode → prefill: have a prompt computed; `KvPiece` items come back while it is.
+
+    Tokens before `start` the caller has. The blobs are kept until it ends its input: then it has read them all.
+    """
+
+    model: str
+    prompt: list[int]
+    kv: str  # the caller's `ModelCard.kv`
+    start: int = 0
+    request_id: str = ""
+    priority: int = 0
+    tenant: str = ""
+
+
+class Become(Request, tag="become"):
+    """operator → decode, prefill: go on in the other of these roles, once all that runs there is complete."""
+
+    role: str
 
 
 class Cached(Request, tag="cached"):
@@ -355,6 +394,10 @@ class Draw(Request, tag="draw"):
     request_id: str = ""
 
 
+class Targets(Request, tag="targets"):
+    """operator → planner: how many instances it wants; a `Wanted` per group comes back."""
+
+
 class Echo(Request, tag="echo"):
     """To any actor that serves it (tests, the doctor): `count` items come back, `delay_ms` apart."""
 
@@ -441,6 +484,21 @@ class Held(Struct, array_like=True, gc=False, tag="y"):
     blocks: list[int]
 
 
+class KvPiece(Struct, array_like=True, tag="q"):
+    """prefill → decode: keys and values of tokens `first` to `end` of some layers, one after the other in the blob.
+
+    It is a part of what tokens `start` to `stop` need; with `last` they have it all.
+    """
+
+    start: int
+    stop: int
+    layers: list[int]
+    first: int
+    end: int
+    ref: BlobRef  # its dtype is that of the sender's cache
+    last: bool = False
+
+
 class Vectors(Struct, array_like=True, gc=False, tag="m"):
     """embedding: the vectors of the next `count` texts."""
 
@@ -515,6 +573,19 @@ class Picture(Struct, array_like=True, tag="z"):
     steps: int
 
 
+class Wanted(Struct, array_like=True, tag="j"):
+    """planner: how many instances of a group there should be, and why."""
+
+    group: str
+    role: str
+    target: int
+    ready: int
+    starting: int
+    reason: str
+    demand: dict[str, float]  # instances that would just do, by what calls for them
+    cold_start: float  # seconds, as measured; 0: not yet
+
+
 Body = (
     Tokens
     | Text
@@ -526,6 +597,7 @@ Body = (
     | Voice
     | Seen
     | Held
+    | KvPiece
     | Vectors
     | Recording
     | Segment
@@ -533,6 +605,7 @@ Body = (
     | Audio
     | Stroke
     | Picture
+    | Wanted
 )
 
 
@@ -606,6 +679,8 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         | Draw
         | Complete
         | Generate
+        | Prefill
+        | Become
         | Cached
         | Encode
         | Profile
@@ -617,6 +692,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         | Listen
         | Speak
         | Embed
+        | Targets
         | Echo
     )
     deadline_ms: int | None = None
@@ -682,6 +758,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     voices: list[str] = []
     live: bool = False  # it hears while somebody speaks: `Listen`
     block_size: int = 0  # tokens of a block of its prefix cache; 0: it has none
+    kv: str = ""  # engines of one model with the same can take each other's keys and values; empty: with nobody's
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
@@ -693,7 +770,7 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     state: str  # starting | warming | ready | draining | stopped
     seq: int
     models: list[ModelCard] = []
-    load: dict[str, float] = {}  # e.g. active, queued, kv_free
+    load: dict[str, float] = {}  # e.g. active, requests (since it began), queued, kv_free
     host: str = ""
     pid: int = 0
 
@@ -706,6 +783,28 @@ class CacheNews(Struct, array_like=True, gc=False, tag="cache"):
     number: int  # from 0 on
     stored: list[int]
     dropped: list[int]
+
+
+# What may come back for a request. Of one that is not here, anything.
+ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
+    Chat: (Text,),
+    Complete: (Text,),
+    Generate: (Tokens,),
+    Prefill: (KvPiece,),
+    Cached: (Held,),
+    Encode: (Seen,),
+    Profile: (Chunk,),
+    Detect: (SpeechEdge,),
+    Judge: (Verdict,),
+    Survey: (Spoken,),
+    Voices: (Voice,),
+    Transcribe: (Recording, Segment),
+    Listen: (Partial, Segment),
+    Speak: (Audio,),
+    Embed: (Vectors,),
+    Draw: (Stroke, Picture),
+    Targets: (Wanted,),
+}
 
 
 T = TypeVar("T")

@@ -75,7 +75,10 @@ class Monitor:
                     self._probing[peer] = task
                     task.add_done_callback(lambda _, peer=peer: self._probing.pop(peer, None))  # type: ignore[misc]
         for duty in self.duties:
-            await duty(PERIOD)
+            try:
+                await duty(PERIOD)
+            except Exception:
+                log.exception("a periodic duty failed")  # the others have nothing to do with it
 
     async def _ask(self, peer: str) -> None:
         try:

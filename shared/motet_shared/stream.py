@@ -33,6 +33,7 @@ from .errors import (
     from_wire,
 )
 from .messages import (
+    ANSWERS,
     PROTOCOL,
     Accepted,
     Beat,
@@ -78,6 +79,7 @@ class Stream:
         self._granted = window
         self._regrant = window - window // 2  # items taken at which the credit is raised
         self._items: list[Body] = []
+        self._kinds = ANSWERS.get(type(request.body))
         self._waiter: asyncio.Future[None] | None = None
         self._error: MotetError | None = None
         self._uplink: Uplink | None = None
@@ -190,7 +192,9 @@ class Stream:
             self._caller.bind(self)
             self._bind_uplink()
         if isinstance(frame, Item):
-            if frame.seq == self.received:
+            if self._kinds is not None and type(frame.body) not in self._kinds:
+                self._misunderstood(frame.body)
+            elif frame.seq == self.received:
                 self.received += 1
                 self._items.append(frame.body)
                 if self._waiter is not None:
@@ -217,6 +221,11 @@ class Stream:
 
     def _gap(self, seq: int) -> None:
         self.fail(StreamGap(f"stream {self.number}: expected item {self.received}, {self.instance} is at {seq}"))
+        self._caller.cancel(self)
+
+    def _misunderstood(self, body: Body) -> None:
+        due = " or ".join(kind.__name__ for kind in self._kinds or ())
+        self.fail(StreamBroken(f"stream {self.number}: {self.instance} sent a {type(body).__name__}, not a {due}"))
         self._caller.cancel(self)
 
     def fail(self, error: MotetError) -> None:

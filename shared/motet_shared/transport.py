@@ -7,6 +7,7 @@ subject that nobody serves fails at once with NoResponders. `testing.MemoryTrans
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -168,13 +169,18 @@ class NatsTransport:
             await self.client.flush()
 
     async def close(self) -> None:
-        await self.client.close()
+        # nats-py writes what is pending into a connection that is gone, and uvloop does not have that.
+        with contextlib.suppress(RuntimeError):
+            await self.client.close()
 
     async def _on_error(self, error: Exception) -> None:
         name = type(error).__name__
         self.errors[name] = self.errors.get(name, 0) + 1
-        # A permission error reaches nobody else: nats-py's publish has long returned.
-        log.warning("nats: %s %s", name, error)
+        if isinstance(error, (nats.errors.Error, OSError)):
+            # A permission error reaches nobody else: nats-py's publish has long returned.
+            log.warning("nats: %s %s", name, error)
+        else:
+            log.error("a handler failed: %s %s", name, error, exc_info=error)
 
     async def _on_disconnect(self) -> None:
         if not self.client.is_closed:

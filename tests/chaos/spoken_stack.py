@@ -110,6 +110,21 @@ class SpokenStack:
                     return str(stream.instance)
                 os.kill(pid, signal.SIGCONT)
 
+    async def send_away(self, role: str, when: Callable[[Stream], bool] = lambda stream: True) -> str:
+        """Two SIGTERMs to the instance that serves a stream of this role: it takes no more, and hands over what it has.
+
+        That is what a restart does, and a scale-down, once there has been time enough to end.
+        """
+        async with asyncio.timeout(60):
+            stream = await self._when(role, when)
+            instance, caller = str(stream.instance), self.caller(role)
+            pid = self._pid(instance)
+            os.kill(pid, signal.SIGTERM)
+            await caller.directory.wait_for(lambda d: _state(d, role, instance) != "ready", 60)
+            os.kill(pid, signal.SIGTERM)
+            self.killed.append(role)
+            return instance
+
     async def _when(self, role: str, when: Callable[[Stream], bool]) -> Stream:
         while (stream := self.stream(role)) is None or not when(stream):  # noqa: ASYNC110  # nothing tells of items
             await asyncio.sleep(0.001)
@@ -152,6 +167,10 @@ class SpokenStack:
                 await asyncio.sleep(0.01)
         for actor in (self.gateway, self.tokenizer):
             actor.check_integrity()
+
+
+def _state(directory: Directory, role: str, instance: str) -> str:
+    return next((beat.state for beat in directory.instances(role) if beat.instance == instance), "gone")
 
 
 def _both_ready(role: str, directory: Directory) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -89,30 +90,38 @@ class Streams:
         return self.outcomes
 
     async def _run(self, body: dict[str, Any], outcome: Outcome) -> None:
-        path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
-        try:
-            async with self._http.stream("POST", path, json=body) as reply:
-                if reply.status_code != 200:
-                    await reply.aread()
-                    outcome.error = reply.json()["error"]
-                else:
-                    await self._read(reply, outcome)
-        except httpx.HTTPError as error:
-            outcome.broken = f"{type(error).__name__}: {error}"
-        outcome.done = True
+        await ask(self._http, body, outcome, self._progress.set)
         self._progress.set()
 
-    async def _read(self, reply: httpx.Response, outcome: Outcome) -> None:
-        last = time.monotonic()
-        async for line in reply.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            outcome.error = chunk.get("error") or outcome.error
-            outcome.usage = chunk.get("usage") or outcome.usage
-            for choice in chunk.get("choices", ()):
-                outcome.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
-                outcome.finish = choice.get("finish_reason") or outcome.finish
-            now = time.monotonic()
-            outcome.longest_pause, last = max(outcome.longest_pause, now - last), now
-            self._progress.set()
+
+async def ask(
+    http: httpx.AsyncClient, body: dict[str, Any], outcome: Outcome, told: Callable[[], None] = lambda: None
+) -> None:
+    """Send one request and note in `outcome` what comes; `told` is called with every piece of it."""
+    path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
+    try:
+        async with http.stream("POST", path, json=body) as reply:
+            if reply.status_code != 200:
+                await reply.aread()
+                outcome.error = reply.json()["error"]
+            else:
+                await _read(reply, outcome, told)
+    except httpx.HTTPError as error:
+        outcome.broken = f"{type(error).__name__}: {error}"
+    outcome.done = True
+
+
+async def _read(reply: httpx.Response, outcome: Outcome, told: Callable[[], None]) -> None:
+    last = time.monotonic()
+    async for line in reply.aiter_lines():
+        if not line.startswith("data: {"):
+            continue
+        chunk = json.loads(line[6:])
+        outcome.error = chunk.get("error") or outcome.error
+        outcome.usage = chunk.get("usage") or outcome.usage
+        for choice in chunk.get("choices", ()):
+            outcome.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            outcome.finish = choice.get("finish_reason") or outcome.finish
+        now = time.monotonic()
+        outcome.longest_pause, last = max(outcome.longest_pause, now - last), now
+        told()

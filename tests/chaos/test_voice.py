@@ -108,6 +108,22 @@ async def tts(stack: SpokenStack) -> object:
     return await stack.kill("tts", in_the_middle(3))
 
 
+def queued(role: str) -> Strike:
+    """Before anything has come of it: it waits, its sound is read, its prompt is prefilled."""
+
+    async def strike(stack: SpokenStack) -> object:
+        return await stack.kill(role, lambda stream: stream.received == 0)
+
+    return strike
+
+
+def sent_away(role: str, items: int) -> Strike:
+    async def strike(stack: SpokenStack) -> object:
+        return await stack.send_away(role, in_the_middle(items))
+
+    return strike
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SpokenStack]:
     with pytest.MonkeyPatch.context() as patch:
@@ -143,6 +159,21 @@ async def test_a_turn_through_a_killed_service_is_the_same(
     strike: Strike, stack: SpokenStack, undisturbed: Turn
 ) -> None:
     assert await turn(stack, strike) == undisturbed
+
+
+@pytest.mark.parametrize("role", ["asr", "decode", "tts"])
+async def test_a_turn_through_a_service_that_is_killed_before_it_said_anything(
+    role: str, stack: SpokenStack, undisturbed: Turn
+) -> None:
+    assert await turn(stack, queued(role)) == undisturbed
+
+
+@pytest.mark.parametrize(("role", "items"), [("asr", 2), ("decode", 20), ("tts", 3)])
+async def test_a_turn_through_a_service_that_is_sent_away(
+    role: str, items: int, stack: SpokenStack, undisturbed: Turn
+) -> None:
+    """Drained, as by a restart or with fewer instances."""
+    assert await turn(stack, sent_away(role, items)) == undisturbed
 
 
 async def test_a_turn_is_heard_to_its_end_by_another_ear(stack: SpokenStack, undisturbed: Turn) -> None:

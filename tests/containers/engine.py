@@ -29,6 +29,11 @@ class Docker:
     def compose(self, *args: str, env: dict[str, str], timeout: float = 120) -> str:
         return self._call([*compose_command(), *args], self.env | env, timeout)
 
+    def stack(self, name: str, file: Path, env: dict[str, str]) -> str:
+        """Deploy a stack file into the Swarm of this engine."""
+        argv = ["docker", "stack", "deploy", "--compose-file", str(file), "--resolve-image", "never", name]
+        return self._call(argv, self.env | env, 120)
+
     def _call(self, argv: Sequence[str], env: dict[str, str], timeout: float, stdin: bytes | None = None) -> str:
         done = subprocess.run(
             argv, env=env, input=stdin, timeout=timeout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False

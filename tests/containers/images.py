@@ -40,9 +40,9 @@ WHEEL_PORT = 38631
 
 
 def services() -> list[str]:
-    """Those that compose.yaml builds, by the argument SERVICE of their recipe."""
+    """Those that compose.yaml builds, by the argument SERVICE of their recipe, each once."""
     composed = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    return [service["build"]["args"]["SERVICE"] for service in composed.values() if "build" in service]
+    return list(dict.fromkeys(one["build"]["args"]["SERVICE"] for one in composed.values() if "build" in one))
 
 
 class NoCpuTorch(Exception):

@@ -144,6 +144,23 @@ async def service_stats(url: str, password: str, instance: str) -> dict[str, Any
         return dict(json.loads(reply.data)["endpoints"][0]["data"])
 
 
+async def integrities(url: str, password: str, seconds: float = 2.0) -> dict[str, str]:
+    """What every process but the operator's says of its state within `seconds`: ok, busy, or what is wrong with it."""
+    async with operator(url, password) as client:
+        found: dict[str, str] = {}
+        inbox = client.new_inbox()
+
+        async def take(msg: Msg) -> None:
+            told = json.loads(msg.data)
+            if not told["id"].startswith("operator-"):
+                found[told["id"]] = told["metadata"]["integrity"]
+
+        await client.subscribe(inbox, cb=take)
+        await client.publish("$SRV.STATS", b"", reply=inbox)
+        await asyncio.sleep(seconds)
+        return found
+
+
 async def heartbeats(url: str, password: str, seconds: float = 0.8) -> dict[str, dict[str, Any]]:
     """The last heartbeat of each instance that beat within `seconds`."""
     async with operator(url, password) as client:

@@ -130,7 +130,7 @@ async def test_a_dropped_picture_goes_with_the_message_and_stays_in_the_conversa
     (image,) = asked(pictures).images
     assert image.file.nbytes == len(png())
     await send(page, "And its colour?")
-    await expect(page.locator("article.assistant > p")).to_have_count(2)
+    await expect(page.locator("article.assistant > p")).to_have_text(["A red circle."] * 2)
     assert len(asked(pictures).images) == 1
     assert [message["role"] for message in asked(pictures).messages] == ["user", "assistant", "user"]
 

@@ -5,14 +5,15 @@ Images are built without an image registry (tests/containers). The first run tak
 
 import asyncio
 import json
+import re
 import secrets
 import shutil
-import socket
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -20,6 +21,7 @@ import nats
 import openai
 import pytest
 import websockets
+from PIL import Image
 
 import diffusion_checkpoints
 import embedding_checkpoints
@@ -30,8 +32,14 @@ from containers.images import NATS, TAG, NoCpuTorch, build_all
 from e2e.readme import compose_options
 from e2e.stack import until
 from motet_shared.audio import duration_ms
+from motet_shared.testing import free_port
+from picture_files import encoded
 from realtime_client import Client, kinds
+from render_dashboard import ROWS
+from render_kubernetes import AUTOSCALED
 from spoken import say, silence, wav
+from world import Thing
+from world_pictures import draw_things
 
 pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -163,12 +171,6 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
             found.compose("down", "--volumes", "--timeout", "10")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def stream_chat(url: str) -> list[str]:
     """The pieces of an answer, as the official client gets them."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
@@ -234,6 +236,34 @@ def test_a_picture_is_drawn_and_texts_become_vectors(containers: Containers) -> 
     one, other = (found.embedding for found in vectors.data)
     assert one != other
     assert sum(number**2 for number in one) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_picture_is_seen(containers: Containers) -> None:
+    """Its bytes go from the gateway to the vision service, and its embeddings to the engine."""
+    circle = Thing(shape="circle", colour="red", size="large", column=1, row=1)
+    picture = encoded(Image.fromarray(draw_things([circle], Random(5))))
+    url = "data:image/png;base64," + b64encode(picture).decode()
+    question = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What shape is it?"}]
+    with openai.OpenAI(base_url=f"{containers.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        reply = client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": question}],  # type: ignore[misc, list-item]
+            temperature=0,
+        )
+    assert "circle" in (reply.choices[0].message.content or "")
+
+
+def test_the_dashboard_shows_what_is_measured(containers: Containers) -> None:
+    roles = ("gateway", "tokenizer", "decode", "vision", "asr", "vad", "tts", "diffusion", "embedding")
+    pages = [
+        httpx.get(f"http://{containers.address(role)}:9100/metrics", trust_env=False, timeout=10).text for role in roles
+    ]
+    measured = {line.split("{")[0].split(" ")[0] for page in pages for line in page.splitlines() if line[:1] != "#"}
+    expressions = [series[0] for panels in ROWS.values() for panel in panels for series in panel.series]
+    expressions += [load.query for load in AUTOSCALED.values()]
+    wanted = {name for text in expressions for name in re.findall(r"\b(?:motet|process)_\w+", text)}
+    assert len(wanted) > 15
+    assert wanted <= measured
 
 
 def test_containers_are_confined(containers: Containers) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64encode
 from random import Random
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionMessageParam, ChatCompletionToolParam
 from PIL import Image
 
-from e2e.stack import ENDLESS
+from e2e.readme import blocks
+from e2e.stack import ENDLESS, MotetStack
 from picture_files import encoded
 from world import Thing
 from world_pictures import draw_things
@@ -177,6 +179,50 @@ def test_plain_completions(client: openai.OpenAI) -> None:
     assert "two red" + "".join(chunk.choices[0].text for chunk in streamed) == reply.choices[0].text
 
 
+# --------------------------------------------------------------------------------------------- replies of a given shape
+def test_the_example_of_the_page_answers(stack: MotetStack, capsys: pytest.CaptureFixture[str]) -> None:
+    """`client.chat.completions.parse` with a pydantic model."""
+    (block,) = [block for block in blocks("docs/techniques.md") if block.language == "python"]
+    example: dict[str, Any] = {}
+    code = block.code.replace("http://127.0.0.1:8000", stack.url)
+    exec(compile(code, "techniques.md", "exec", dont_inherit=True), example)
+    assert isinstance(example["reply"].choices[0].message.parsed, example["Count"])
+    assert capsys.readouterr().out == block.shown
+
+
+def test_choices_expressions_and_calls_are_kept_to(client: openai.OpenAI) -> None:
+    numbers = ask(client, SCENE, extra_body={"structured_outputs": {"choice": ["one", "two", "three"]}})
+    assert numbers.choices[0].message.content == "two"
+    matched = ask(client, "Hello!", extra_body={"structured_outputs": {"regex": "[A-Z][a-z]{2,5} [0-9]{3}"}})
+    assert re.fullmatch("[A-Z][a-z]{2,5} [0-9]{3}", matched.choices[0].message.content or "")
+    cut = ask(client, SCENE, response_format={"type": "json_object"}, max_tokens=2)
+    assert cut.choices[0].finish_reason == "length"
+    called = ask(client, "Hello!", tools=[DRAW], tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    (call,) = called.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    assert call.function.name == "draw"
+    if called.choices[0].finish_reason == "tool_calls":
+        assert isinstance(json.loads(call.function.arguments)["prompt"], str)
+
+
+@pytest.mark.parametrize(
+    ("shape", "param", "reason"),
+    [
+        ({"structured_outputs": {"regex": "(open"}}, "structured_outputs.regex", "unclosed"),
+        ({"structured_outputs": {"json": {"$ref": "#"}}}, "structured_outputs.json", "ever ends"),
+        ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", "`not`"),
+        ({"structured_outputs": {"grammar": 'start: "a" start'}}, "structured_outputs.grammar", "ever ends"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_no_reply_can_be_held_to_is_400_by_name(
+    client: openai.OpenAI, shape: dict[str, Any], param: str, reason: str, stream: bool
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=reason) as caught:
+        client.chat.completions.create(model=MODEL, messages=user("Hello!"), stream=stream, extra_body=shape)
+    assert caught.value.param == param
+
+
 # ------------------------------------------------------------------------------------------------------------ refusals
 def test_an_unknown_model_is_404(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
@@ -195,8 +241,8 @@ def test_a_context_too_long_is_400_with_both_numbers(client: openai.OpenAI) -> N
 
 def test_unsupported_parameters_are_400_by_name(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        ask(client, "Hello!", response_format={"type": "json_object"})
-    assert caught.value.param == "response_format"
+        ask(client, "Hello!", reasoning_effort="high")
+    assert caught.value.param == "reasoning_effort"
     with pytest.raises(openai.BadRequestError, match="bogus"):
         ask(client, "Hello!", extra_body={"bogus": 1})
     with pytest.raises(openai.BadRequestError, match="temperature"):

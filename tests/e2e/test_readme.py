@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from checkpoints import tiny_checkpoint
 from e2e.readme import ROOT, Block, blocks
 from e2e.stack import until
+from motet_shared.testing import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 SECONDS = 240  # torch alone takes a minute to import on a busy machine
@@ -90,12 +90,6 @@ def models_of(code: str, checkpoint: Path) -> set[str]:
     """The names under which a command serves what it is told to."""
     given = re.findall(r"--llm ([^\s\"]+)", code) or ["pocket-chat"]
     return {checkpoint.name if model == "path/to/checkpoint" else model for model in given}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def adapt(code: str, port: int, checkpoint: Path) -> str:

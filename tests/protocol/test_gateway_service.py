@@ -85,8 +85,8 @@ async def test_the_official_client_raises_what_it_should(service: Service) -> No
             await client.chat.completions.create(model="gpt-99", messages=HELLO)
         assert unknown.value.code == "model_not_found"
         with pytest.raises(openai.BadRequestError) as unsupported:
-            await client.chat.completions.create(model=MODEL, messages=HELLO, response_format={"type": "json_object"})
-        assert unsupported.value.param == "response_format"
+            await client.chat.completions.create(model=MODEL, messages=HELLO, store=True)
+        assert unsupported.value.param == "store"
         with pytest.raises(openai.AuthenticationError):
             await stranger.chat.completions.create(model=MODEL, messages=HELLO)
         service.gateway.service.limits.max_streams = 0  # type: ignore[union-attr]

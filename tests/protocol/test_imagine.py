@@ -178,7 +178,7 @@ async def test_a_stream_has_the_picture_where_it_is_made(studio: Studio) -> None
             "tools[0].function.name",
             "choose another",
         ),
-        ({"tool_choice": {"type": "image_generation"}}, 400, "tool_choice", "cannot be guaranteed"),
+        ({"tool_choice": {"type": "image_generation"}}, 400, "tool_choice", "is not supported"),
         ({"modalities": ["image"]}, 400, "modalities", "is not supported"),
     ],
 )

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import nats
 import pytest
+import uvloop
 
 from motet_shared import errors, subjects
 from motet_shared.bus import Bus
@@ -147,6 +148,21 @@ async def test_sigterm_drains_and_exits_with_zero(server: NatsServer) -> None:
         assert await asyncio.wait_for(process.wait(), 15) == 0
 
 
+async def test_a_second_sigterm_sends_what_runs_elsewhere(server: NatsServer) -> None:
+    async with connected(server, "gateway") as gateway, service_process(server, "parrot") as process:
+        await seen(gateway)
+        stream = gateway.open("tokenizer", Echo(count=100_000, delay_ms=20))
+        reading = asyncio.create_task(ids(stream))
+        await eventually(lambda: stream.received > 2)
+        process.terminate()
+        await eventually(lambda: [beat.state for beat in gateway.directory.instances("tokenizer")] == ["draining"])
+        assert not reading.done()
+        process.terminate()
+        with pytest.raises(errors.Draining, match="may be repeated elsewhere"):
+            await asyncio.wait_for(reading, 15)
+        assert await asyncio.wait_for(process.wait(), 15) == 0
+
+
 async def test_a_dead_caller_process_frees_its_calls(server: NatsServer) -> None:
     async with parrot(server) as worker:
         gateway = await server.bus("gateway")
@@ -245,3 +261,16 @@ async def test_oversize_is_refused_before_it_is_sent(server: NatsServer) -> None
             await ids(gateway.open("tokenizer", Echo(text="x" * (limit + 1))))
         # Together the items are too large for one message: they go as two.
         assert await ids(gateway.open("tokenizer", Echo(count=2, text="x" * (limit - 200)))) == [0, 1]
+
+
+def test_a_connection_that_is_gone_is_closed_without_a_word() -> None:
+    """A service that is told to end while NATS is away, under the loop that services run on."""
+
+    async def end_while_nats_is_away() -> None:
+        async with NatsServer() as server:
+            bus = await server.bus("tokenizer")
+            await server.kill()
+            await bus.control.publish(subjects.heartbeat(bus.instance), b"x" * 1000)
+            await bus.close()
+
+    uvloop.run(asyncio.wait_for(end_while_nats_is_away(), 60))

@@ -12,6 +12,7 @@ import pytest
 import llm
 import serving
 import switches
+import techniques
 from goodput import Trace
 from llm_checkpoint import SHAPES, random_checkpoint
 from llm_figures import Figures, decode_rate, ratio, targets, whole_rate
@@ -143,6 +144,21 @@ def test_every_switch_is_compared_with_its_alternative(
     assert len(findings) == 4
     assert all(gain > 0 for finding in findings for gain in finding["gains"])
     assert capsys.readouterr().out.count("\n| prefix_cache, ") == 2
+
+
+def test_held_replies_are_compared_with_free_ones(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--cache", str(cache), "--output", str(tmp_path / "techniques.json")]
+    techniques.main(["--quick", "--threads", "1", *output])
+    found = json.loads((tmp_path / "techniques.json").read_text())
+    assert [finding["grammar"] for finding in found["findings"]] == [*techniques.GRAMMARS]
+    for finding in found["findings"]:
+        assert all(gain > 0 for gain in finding["gains"])
+        assert finding["mask_ms"] > 0
+        assert finding["step_ms"] > 0
+        assert finding["compile_ms"] > 0
+    assert capsys.readouterr().out.count("held / free at c=4") == len(found["findings"])
 
 
 @pytest.mark.slow

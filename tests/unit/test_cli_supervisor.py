@@ -165,6 +165,36 @@ async def test_a_stopped_process_can_be_killed(log: Log, output: Output) -> None
         assert not await supervisor.stop()
 
 
+async def test_a_second_sigterm_ends_the_drain(log: Log, output: Output) -> None:
+    code = textwrap.dedent("""
+        import signal, sys, time
+        seen = []
+        def stop(*_):
+            seen.append(1); print("term", len(seen), flush=True)
+            if len(seen) == 2: sys.exit(0)
+        signal.signal(signal.SIGTERM, stop); print("up", flush=True)
+        while True: time.sleep(0.1)
+    """)
+    async with supervised(log, spec("slow", code, drain=0.5, grace=20.0)) as supervisor:
+        await until(lambda: output.has("up"))
+        assert await supervisor.stop()
+    assert output.has("term 2")
+
+
+async def test_one_that_is_removed_is_not_started_again(log: Log, output: Output) -> None:
+    async with supervised(log, spec("worker", SLEEPS)) as supervisor:
+        (old,) = supervisor.slots
+        await until(lambda: output.has("worker │ up"))
+        new = supervisor.add(old.spec, before=old)
+        await until(lambda: output.getvalue().count("worker │ up") == 2)
+        assert supervisor.slots == [new, old]
+        assert await supervisor.remove(old)
+        assert supervisor.slots == [new]
+        assert (new.state, new.restarts, old.restarts) == ("running", 0, 0)
+        assert not output.has("ended")
+        assert await supervisor.stop()
+
+
 def test_sigkill_of_the_supervisor_leaves_no_process_behind(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     code = textwrap.dedent(f"""

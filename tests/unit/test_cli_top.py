@@ -73,19 +73,19 @@ def test_stages_follow_one_another_inside_their_service() -> None:
         "gateway.first": 0.3,
         "gateway.total": 1.0,
         "tokenizer.total": 0.9,
-        "tokenizer.encode": 0.1,
-        "decode.queue": 0.05,
-        "decode.prefill": 0.1,
-        "decode.decode": 0.6,
+        "tokenizer.encode": 0.125,
+        "decode.queue": 0.025,
+        "decode.prefill": 0.125,
+        "decode.decode": 0.5,
         "decode.model": 0.5,
     }
     assert spans(timing) == [
         Span("gateway", 0.0, 1.0),
         Span("tokenizer", 0.0, 0.9),
-        Span("  tokenizer.encode", 0.0, 0.1),
-        Span("  decode.queue", 0.1, 0.05),
-        Span("  decode.prefill", pytest.approx(0.15), 0.1),
-        Span("  decode.decode", pytest.approx(0.25), 0.6),
+        Span("  tokenizer.encode", 0.0, 0.125),
+        Span("  decode.queue", 0.125, 0.025),
+        Span("  decode.prefill", 0.15, 0.125),
+        Span("  decode.decode", 0.275, 0.5),
     ]
     rows = waterfall({"total": 1.0, "first": 0.3, "timing": timing}).row_count
     assert rows == 7

@@ -1,5 +1,6 @@
 """What `motet up` refuses before it starts anything, and what it would start."""
 
+import shutil
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -124,6 +125,18 @@ def test_one_decode_process_per_model_and_count(folder: Path, monkeypatch: pytes
     assert [s.stage for s in services] == sorted(s.stage for s in services)
 
 
+def test_prompts_may_be_computed_apart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    common = ("--llm", str(folder), "--port", "0")
+    assert "prefill" not in [s.role for s in plan(*common).stack.services()]
+    services = plan(*common, "--decode", "2", "--prefill", "2").stack.services()
+    engines = [s for s in services if s.role in ("decode", "prefill")]
+    assert [s.name for s in engines] == ["decode-1", "decode-2", "prefill-1", "prefill-2"]
+    assert all(s.argv[s.argv.index("--role") + 1] == s.role for s in engines)
+    assert {s.env["OMP_NUM_THREADS"] for s in engines} == {str(max(1, compute_cores() // 4))}
+    assert "--prefill" in refusal(*common, "--prefill", "-1")
+
+
 def test_voice_activity_may_be_left_out(folder: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
     assert "vad" not in [s.role for s in plan(*common, "--vad", "0").stack.services()]
@@ -150,6 +163,23 @@ def test_a_model_of_its_own_is_served_where_there_is_one(
         assert spec.argv[1:5] == ("-m", f"motet_{role}", "--model", str(model))
     assert getattr(plan(*common, f"--{flag}", "none").stack, flag) is None
     assert f"--{flag}: 'nobody' is neither a folder nor a local model" in refusal(*common, f"--{flag}", "nobody")
+
+
+def test_a_planner_is_run_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    common = ("--llm", str(folder), "--port", "0")
+    assert plan(*common).stack.planner is None
+    other = shutil.copytree(folder, tmp_path / "other")
+    assert "several models are served" in refusal(*common, "--llm", str(other), "--planner")
+    roles = tmp_path / "roles.toml"
+    roles.write_text("[decode]\nmin = 0\n")
+    assert "min=0: a `motet up` keeps one of each role" in refusal(*common, "--planner", str(roles))
+    roles.write_text("[decode]\nmax = 3\n")
+    stack = plan(*common, "--planner", str(roles)).stack
+    (spec,) = [s for s in stack.services() if s.role == "planner"]
+    url = f"http://127.0.0.1:{stack.port}"
+    given = ("-m", "motet_planner", "--actuator", "local", "--url", url, "--roles", str(roles))
+    assert spec.argv[1 : 1 + len(given)] == given
+    assert plan(*common, "--planner").stack.planner is not None
 
 
 def test_speakers_are_told_apart_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ def test_every_service_is_confined(name: str) -> None:
     assert service["read_only"]
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"][0] == "/tmp"
+    if set(service.get("profiles", ())) & {"observability"}:  # images of others, with users of their own
+        assert service.get("user", "nobody") not in ("0", "root")
+        return
     assert service["tmpfs"] == ["/tmp"]
     if name == "store":  # it gives a folder away and ends
         assert (service["user"], service["cap_add"], service["restart"]) == ("0", ["CHOWN"], "no")
@@ -48,9 +52,13 @@ def test_files_that_are_mounted_are_there() -> None:
 def test_profiles() -> None:
     profiles = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
     assert profiles == {
+        **{f"{name}-gpu": ["gpu"] for name in ("decode", "vision", "asr", "tts")},
+        **{"embedding-gpu": ["gpu-embedding"], "diffusion-gpu": ["gpu-images"]},
+        **{name: ["observability"] for name in ("prometheus", "grafana", "otel")},
         "speakers": ["speakers"],
         "embedding": ["embedding"],
         "diffusion": ["images"],
+        "planner": ["planner"],
     }
 
 

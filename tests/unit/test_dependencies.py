@@ -29,7 +29,9 @@ RULES = {
     "services/motet_vision": ("vision", {"motet_shared", "motet_kernels"}),
     "services/motet_diffusion": ("diffusion", {"motet_shared", "motet_kernels"}),
     "services/motet_embedding": ("embedding", {"motet_shared", "motet_kernels"}),
-    "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines"}),
+    "services/motet_planner": ("planner", {"motet_shared"}),
+    # `motet plan` asks the planner's own simulator.
+    "cli/motet_cli": ("cli", {"motet_shared", "motet_pipelines", "motet_planner"}),
 }
 # Imported where it is installed; without it the feature is off, and the code says so.
 OPTIONAL = {
@@ -113,7 +115,7 @@ def test_only_what_runs_on_a_gpu_imports_triton() -> None:
     assert not [path.name for path in modules for name, _ in _imported(path) if name.partition(".")[0] == "triton"]
 
 
-@pytest.mark.parametrize("extra", ["", "gateway", "tokenizer", "vad", "speakers", "cli"])
+@pytest.mark.parametrize("extra", ["", "gateway", "tokenizer", "vad", "speakers", "planner", "cli"])
 def test_only_the_engine_brings_torch(extra: str) -> None:
     assert "torch" not in declared(extra)
 

@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import math
 
+import pytest
+
+from fake_services import FakeTokenizer
 from motet_shared import subjects
 from motet_shared.blobs import BlobStore
 from motet_shared.messages import PROTOCOL, Heartbeat, encode
@@ -61,6 +65,50 @@ async def test_nobody_can_speak_for_another() -> None:
         await settle()
         assert gateway.directory.instances("decode") == []
         assert gateway.directory.dropped["forged_heartbeat"] == 2
+
+
+@pytest.mark.parametrize("load", [math.nan, math.inf, -math.inf])
+async def test_a_load_that_nobody_can_compute_with_is_not_heard(load: float) -> None:
+    hub = MemoryHub()
+    async with memory_buses("gateway", hub=hub) as (gateway,):
+        beat = Heartbeat(v=PROTOCOL, role="decode", instance="decode-1", state="ready", seq=0, load={"queued": load})
+        hub.publish(Message(subjects.heartbeat("decode-1"), encode(beat)))
+        await settle()
+        assert gateway.directory.instances("decode") == []
+        assert gateway.directory.dropped["malformed_heartbeat"] == 1
+
+
+async def test_a_duty_that_fails_holds_up_no_other() -> None:
+    hub, clock = MemoryHub(), FakeClock()
+    gateway, tokenizer = await memory_bus(hub, "gateway", clock), await memory_bus(hub, "tokenizer", clock)
+
+    async def fail(elapsed: float) -> None:
+        raise ValueError("a duty")
+
+    gateway.monitor.duties.insert(0, fail)
+    await clock.advance(5)
+    assert tokenizer.directory.instances("gateway"), "it still beats"
+    for bus in (gateway, tokenizer):
+        await bus.close()
+
+
+async def test_stats_say_whether_the_state_is_sound() -> None:
+    hub = MemoryHub()
+    async with memory_buses("gateway", "tokenizer", hub=hub) as (_, tokenizer):
+        client = hub.transport()
+        subject = subjects.service("STATS", "motet-tokenizer", tokenizer.instance)
+        actor = FakeTokenizer(None, tokenizer)
+        await actor.start()
+
+        async def integrity() -> str:
+            return str(json.loads(await client.request(subject, b"", timeout=1))["metadata"]["integrity"])
+
+        assert await integrity() == "ok"
+        tokenizer.calls.active["gateway-1", 1] = None  # type: ignore[assignment]
+        assert await integrity() == "busy"
+        del tokenizer.calls.active["gateway-1", 1]
+        actor.check_integrity = lambda: 1 // 0  # type: ignore[method-assign,assignment]
+        assert (await integrity()).startswith("ZeroDivisionError")
 
 
 def _fields(beat: Heartbeat) -> dict:

@@ -358,7 +358,8 @@ async def test_conversations_are_bounded() -> None:
         ("session.update", {"session": {"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}},
          "session.audio.input.turn_detection.type"),
         ("session.update", {"session": {"truncation": {"type": "retention_ratio"}}}, "session.truncation"),
-        ("session.update", {"session": {"tool_choice": "required"}}, "tool_choice"),
+        ("session.update", {"session": {"tool_choice": "perhaps"}}, "session.tool_choice"),
+        ("session.update", {"session": {"tool_choice": {"type": "mcp"}}}, "session.tool_choice"),
         ("session.update", {"session": {"tools": [{"type": "mcp"}]}}, "session.tools[0].type"),
         ("session.update", {"session": {"max_output_tokens": 0}}, "session.max_output_tokens"),
         ("session.update", {"session": {"prompt": {"id": "x"}}}, "session.prompt"),
@@ -412,6 +413,17 @@ async def test_races_have_codes_that_clients_know(socket: Socket) -> None:
         assert error["code"] == code
     socket.send("response.cancel")
     assert (await socket.expect("error"))["error"]["message"].startswith("Cancellation failed")
+
+
+async def test_a_session_may_insist_on_a_tool(here: World, socket: Socket) -> None:
+    named = {"type": "function", "name": "draw"}
+    for choice, on_the_wire in (("required", ("required", "")), (named, ("required", "draw")), ("auto", ("auto", ""))):
+        socket.send("session.update", session={"tools": [DRAW], "tool_choice": choice})
+        assert (await socket.expect("session.updated"))["session"]["tool_choice"] == choice
+        await told(socket, "hello")
+        await respond(socket)
+        request = here.tokenizer.requests[-1]
+        assert (request.tool_choice, request.tool) == on_the_wire
 
 
 async def test_null_is_as_good_as_no_field(here: World, socket: Socket) -> None:

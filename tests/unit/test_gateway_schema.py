@@ -18,6 +18,7 @@ from motet_shared.errors import BadRequest, MalformedMessage, MotetError, Unsupp
 
 HELLO = [{"role": "user", "content": "hello"}]
 DRAW = {"type": "function", "function": {"name": "draw", "parameters": {"type": "object"}}}
+PAINT = {"type": "function", "function": {"name": "paint"}}
 
 
 def chat(**fields: Any) -> schema.ChatBody:
@@ -54,7 +55,7 @@ def test_a_parameter_without_effect_takes_null_and_its_default_only(name: str) -
 
 
 def test_one_is_not_true() -> None:
-    with pytest.raises(UnsupportedParameter):
+    with pytest.raises(BadRequest, match="parallel_tool_calls"):
         chat(parallel_tool_calls=1)
     with pytest.raises(UnsupportedParameter):
         chat(store=0)
@@ -88,9 +89,27 @@ def test_one_is_not_true() -> None:
         ({"stream": "yes"}, "stream"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "draw"}}}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "paint"}}, "tools": [DRAW]}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [DRAW]}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [PAINT, {"type": "image_generation"}]}, "tool_choice"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+            "response_format.json_schema.name",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"choice": "a"}}, "structured_outputs.choice"),
+        ({"guided_json": {}}, "guided_json"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type"),
         ({"tools": [{**DRAW, "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
-        ({"tools": [{**DRAW, "function": {"name": "draw", "strict": True}}]}, "tools[0].function.strict"),
         ({"metadata": {"k": 5}}, "metadata[...]"),
         ({"min_tokens": 9, "max_tokens": 5}, "min_tokens"),
         ({"min_p": 2}, "min_p"),
@@ -237,6 +256,58 @@ def test_tools_reach_the_wire_unless_turned_off() -> None:
     assert (request.tools, request.tool_choice) == ([DRAW], "auto")
     (request,) = chat_requests(chat(tools=[DRAW], tool_choice="none"), "r")
     assert request.tool_choice == "none"
+    (request,) = chat_requests(chat(tools=[DRAW], tool_choice="required", parallel_tool_calls=False), "r")
+    assert (request.tool_choice, request.tool, request.parallel_tools) == ("required", "", False)
+    for name in ({"type": "function", "function": {"name": "draw"}}, {"type": "function", "name": "draw"}):
+        (request,) = chat_requests(chat(tools=[DRAW], tool_choice=name), "r")
+        assert (request.tool_choice, request.tool, request.parallel_tools) == ("required", "draw", True)
+
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"const": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, ("json_schema", {"type": "object"}, "response_format")),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "s", "schema": SCHEMA, "strict": True},
+                }
+            },
+            ("json_schema", SCHEMA, "response_format.json_schema.schema"),
+        ),
+        ({"structured_outputs": {"json": SCHEMA}}, ("json_schema", SCHEMA, "structured_outputs.json")),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, ("json_schema", SCHEMA, "structured_outputs.json")),
+        (
+            {"structured_outputs": {"json_object": True}},
+            ("json_schema", {"type": "object"}, "structured_outputs.json_object"),
+        ),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, ("choice", ["a", "b"], "structured_outputs.choice")),
+        ({"structured_outputs": {"regex": "a+"}}, ("regex", "a+", "structured_outputs.regex")),
+        ({"structured_outputs": {"grammar": "start: x"}}, ("grammar", "start: x", "structured_outputs.grammar")),
+    ],
+)
+def test_the_wanted_shape_reaches_the_wire(fields: dict[str, Any], grammar: tuple[str, Any, str] | None) -> None:
+    (request,) = chat_requests(chat(**fields), "r")
+    (complete,) = completion_requests(completion(**fields), "r")
+    assert request.grammar == complete.grammar
+    if grammar is None or request.grammar is None:
+        assert request.grammar is grammar
+        return
+    kind, text, param = grammar
+    assert (request.grammar.kind, request.grammar.param) == (kind, param)
+    if isinstance(text, str):
+        assert request.grammar.text == text
+        return
+    document = json.loads(request.grammar.text)
+    assert document == text
+    if isinstance(text, dict):
+        assert list(document.get("properties", {})) == list(text.get("properties", {}))  # their order is the reply's
 
 
 @pytest.mark.parametrize(

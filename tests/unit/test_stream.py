@@ -15,6 +15,7 @@ from motet_shared.messages import (
     Controls,
     Credit,
     Echo,
+    Embed,
     End,
     Frame,
     Frames,
@@ -26,7 +27,7 @@ from motet_shared.messages import (
     decode_frames,
     encode,
 )
-from motet_shared.testing import FakeClock, MemoryHub, die, memory_bus, running, settle
+from motet_shared.testing import FakeClock, MemoryHub, die, memory_bus, memory_buses, running, settle
 from motet_shared.transport import Message
 from stream_world import LoseOnce, Parrot, World, ids
 
@@ -170,6 +171,23 @@ async def test_a_missing_item_is_an_error_not_a_silent_loss(world: World, number
         await reading
     assert stream.received == number
     assert parrot.bus.calls.active == {}
+
+
+async def test_an_item_of_another_kind_is_an_error_of_whoever_sent_it() -> None:
+    """What cannot be an answer to the request never reaches its caller, who may ask somebody else."""
+    hub = MemoryHub()
+    async with memory_buses("gateway", "embedding", hub=hub) as (gateway, embedding):
+        await embedding.serve({})
+        cancels = overheard(hub, f"{embedding.instance}.ctl")
+        stream = gateway.open("embedding", Embed(model="m", input=["a"]), instance=embedding.instance)
+        await stream.start()
+        wrong = Frames(PROTOCOL, embedding.instance, [Accepted(1), Item(1, 0, Text("a", [1]))])
+        hub.publish(Message(subjects.frames_to(gateway.instance), encode(wrong)))
+        with pytest.raises(errors.StreamBroken, match="sent a Text, not a Vectors") as caught:
+            await ids(stream)
+        assert caught.value.retryable
+        await settle()
+        assert [part for m in cancels for part in decode_controls(m.data).controls] == [Cancel(1)]
 
 
 async def test_a_lost_end_is_a_retryable_error(world: World) -> None:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from motet_shared.pieces import build_pieces
 from motet_tokenizer.detokenizer import ByteDetokenizer, Detokenizer, FallbackDetokenizer, WindowDetokenizer
-from motet_tokenizer.pieces import build_pieces
 from tiny_tokenizers import EOS, byte_level, id_of, metaspace, sentencepiece, vocabulary
 
 EMOJI = ["👩‍🚀", "🏳️‍🌈", "👨‍👩‍👧‍👦", "é", "日本", "ﷺ", "\u0301", " ", "\n", "<|im_end|>", "<tool_call>", "日 x", "�"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import msgspec
 import pytest
 
 from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
-from motet_shared.messages import Complete, Resume, Sampling
+from motet_shared.messages import Complete, Grammar, Resume, Sampling
 from motet_shared.testing import settle
+from motet_tokenizer.generation import Counters
 from scripted_decode import MODEL
 from tiny_tokenizers import CONTEXT, EOS, byte_level, write_folder
 from tokenizer_stage import CALL, REPLY, SCRIPT, TOOL, Stage, chat, stage_in_memory
@@ -84,6 +86,23 @@ async def test_tool_calls(stage: Stage) -> None:
     assert (deltas[0].name, "".join([delta.arguments for delta in deltas])) == ("draw", '{"shape": "star"}')
     plain = await stage.ask(chat(tools=[TOOL], tool_choice="none"))
     assert (plain.text, plain.end.status) == (CALL, "stop")
+
+
+async def test_a_grammar_goes_to_decode_with_its_request(stage: Stage) -> None:
+    decode = await stage.decode()
+    shape = Grammar(kind="regex", text="[a-z]+", param="structured_outputs.regex")
+    await stage.ask(chat(grammar=shape))
+    assert decode.requests[-1].grammar == shape
+    await stage.ask(Complete(model=MODEL, prompt="Once", sampling=Sampling(), max_tokens=3, grammar=shape))
+    assert decode.requests[-1].grammar == shape
+    await stage.ask(chat(tools=[TOOL], tool_choice="required"))
+    calls = decode.requests[-1].grammar
+    assert calls is not None
+    assert calls.kind == "grammar"
+    assert "draw" in calls.text
+    with pytest.raises(BadRequest) as caught:
+        await stage.ask(chat(tools=[TOOL], tool_choice="required", tool="paint"))
+    assert caught.value.param == "tool_choice"
 
 
 async def test_logprobs_carry_the_bytes_of_their_tokens(stage: Stage) -> None:
@@ -158,3 +177,10 @@ async def test_what_is_wrong_is_named(stage: Stage, request_: Any, error: type[B
     with pytest.raises(error) as caught:
         await stage.ask(request_)
     assert caught.value.param == param
+
+
+def test_who_waits_can_be_told_in_json() -> None:
+    """`$SRV.STATS` carries it."""
+    counters = Counters()
+    counters.note_waiting("a model", 1)
+    assert msgspec.json.decode(msgspec.json.encode(asdict(counters)))["waiting_by_model"] == {"a model": 1}

@@ -52,11 +52,11 @@ def configure(args: Namespace) -> BenchConfig:
     _check_numbers(args)
     paced = args.rate is not None or args.trace is not None
     concurrency = None if paced else args.concurrency or DEFAULT_CONCURRENCY
-    duration = _duration("--duration", args.duration)
+    duration = parse_duration("--duration", args.duration)
     requests = args.requests
     if requests is None and duration is None and args.trace is None:
         requests = DEFAULT_REQUESTS
-    limits = Limits(**{name: _duration(f"--{name}", getattr(args, name)) for name in ("ttft", "itl", "e2e")})
+    limits = Limits(**{name: parse_duration(f"--{name}", getattr(args, name)) for name in ("ttft", "itl", "e2e")})
     return BenchConfig(
         base=base_url(args.url),
         model=args.model,
@@ -69,7 +69,7 @@ def configure(args: Namespace) -> BenchConfig:
         requests=requests,
         duration=duration,
         warmup=args.warmup,
-        timeout=_duration("--timeout", args.timeout) or 0.0,
+        timeout=parse_duration("--timeout", args.timeout) or 0.0,
         tokens_per_word=args.tokens_per_word,
         temperature=args.temperature,
         extra=_extra(args.extra, args.ignore_eos),
@@ -129,7 +129,8 @@ def _check_numbers(args: Namespace) -> None:
         raise ConfigError("--records: the records go into the JSON file; give --json FILE")
 
 
-def _duration(option: str, text: str | None) -> float | None:
+def parse_duration(option: str, text: str | None) -> float | None:
+    """Seconds; None without a text. ConfigError names the option."""
     if text is None:
         return None
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+_STAGES = ("queue", "transfer", "prefill", "decode")  # of decode, one after the other
+
 
 @dataclass(slots=True)
 class Record:
@@ -75,4 +77,4 @@ class Record:
         """Of `e2e`, what was spent neither in the engine nor in its queue; None if the server tells no times."""
         if "decode.decode" not in self.timing:
             return None
-        return self.e2e - sum(self.timing.get(f"decode.{stage}", 0.0) for stage in ("queue", "prefill", "decode"))
+        return self.e2e - sum(self.timing.get(f"decode.{stage}", 0.0) for stage in _STAGES)

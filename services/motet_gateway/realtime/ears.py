@@ -96,6 +96,11 @@ class Ears:
         """Whether the user is in the middle of a turn."""
         return self._open is not None and self._open.turn is not None
 
+    @property
+    def heard_ms(self) -> float:
+        """How much sound was taken in since the session began, whatever became of it."""
+        return self._sound.now
+
     # ------------------------------------------------------------------------------------------------- client events
     async def append(self, audio: str) -> None:
         pcm = decode(audio, self._settings.input_format)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ class Response:
         self._voice = voice  # the model that speaks
         self._ticket, self._tenant = ticket, tenant
         self._outcome, self._speech = Outcome(), speak.Outcome()
-        self._sounding_since: float | None = None  # time.monotonic() of the first sound
+        self._sounding_since: float | None = None  # in the channel's present seconds: of the first sound
         self._cancelling = False
         self._reason = ""
         self._running = False
@@ -89,7 +88,7 @@ class Response:
         if self._sounding_since is None or self._reason:
             return 0.0
         whole = self._speech.samples / speak.RATE
-        return max(0.0, whole - (time.monotonic() - self._sounding_since)) * 1000
+        return max(0.0, whole - (self._channel.present_seconds - self._sounding_since)) * 1000
 
     def cancel(self, reason: str = "client_cancelled") -> None:
         """End it for this reason; a second call, or one after the end, does nothing."""
@@ -172,7 +171,7 @@ class Response:
                 if isinstance(batch[0], Audio):
                     spoken.got(sum(len(item.data) for item in batch))
                     self._outputs.sound(batch, events)
-                    self._sounding_since = self._sounding_since or time.monotonic()
+                    self._sounding_since = self._sounding_since or self._channel.present_seconds
                 else:
                     track.got(batch)
                     for item in batch:
@@ -201,7 +200,8 @@ class Response:
             messages=messages,
             sampling=sampling if limit is None else msgspec.structs.replace(sampling, max_tokens=limit),
             tools=tools,
-            tool_choice="auto" if tools and settings.tool_choice == "auto" else "none",
+            tool_choice=settings.tool_choice.kind if tools or settings.tool_choice.kind == "required" else "none",
+            tool=settings.tool_choice.tool,
             max_tokens=limit,
             request_id=self.id,
             priority=rights.priority(None),

@@ -1,16 +1,20 @@
 """One realtime session: hears the client's events, keeps the conversation, runs responses.
 
+It outlives its socket: `attach` gives it a client, `run` hears that one until it is gone.
+
 Every refused event becomes an `error` event that names it, and the socket lives on. One response at a time may write
 the conversation; out-of-band ones run beside it. Responses run in tasks, so a cancel is heard while one speaks.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_shared.errors import BadRequest, Unavailable, UnsupportedParameter
 
 from ..asgi import ClientGone, Receive
 from ..auth import Caller
@@ -25,17 +29,34 @@ from .ears import Ears
 from .formats import input_rate
 from .responses import Responses
 from .settings import Kind, Settings
+from .socket import Socket
 from .spoken import Spoken
 from .transcripts import Heard, Transcripts
 
+TAKEN_OVER = 4001
+_MOVE_WITHIN = 5.0  # seconds in which the event that the old socket brought last is carried out
+
+
+@dataclass(slots=True)
+class Attachment:
+    """A socket of a session, from when it becomes its client until nobody hears it any more."""
+
+    socket: Socket
+    first: bool = False
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    taken_over: bool = False
+
 
 class Session:
-    """State of one connection."""
+    """The state of one conversation."""
 
-    def __init__(self, service: Service, channel: Channel, caller: Caller, model: str, kind: Kind = "realtime"):
+    def __init__(self, service: Service, socket: Socket, caller: Caller, model: str, kind: Kind = "realtime"):
         self.service = service
         self.caller = caller
-        self.channel = channel
+        self.channel = channel = Channel(socket, service.config.session_memory)
+        self.attachment = Attachment(socket, first=True)
+        self.moving = asyncio.Lock()  # from one socket to another
+        self.heard = 0  # events of the client that were carried out or refused
         self.settings = Settings.default(model, self.speech, kind)
         self.conversation = Conversation(service.config.max_message)
         self.transcripts = Transcripts(service, channel, self.conversation)
@@ -57,31 +78,64 @@ class Session:
             events.OutputClear: self._clear_output,
         }
 
-    async def run(self, receive: Receive) -> None:
-        """Until the socket closes."""
-        await self._tell("session.created", session=self.settings.as_session(self.id))
+    async def run(self, receive: Receive, attachment: Attachment) -> int:
+        """Hear the client until this socket closes; the code that it was closed with."""
         try:
+            if attachment.first:
+                await self._tell("session.created", session=self.settings.as_session(self.id))
+            else:
+                await self._resume()
             while True:
                 message = await receive()
                 if message["type"] == "websocket.disconnect":
-                    return
+                    return int(message.get("code") or 1006)
                 await self._hear(message.get("text"))
+                self.heard += 1
         finally:
-            await self._abandon()
+            self.channel.detach(attachment.socket)
+            attachment.over.set()
+
+    async def _resume(self) -> None:
+        """What the client had not got before, and then what it needs to know to go on where it was."""
+        received = {"events": self.heard, "audio_ms": self.ears.heard_ms}
+        await self._tell("session.resumed", session=self.settings.as_session(self.id), received=received)
+
+    async def release(self) -> None:
+        """Take the session from the socket that it has, which is closed with 4001. Unavailable if it hangs."""
+        attachment = self.attachment
+        if attachment.over.is_set():
+            return
+        attachment.taken_over = True
+        with contextlib.suppress(ClientGone):
+            await attachment.socket.close(TAKEN_OVER, "the session goes on over another socket")
+        try:
+            await asyncio.wait_for(attachment.over.wait(), _MOVE_WITHIN)
+        except TimeoutError:
+            attachment.taken_over = False
+            raise Unavailable("the session is busy with an event that came before; try again") from None
+
+    def attach(self, socket: Socket, after: str | None) -> Attachment:
+        """This is the client from now on, which has the events up to `after`. EventNotFound if the next are gone."""
+        self.channel.attach(socket, after)
+        self.attachment = Attachment(socket)
+        return self.attachment
 
     async def drain(self) -> None:
         """Let the responses that run end, then close with 1012: clients reconnect, elsewhere."""
         await self._responses.drain()
         with contextlib.suppress(ClientGone):
-            await self.channel.close(1012, "the server restarts")
+            await self.channel.close(1012, "the server restarts; connect again and open a new session")
 
     async def expel(self, why: str) -> None:
         """Close with 3000, whatever is under way."""
         with contextlib.suppress(ClientGone):
             await self.channel.close(3000, why)
-        await self._abandon()
+        await self.service.sessions.end(self)
 
-    async def _abandon(self) -> None:
+    async def abandon(self) -> None:
+        """The end: nothing that runs for it goes on."""
+        with contextlib.suppress(ClientGone):
+            await self.channel.close(1001, "the session is over")
         await self.ears.close()
         await self.transcripts.close()
         await self._responses.abandon()

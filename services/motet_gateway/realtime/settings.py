@@ -10,7 +10,7 @@ from msgspec import UNSET
 
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
-from ..schema import check_tool_choice
+from ..structured import AS_THE_MODEL_LIKES, ToolChoice, tool_choice_of
 from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, Speech, Transcription
 from .events import Common, RealtimeTool, ResponsePatch, SessionPatch
 from .turn_detection import ServerVad
@@ -36,7 +36,7 @@ class Settings:
     model: str
     instructions: str = ""
     tools: tuple[RealtimeTool, ...] = ()
-    tool_choice: str = "auto"
+    tool_choice: ToolChoice = AS_THE_MODEL_LIKES
     max_output_tokens: int | Literal["inf"] = "inf"
     temperature: float = 0.8
     truncation: Literal["auto", "disabled"] = "auto"
@@ -96,8 +96,7 @@ class Settings:
         if "tools" in changes:
             changes["tools"] = tuple(changes["tools"])
         if "tool_choice" in changes:
-            check_tool_choice(changes["tool_choice"])
-            changes["tool_choice"] = changes["tool_choice"] or "auto"
+            changes["tool_choice"] = tool_choice_of(changes["tool_choice"], f"{where}.tool_choice")
         if "max_output_tokens" in changes:
             changes["max_output_tokens"] = changes["max_output_tokens"] or "inf"
         return replace(self, speaks=speaks, audio=audio, **changes)
@@ -126,7 +125,7 @@ class Settings:
             "output_modalities": self.modalities,
             "instructions": self.instructions,
             "tools": [{"type": "function", **msgspec.to_builtins(tool)} for tool in self.tools],
-            "tool_choice": self.tool_choice,
+            "tool_choice": self.tool_choice.as_realtime(),
             "parallel_tool_calls": True,
             "max_output_tokens": self.max_output_tokens,
             "temperature": self.temperature,

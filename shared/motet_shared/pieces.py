@@ -5,8 +5,8 @@ Two families of decoders cover nearly every checkpoint, and both work token by t
 * byte-level BPE (GPT-2, Llama 3, Qwen): a token is a string of bytes, each spelled as one printable character;
 * SentencePiece with byte fallback (Llama 2, Mistral, Gemma): a token is text with `▁` for a space, or a byte `<0xNN>`.
 
-Any other decoder (WordPiece, Metaspace, …) is `None` here; `detokenizer.WindowDetokenizer` serves it more slowly.
-Special tokens have no text, except the tags of tool calls, which `tools` has to see.
+Any other decoder (WordPiece, Metaspace, …) is `None` here. Special tokens have no text, except the tags of tool calls.
+The tokenizer writes by these tables, and decode's grammars read by them: so both see the same text.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenizers import Tokenizer
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TOOL_TAGS = ("<tool_call>", "</tool_call>")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -1,0 +1,291 @@
+"""Prefill and decode apart: how fast keys and values travel, and what streams and long prompts have of it.
+
+`python benchmarks/disaggregation.py --help`. The tables go to standard output, the numbers to
+`results/disaggregation.json`.
+
+The same load on two engines, of one core each: both decode (aggregated, always the baseline), or one of them prefills
+for the other (apart). Streams run, and long prompts that nobody knows arrive beside them. NATS and the engines are
+real processes; this one is their tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from bench_stack import HERE, ROOT, Stack, environment
+from document import conditions, load_line, write
+from measures import Target, quantile, table, targets_table
+from motet_llm.kv_cache import KvCache, LayerShape
+from motet_llm.kv_transfer import pack, plan_parts, unpack
+from motet_shared.blobs import BlobStore
+from motet_shared.bus import Bus
+from motet_shared.discovery import Directory
+from motet_shared.messages import Generate, Sampling
+from motet_shared.testing import NatsServer
+from motet_tokenizer.router import Load, Router
+
+RESULTS = HERE / "results" / "disaggregation.json"
+ARRANGEMENTS = {"aggregated": ("decode", "decode"), "apart": ("decode", "prefill")}
+READY = 90.0  # seconds
+LEAST_SHM = 0.8  # of a plain copy
+MOST_WORSE = 1.03  # p95 of the time to first token of long prompts, apart / aggregated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Lengths in tokens, times in seconds. every: from one long prompt to the next. megabytes: of a transfer."""
+
+    model: str = str(ROOT / "models" / "pocket-chat")
+    threads: int = 1
+    streams: int = 4
+    output: int = 400
+    prompt: int = 1200
+    prompts: int = 12
+    every: float = 0.5
+    rounds: int = 5
+    megabytes: int = 32
+    repeats: int = 15
+
+
+QUICK = Plan(streams=1, output=400, prompt=100, prompts=1, every=0.1, rounds=1, megabytes=2, repeats=1)
+
+
+@dataclass
+class Run:
+    """One load on one arrangement. gaps: between tokens of streams; ttft: of long prompts; both in seconds."""
+
+    arrangement: str
+    gaps: list[float] = field(default_factory=list)
+    ttft: list[float] = field(default_factory=list)
+    handed_over: int = 0
+
+
+# ------------------------------------------------------------------------------------------------------------- the way
+async def transports(plan: Plan) -> dict[str, float]:
+    """GB/s by way, medians: a copy within a process, blobs into warm memory, and both ends of the engines' own part."""
+    size = plan.megabytes << 20
+    source, target = bytearray(size), bytearray(size)
+
+    async def copy() -> None:
+        memoryview(target)[:] = source
+
+    ways: dict[str, Callable[[], Awaitable[object]]] = {"plain copy": copy}
+    found: dict[str, list[float]] = {}
+    async with contextlib.AsyncExitStack() as stack:
+        reader = await stack.enter_async_context(BlobStore("bench-reader"))
+        for name, shared in (("shm", True), ("tcp", False)):
+            owner = await stack.enter_async_context(BlobStore(f"bench-{name}", 2 * size, shared=shared))
+            ref = owner.put(source, digest=False, ttl=600.0)
+            ways[name] = lambda ref=ref: reader.get(ref, target, release=False)  # type: ignore[misc]
+            ways[f"{name}, into the store"] = lambda owner=owner: _put(owner, source)  # type: ignore[misc]
+        for _ in range(plan.repeats + 1):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                await way()
+                found.setdefault(name, []).append(size / (time.perf_counter() - began) / 1e9)
+    found |= _ends(size, plan.repeats)
+    return {name: median(rates[1:]) for name, rates in found.items()}  # the first one touches memory
+
+
+async def _put(owner: BlobStore, data: bytearray) -> None:
+    owner.drop(owner.put(data, digest=False))
+
+
+def _ends(size: int, repeats: int) -> dict[str, list[float]]:
+    """Out of blocks of 16 tokens and into blocks of 32."""
+    tokens, shape = 1024, LayerShape(8, 64, 64)
+    layers = max(1, size // (tokens * shape.nbytes(torch.bfloat16)))
+    shapes = dict.fromkeys(range(layers), shape)
+    ours, theirs = (KvCache(shapes, tokens // block, block, torch.bfloat16) for block in (16, 32))
+    (part,) = plan_parts(ours, 0, tokens, 1 << 40)
+    found: dict[str, list[float]] = {"out of blocks": [], "into blocks": []}
+    for _ in range(repeats + 1):
+        began = time.perf_counter()
+        content = pack(ours, [range(ours.num_blocks)], part)
+        packed = time.perf_counter()
+        unpack(theirs, [range(theirs.num_blocks)], part, content, torch.bfloat16)
+        found["out of blocks"].append(content.nbytes / (packed - began) / 1e9)
+        found["into blocks"].append(content.nbytes / (time.perf_counter() - packed) / 1e9)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------ the loads
+class Client:
+    """Asks engines as a tokenizer does."""
+
+    def __init__(self, bus: Bus, plan: Plan, vocab: int, chance: random.Random):
+        self._bus, self._plan, self._vocab, self._chance = bus, plan, vocab, chance
+        self._router = Router(bus.directory)
+
+    async def ask(self, prompt: int, output: int) -> list[float]:
+        """When it was asked, and when each piece of the reply came. `prompt`: tokens, which nobody has seen before."""
+        return (await self.ask_and_tell(prompt, output))[0]
+
+    async def ask_and_tell(self, prompt: int, output: int) -> tuple[list[float], bool]:
+        """And whether the prompt was handed over."""
+        model = Path(self._plan.model).name
+        ids = [self._chance.randrange(self._vocab) for _ in range(prompt)]
+        sampling = Sampling(temperature=0, max_tokens=output, ignore_eos=True)
+        times = [time.perf_counter()]
+        instance = self._router.pick(model, load=Load(ids))
+        async with self._bus.open(
+            "decode", Generate(model=model, prompt=ids, sampling=sampling), instance=instance
+        ) as s:
+            async for batch in s.batches():
+                times += [time.perf_counter()] * len(batch)
+        return times, s.end is not None and "decode.transfer" in s.end.timing
+
+
+async def measure(plan: Plan, arrangement: str, number: int, policy: str = "auto") -> Run:
+    """Streams, and long prompts in their midst."""
+    run = Run(arrangement)
+    async with _engines(plan, ARRANGEMENTS[arrangement], policy) as bus:
+        cards = [card for beat in bus.directory.ready("decode") for card in beat.models]
+        client = Client(bus, plan, min(card.vocab for card in cards) - 8, random.Random(number))
+        for _ in range(2 * len(ARRANGEMENTS[arrangement])):  # every engine knows its speed
+            await client.ask(plan.prompt, 4)
+        streams = [asyncio.create_task(client.ask(8, plan.output)) for _ in range(plan.streams)]
+        await asyncio.sleep(plan.every)
+        prompts = []
+        began = time.perf_counter()
+        for _ in range(plan.prompts):
+            prompts.append(asyncio.create_task(_first(client, plan.prompt, run)))
+            await asyncio.sleep(plan.every)
+        await asyncio.gather(*prompts)
+        ended = time.perf_counter()
+        for times in await asyncio.gather(*streams):
+            run.gaps += [after - before for before, after in pairwise(times[1:]) if began <= before <= ended]
+    return run
+
+
+async def _first(client: Client, prompt: int, run: Run) -> None:
+    times, handed_over = await client.ask_and_tell(prompt, 1)
+    run.ttft.append(times[1] - times[0])
+    run.handed_over += handed_over
+
+
+async def alone(plan: Plan, policy: str, number: int) -> list[float]:
+    """Seconds to the first token of one long prompt after the other, with nothing else to do."""
+    async with _engines(plan, ARRANGEMENTS["apart"], policy) as bus:
+        cards = [card for beat in bus.directory.ready("decode") for card in beat.models]
+        client = Client(bus, plan, min(card.vocab for card in cards) - 8, random.Random(number))
+        await client.ask(plan.prompt, 1)
+        found = []
+        for _ in range(plan.prompts):
+            times = await client.ask(plan.prompt, 1)
+            found.append(times[1] - times[0])
+    return found
+
+
+@contextlib.asynccontextmanager
+async def _engines(plan: Plan, roles: Sequence[str], policy: str) -> AsyncIterator[Bus]:
+    """Workers of these roles, ready, and the bus of their tokenizer."""
+    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
+        async with NatsServer() as nats:
+            stack = Stack(Path(name), 0)
+            env = environment(
+                MOTET_NATS_URL=nats.url,
+                MOTET_NATS_PASSWORD=nats.password,
+                MOTET_LOG_LEVEL="warning",
+                OMP_NUM_THREADS=str(plan.threads),
+            )
+            common = ["--model", plan.model, "--threads", str(plan.threads), "--stop-with-parent"]
+            bus = await nats.bus("tokenizer")
+            try:
+                for number, role in enumerate(roles):
+                    flags = ["--role", role, "--remote-prefill", policy, *common]
+                    await stack.spawn(f"{role}-{number}", [sys.executable, "-m", "motet_llm", *flags], env)
+                await bus.directory.wait_for(lambda known: _all_ready(known, roles), READY)
+                await asyncio.sleep(1.0)  # they have heard of each other
+                yield bus
+            finally:
+                await bus.close()
+                await stack.stop()
+
+
+def _all_ready(known: Directory, roles: Sequence[str]) -> bool:
+    return all(len(known.ready(role)) == roles.count(role) for role in roles)
+
+
+# -------------------------------------------------------------------------------------------------------------- telling
+def targets(rates: dict[str, float], runs: Sequence[Run]) -> list[Target]:
+    ttft = {name: quantile(_all(runs, name, "ttft"), 0.95) for name in ARRANGEMENTS}
+    worse = ttft["apart"] / ttft["aggregated"]
+    return [
+        Target("shared memory, of a plain copy", rates["shm"] / rates["plain copy"], LEAST_SHM, "", most=False),
+        Target("p95 TTFT of long prompts, apart / aggregated", worse, MOST_WORSE, ""),
+    ]
+
+
+def _all(runs: Sequence[Run], arrangement: str, what: str) -> list[float]:
+    return [value for run in runs if run.arrangement == arrangement for value in getattr(run, what)]
+
+
+def report(plan: Plan, rates: dict[str, float], runs: Sequence[Run], ways: dict[str, list[float]]) -> str:
+    copy = rates["plain copy"]
+    transfer = table(
+        ["way", "", "GB/s", "of a plain copy"],
+        [[name, "", f"{rate:.2f}", f"{rate / copy:.0%}"] for name, rate in rates.items()],
+    )
+    rows = []
+    for name in ARRANGEMENTS:
+        gaps, ttft = _all(runs, name, "gaps"), _all(runs, name, "ttft")
+        wanted = ((gaps, 0.5), (gaps, 0.99), (ttft, 0.5), (ttft, 0.95))
+        figures = [quantile(values, share) if values else math.nan for values, share in wanted]  # streams may be over
+        handed = sum(run.handed_over for run in runs if run.arrangement == name)
+        rows.append([name, f"{handed} of {len(ttft)}", *(f"{seconds * 1e3:,.1f}" for seconds in figures)])
+    heads = ["two engines", "handed over", "ITL p50, ms", "ITL p99, ms", "TTFT p50, ms", "TTFT p95, ms"]
+    here, there = (median(ways[policy]) for policy in ("never", "always"))
+    extra = (
+        f"A prompt of {plan.prompt} tokens with nothing beside it: {here * 1e3:,.1f} ms to the first token where it"
+        f" is decoded, {there * 1e3:,.1f} ms if it is computed elsewhere ({there - here:+.4f} s)."
+    )
+    return "\n\n".join([transfer, table(heads, rows), extra, targets_table(targets(rates, runs))])
+
+
+async def measure_all(plan: Plan) -> tuple[dict[str, float], list[Run], dict[str, list[float]]]:
+    rates = await transports(plan)
+    ways: dict[str, list[float]] = {"never": [], "always": []}
+    runs = []
+    for number in range(plan.rounds):
+        for policy, found in ways.items():
+            found += await alone(plan, policy, number)
+        for arrangement in ARRANGEMENTS:
+            runs.append(await measure(plan, arrangement, number))
+            print(f"  round {number + 1} of {plan.rounds}: {arrangement}", flush=True)
+    return rates, runs, ways
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a prompt or two, to see that it works")
+    parser.add_argument("--model", help="folder of a checkpoint (pocket-chat)")
+    parser.add_argument("--prompt", type=int, help="tokens of a long prompt (1200)")
+    parser.add_argument("--streams", type=int, help="that run beside them (4)")
+    parser.add_argument("--rounds", type=int, help="of every arrangement, in turn (5)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    args = parser.parse_args(argv)
+    names = ("model", "prompt", "streams", "rounds")
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    plan, before = replace(QUICK if args.quick else Plan(), **given), conditions()
+    rates, runs, ways = asyncio.run(measure_all(plan))
+    print(f"{load_line(before)}\n\n{report(plan, rates, runs, ways)}", flush=True)
+    write(args.output, before, plan, {"rates": rates, "runs": runs, "alone": ways}, targets(rates, runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What the engine's techniques cost and gain, ablation by ablation in one run: now that of holding replies to grammars.
+
+`python benchmarks/techniques.py --help`. One engine serves the same jobs in turn with the technique and without. The
+table goes to standard output, the numbers to `results/techniques.json`. docs/techniques.md says what they mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from cache import cache_folder
+from document import conditions, load_line, write
+from llm_checkpoint import SHAPES
+from measures import Target, median_interval, table, targets_table
+from motet_llm.engine import Engine
+from motet_llm.grammar import Grammar
+from motet_llm.spelling import Spelling
+from motet_shared import messages
+from replay import Job, Replay
+from serving import QUICK, Bench, Plan
+from switches import rate
+
+RESULTS = Path(__file__).resolve().parent / "results" / "techniques.json"
+HELD = 0.95  # of the speed of free decoding, at least
+MANY = 1_000_000
+
+_TEXT = {"type": "string"}
+_PERSON = {
+    "type": "object",
+    "properties": {"name": _TEXT, "age": {"type": "integer"}, "tags": {"type": "array", "items": _TEXT}},
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+# Replies that do not end before they are cut, so that both sides write as many tokens.
+GRAMMARS = {
+    "json_schema": json.dumps({"type": "array", "items": _PERSON, "minItems": MANY}),
+    "json_schema, bounded strings": json.dumps(
+        {"type": "array", "items": {"type": "string", "pattern": "^[a-zA-Z ]{1,40}$"}, "minItems": MANY}
+    ),
+    "regex": r"([A-Z][a-z]+ [0-9]{1,5}, )+",
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Streams that are held to a grammar, over the same streams without."""
+
+    grammar: str
+    gains: list[float]
+    mask_ms: float  # per step, of all streams together; computed beside the model
+    step_ms: float
+    compile_ms: float  # the first time; later ones are kept
+
+    def cells(self) -> list[str]:
+        low, high = median_interval(self.gains)
+        gain = f"{statistics.median(self.gains):.3f} ({low:.3f}–{high:.3f})"
+        return [f"grammar: {self.grammar}", gain, f"{self.mask_ms:.2f} of {self.step_ms:.1f}", f"{self.compile_ms:.1f}"]
+
+    def target(self, streams: int) -> Target:
+        median = statistics.median(self.gains)
+        return Target(f"{self.grammar}: held / free at c={streams}", median, HELD, "", most=False)
+
+
+def hold(name: str, bench: Bench, engine: Engine, spelling: Spelling, *, streams: int, pairs: int) -> Held:
+    wish = messages.Grammar(kind="regex" if name == "regex" else "json_schema", text=GRAMMARS[name])
+    began = time.perf_counter()
+    grammar = Grammar(wish, spelling)
+    compile_ms = 1e3 * (time.perf_counter() - began)
+    gains = []
+    mask_seconds, masked_steps, held_seconds = 0.0, 0.0, 0.0
+    for pair in range(pairs):
+        prompts = [bench.tokens(bench.plan.prompt) for _ in range(streams)]
+        rates = [0.0, 0.0]
+        for held in (False, True) if pair % 2 else (True, False):
+            before = engine.stats()
+            jobs = [
+                Job(0.0, prompt, bench.plan.output, sentence=grammar.start() if held else None) for prompt in prompts
+            ]
+            served = Replay(engine, jobs).run()
+            rates[held] = rate(served)
+            after = engine.stats()
+            mask_seconds += after["mask_seconds"] - before["mask_seconds"]
+            masked_steps += after["masked_steps"] - before["masked_steps"]
+            held_seconds += max(s.times[-1] for s in served) if held else 0.0
+        gains.append(rates[True] / rates[False])
+    per_step = 1e3 / max(masked_steps, 1)
+    return Held(name, gains, mask_seconds * per_step, held_seconds * per_step, compile_ms)
+
+
+def run(plan: Plan, streams: int, pairs: int, wanted: str, cache: Path, output: Path) -> list[Held]:
+    """Measure, print, and write the JSON."""
+    before = conditions()
+    torch.set_num_threads(plan.threads or torch.get_num_threads())
+    bench = Bench(plan, cache)
+    engine = bench.engine(max_running=max(streams, 2), num_blocks=streams * (-(-(plan.prompt + plan.output) // 16) + 1))
+    spelling = Spelling.load(str(bench.folder), bench.vocab, engine.runner.eos_ids)
+    findings = []
+    for name in GRAMMARS:
+        if wanted in name:
+            findings.append(hold(name, bench, engine, spelling, streams=streams, pairs=pairs))
+            print(f"  {' · '.join(findings[-1].cells())}", flush=True)
+    engine.close()
+    targets = [finding.target(streams) for finding in findings]
+    print(f"\n{load_line(before)}")
+    print(f"Random weights of the shape {plan.shape!r}, {streams} streams; {pairs} pairs, median and 95 % interval.\n")
+    print(table(["technique", "gain", "mask ms of a step", "compile ms"], [finding.cells() for finding in findings]))
+    print()
+    print(targets_table(targets))
+    write(output, before, plan, findings, targets)
+    return findings
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="techniques", description="What the engine's techniques cost and gain.")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and one pair, to see that it works")
+    parser.add_argument("--only", default="", metavar="TEXT", help="grammars whose name contains TEXT (all)")
+    parser.add_argument("--pairs", type=int, default=8, help="interleaved pairs of runs (8)")
+    parser.add_argument("--streams", type=int, default=32, help="at a time (32)")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (middle)")
+    parser.add_argument("--threads", type=int, default=0, help="that compute (all cores)")
+    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    args = parser.parse_args(argv)
+    plan = replace(QUICK if args.quick else Plan(), threads=args.threads)
+    plan = replace(plan, shape=args.shape or plan.shape)
+    streams, pairs = (4, 1) if args.quick else (args.streams, args.pairs)
+    run(plan, streams, pairs, args.only, args.cache or cache_folder(), args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""`motet role`: what a running engine is for, decode or prefill."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import Namespace
+
+from motet_cli import connection
+from motet_cli.connection import Connection
+from motet_shared import subjects
+from motet_shared.bus import Bus
+from motet_shared.config import ProcessConfig
+from motet_shared.errors import ConfigError
+from motet_shared.messages import Become
+
+_ROLES = ("decode", "prefill")
+_PATIENCE = 10.0  # seconds
+
+
+def run(args: Namespace) -> int:
+    asyncio.run(change(connection.find(args.url, args.nats), args.instance, args.role))
+    print(f"{args.instance}: takes no new work, and is of role {args.role} when what runs there is complete")
+    return 0
+
+
+async def change(found: Connection, instance: str, role: str) -> None:
+    """ConfigError for what is no engine's id; else what the worker says against it."""
+    try:
+        serves = subjects.role_of(instance)
+    except ValueError:
+        serves = ""
+    if serves not in _ROLES:
+        raise ConfigError(
+            f"INSTANCE: {instance!r} is no engine; `motet top` shows the ids that begin with decode or prefill"
+        )
+    config = ProcessConfig(nats_url=found.nats_url, nats_password=found.nats_password, metrics_port=-1)
+    bus = await Bus.connect(config.instance_id("operator"), config)
+    try:
+        await bus.directory.wait_for(lambda directory: directory.instances(serves), _PATIENCE)
+        async with bus.open(serves, Become(role=role), instance=instance, deadline=_PATIENCE) as stream:
+            async for _ in stream:
+                pass
+    except TimeoutError:
+        raise ConfigError(f"INSTANCE: nobody of role {serves} is there") from None
+    finally:
+        await bus.close()

@@ -1,0 +1,135 @@
+"""Write observability/grafana/motet.json, the dashboard: `python deploy/render_dashboard.py`.
+
+Panels are rows of this page; their places on the grid and all that Grafana wants beside are made here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+OUTPUT = Path(__file__).parent / "observability" / "grafana" / "motet.json"
+WIDTH, HEIGHT = 8, 7  # of a panel, on a grid of 24 columns
+
+
+class Panel(NamedTuple):
+    """`series`: what is drawn, each with the name it goes by."""
+
+    title: str
+    unit: str
+    series: tuple[tuple[str, str], ...]
+
+
+def _stage(stage: str, share: float) -> str:
+    rate = f'sum by (le) (rate(motet_stage_seconds_bucket{{stage="{stage}"}}[1m]))'
+    return f"histogram_quantile({share}, {rate})"
+
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "What clients feel": (
+        Panel(
+            "Time to first token",
+            "s",
+            tuple(
+                (_stage("gateway.first", share), name) for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
+            ),
+        ),
+        Panel(
+            "Where replies spend their time",
+            "s",
+            (
+                (
+                    "sum by (stage) (rate(motet_stage_seconds_sum[1m]))"
+                    " / sum by (stage) (rate(motet_stage_seconds_count[1m]))",
+                    "{{stage}}",
+                ),
+            ),
+        ),
+        Panel("Replies", "ops", (("sum by (status) (rate(motet_replies_count_total[1m]))", "{{status}}"),)),
+        Panel(
+            "Requests",
+            "reqps",
+            (("sum by (path, status) (rate(motet_http_requests_total[1m]))", "{{path}} {{status}}"),),
+        ),
+        Panel("Tokens sent", "short", (("sum by (model) (rate(motet_completion_tokens_total[1m]))", "{{model}}"),)),
+        Panel(
+            "Open",
+            "short",
+            (("sum(motet_active_streams)", "replies"), ("sum(motet_active_sockets)", "realtime sessions")),
+        ),
+    ),
+    "The engine": (
+        Panel("Tokens computed", "short", (('rate(motet_tokens{role="decode"}[1m])', "{{instance}}"),)),
+        Panel("Batch", "short", (('motet_batch_size{role="decode"}', "{{instance}}"),)),
+        Panel(
+            "Waiting and running",
+            "short",
+            (
+                ('motet_waiting{role="decode"}', "waiting {{instance}}"),
+                ('motet_running{role="decode"}', "running {{instance}}"),
+            ),
+        ),
+        Panel("KV cache in use", "percentunit", (("1 - motet_blocks_free / motet_blocks_total", "{{instance}}"),)),
+        Panel("Prompt tokens found in the cache", "short", (("rate(motet_cached_tokens[1m])", "{{instance}}"),)),
+        Panel(
+            "Disturbances",
+            "short",
+            (
+                ("rate(motet_preemptions[1m])", "preemptions {{instance}}"),
+                ("rate(motet_moves[1m])", "moves {{instance}}"),
+            ),
+        ),
+    ),
+    "Every process": (
+        Panel("Work at a time", "short", (("motet_active", "{{instance}}"),)),
+        Panel("Event loop is late", "s", (("motet_loop_lag_seconds", "{{instance}}"),)),
+        Panel("Memory", "bytes", (("process_resident_memory_bytes", "{{instance}}"),)),
+        Panel("Processor", "short", (("rate(process_cpu_seconds_total[1m])", "{{instance}}"),)),
+        Panel("Messages sent", "short", (("rate(motet_messages_out[1m])", "{{instance}}"),)),
+        Panel("Requests that failed", "short", (("rate(motet_errors[1m])", "{{instance}}"),)),
+    ),
+}
+
+
+def dashboard() -> dict[str, Any]:
+    """In Grafana's JSON model."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for row, members in ROWS.items():
+        place = {"x": 0, "y": top, "w": 24, "h": 1}
+        panels.append({"id": len(panels) + 1, "type": "row", "title": row, "gridPos": place, "panels": []})
+        top += 1
+        for number, panel in enumerate(members):
+            x, y = number % (24 // WIDTH) * WIDTH, top + number // (24 // WIDTH) * HEIGHT
+            panels.append(_panel(panel, len(panels) + 1, x, y))
+        top += -(-len(members) // (24 // WIDTH)) * HEIGHT
+    return {
+        "uid": "motet",
+        "title": "Motet",
+        "schemaVersion": 39,
+        "refresh": "5s",
+        "time": {"from": "now-15m", "to": "now"},
+        "panels": panels,
+    }
+
+
+def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
+    source = {"type": "prometheus", "uid": "prometheus"}
+    targets = [
+        {"refId": chr(ord("A") + index), "datasource": source, "expr": expression, "legendFormat": name}
+        for index, (expression, name) in enumerate(panel.series)
+    ]
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": source,
+        "gridPos": {"x": x, "y": y, "w": WIDTH, "h": HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": targets,
+    }
+
+
+if __name__ == "__main__":
+    OUTPUT.write_text(json.dumps(dashboard(), indent=1) + "\n")

@@ -1,0 +1,113 @@
+"""All sessions of a gateway: those that have a client, and those that are kept for one that may come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..problems import NotFound
+
+if TYPE_CHECKING:
+    from ..auth import Caller
+    from ..tenants import Tenant
+    from .session import Session
+
+
+class SessionNotFound(NotFound):
+    code = "session_not_found"
+
+
+class Sessions:
+    """Of one process: a client that comes back has to reach the same one."""
+
+    def __init__(self, keep: float, most_kept: int):
+        """`keep`: seconds for which a session without a client is kept; 0: none is. `most_kept`: at a time."""
+        self._seconds, self._most = keep, most_kept
+        self._all: dict[str, Session] = {}
+        self._kept: dict[str, asyncio.TimerHandle] = {}  # by what ends them; the one kept longest first
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._all.values()))
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def kept(self) -> int:
+        return len(self._kept)
+
+    @property
+    def connected(self) -> int:
+        return len(self._all) - len(self._kept)
+
+    @property
+    def keeping(self) -> bool:
+        """Whether any session is kept here."""
+        return self._seconds > 0 and self._most > 0
+
+    def add(self, session: Session) -> None:
+        """A new one. Overloaded if its tenant has too many: one that is kept makes room."""
+        tenant = session.caller.tenant
+        if tenant.sockets_full and (oldest := self._oldest(tenant)) is not None:
+            self._begin_end(oldest)
+        tenant.open_socket()
+        self._all[session.id] = session
+
+    def find(self, session_id: str, caller: Caller) -> Session:
+        """SessionNotFound for one that never was, is over, or belongs to another key."""
+        if not self.keeping:
+            raise SessionNotFound("sessions are not kept here (--session-keep); open a new one", param="session_id")
+        session = self._all.get(session_id)
+        if session is None or session.caller != caller:
+            raise SessionNotFound(
+                f"session {session_id[:60]!r} is not here: it ended, was kept for its time of {self._seconds:g} s, or"
+                " lives in another gateway; open a new one",
+                param="session_id",
+            )
+        return session
+
+    def is_kept(self, session: Session) -> bool:
+        return session.id in self._kept
+
+    def keep(self, session: Session) -> None:
+        """Its client has gone and may come back. Too many: the one that was kept longest ends."""
+        while len(self._kept) >= self._most:
+            self._begin_end(self._all[next(iter(self._kept))])
+        loop = asyncio.get_running_loop()
+        self._kept[session.id] = loop.call_later(self._seconds, self._begin_end, session)
+
+    def reclaim(self, session: Session) -> None:
+        """Its client is back."""
+        if (timer := self._kept.pop(session.id, None)) is not None:
+            timer.cancel()
+
+    async def end(self, session: Session) -> None:
+        """Nothing is left of it. A second call does nothing."""
+        if self._strike(session):
+            await session.abandon()
+
+    async def close(self) -> None:
+        """End those that are kept, and wait for those that are ending."""
+        for session_id in list(self._kept):
+            self._begin_end(self._all[session_id])
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _oldest(self, tenant: Tenant) -> Session | None:
+        kept = (self._all[session_id] for session_id in self._kept)
+        return next((session for session in kept if session.caller.tenant is tenant), None)
+
+    def _begin_end(self, session: Session) -> None:
+        if self._strike(session):
+            task = asyncio.create_task(session.abandon(), name="end of a session")
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _strike(self, session: Session) -> bool:
+        """Off the list; whether it was there."""
+        self.reclaim(session)
+        if self._all.pop(session.id, None) is None:
+            return False
+        session.caller.tenant.close_socket()
+        return True

@@ -1,0 +1,129 @@
+"""A compiled grammar, and where a reply is in it.
+
+llguidance does the parsing: an Earley parser over a lexer of derivatives, with a mask of the vocabulary per step. What
+a grammar forces is not forced on the model as tokens: the model spells it as it likes, a token at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits
+
+from motet_shared import messages
+from motet_shared.errors import BadRequest, UnsupportedParameter
+
+from .grammar_text import lark, shown
+from .spelling import Spelling
+
+STEP_SECONDS = 2.0  # of a core for the mask of one step; what takes longer would hold up other streams
+_LIMITS = LLParserLimits(verbose_errors=False)
+_PLACE = re.compile(r"^at 1\(\d+\): (?:failed to compile JSON schema: )?")
+_QUOTE = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)  # of the grammar, below what is wrong with it
+_UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
+_MOST_SHOWN = 300
+
+
+class Sentence:
+    """A reply that is held to a grammar: which tokens may come next. One thread at a time uses it."""
+
+    __slots__ = ("_matcher", "_problem", "_seconds", "_wish")
+
+    def __init__(self, matcher: LLMatcher, wish: messages.Grammar, step_seconds: float):
+        self._matcher = matcher
+        self._wish = wish
+        self._seconds = step_seconds
+        self._problem = ""
+
+    def fill(self, row_W: np.ndarray, stop_ids: Iterable[int]) -> None:
+        """Set the bits (uint32) of the tokens that may come next, those of `stop_ids` where the reply may end.
+
+        None is set where nothing may: `error` says why.
+        """
+        began = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(row_W.ctypes.data, row_W.nbytes)
+        if (seconds := time.thread_time() - began) > self._seconds:
+            self._problem = f"a step in it takes {seconds:.1f} s, at most {self._seconds:g} s are given to it"
+        if self._matcher.is_error() or self._problem:
+            row_W[:] = 0
+        elif self._matcher.is_accepting():
+            for token in stop_ids:
+                row_W[token >> 5] |= np.uint32(1 << (token & 31))
+
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """Go on by some tokens; whether all of them are in the grammar."""
+        return self._matcher.try_consume_tokens(list(tokens)) == len(tokens)
+
+    @property
+    def failed(self) -> bool:
+        """It takes too long."""
+        return bool(self._problem)
+
+    @property
+    def may_end(self) -> bool:
+        """What is there is a sentence of the grammar."""
+        return not self.failed and not self._matcher.is_error() and bool(self._matcher.is_accepting())
+
+    @property
+    def ended(self) -> bool:
+        """It is one, and nothing can follow."""
+        return self.may_end and bool(self._matcher.is_stopped())
+
+    def error(self, place: str) -> BadRequest:
+        """Why there is no token that may come next; `place` says where."""
+        reason = self._problem or _reason(self._matcher.get_error()) or "no token of this model can follow"
+        return _refusal(self._wish, f"{reason} {place}; simplify it")
+
+
+class Grammar:
+    """A wish, compiled: every reply that is held to it starts from here."""
+
+    def __init__(self, wish: messages.Grammar, spelling: Spelling, *, step_seconds: float = STEP_SECONDS):
+        """Raises BadRequest for what does not compile, for what no text satisfies, and for what cannot end."""
+        self._wish = wish
+        self._step_seconds = step_seconds
+        self._matcher = LLMatcher(spelling.engine, lark(wish), log_level=0, limits=_LIMITS)
+        if self._matcher.is_error():
+            raise _not_compiled(wish, _reason(self._matcher.get_error()))
+        first_W = np.zeros(words(spelling.vocab), np.uint32)
+        sentence = self.start()
+        sentence.fill(first_W, ())
+        if sentence.failed:
+            raise sentence.error("at its beginning")
+        if not first_W.any() and not sentence.may_end:
+            raise _refusal(wish, "no text that this model can write satisfies it; loosen it")
+
+    def start(self, output: Sequence[int] = ()) -> Sentence:
+        """A reply; `output` is its beginning, written elsewhere. Raises BadRequest if it is not in the grammar."""
+        sentence = Sentence(self._matcher.deep_copy(), self._wish, self._step_seconds)
+        if not sentence.accept(output):
+            raise BadRequest("output: is no beginning of a sentence of `grammar`; send what it gave", param="output")
+        return sentence
+
+
+def words(vocab: int) -> int:
+    """Of 32 bits that a mask of `vocab` tokens has: one more bit stands for the end of the grammar."""
+    return vocab // 32 + 1
+
+
+def _reason(error: str) -> str:
+    """llguidance's message without its view of the grammar and of itself."""
+    plain = _QUOTE.sub("", error.partition("\n<state>")[0])
+    plain = " ".join(_PLACE.sub("", plain).split())
+    return plain if len(plain) <= _MOST_SHOWN else plain[: _MOST_SHOWN - 3] + "..."
+
+
+def _not_compiled(wish: messages.Grammar, reason: str) -> BadRequest:
+    if unknown := _UNKNOWN_KEYS.search(reason):
+        keys = ", ".join(f"`{key}`" for key in json.loads(unknown[1]))
+        message = f"{shown(wish)} has {keys}, which no reply can be held to; leave it out or say it otherwise"
+        return UnsupportedParameter(message, param=wish.param or None)
+    return _refusal(wish, f"{reason}; correct it")
+
+
+def _refusal(wish: messages.Grammar, reason: str) -> BadRequest:
+    return BadRequest(f"{shown(wish)}: {reason}", param=wish.param or None)

@@ -1,0 +1,106 @@
+"""What heartbeats tell of a group: arrivals, load, instances, and how long one takes to start."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from motet_planner.groups import Group
+from motet_planner.history import Sample
+from motet_shared.discovery import Directory
+from motet_shared.messages import Heartbeat
+
+_STARTS = 5  # that are remembered
+_FORGOTTEN = 1800.0  # seconds after which nobody waits for an instance that was asked for
+_COUNTERS = ("requests", "tokens")
+_ASKING = "tokenizer"  # the role whose requests wait for decode
+
+
+class Observer:
+    """`look` once per interval. Counters are told as what they grew by since the last look."""
+
+    def __init__(self, directory: Directory, groups: Mapping[str, Group]):
+        self._directory = directory
+        self._groups = groups
+        self._counted: dict[tuple[str, str], float] = {}  # (instance, counter): as last seen
+        self._starts = {name: _Starts() for name in groups}
+        self._first = True
+
+    def asked_for(self, name: str, count: int, now: float) -> None:
+        """So many more instances of a group were asked for now."""
+        self._starts[name].asked(count, now)
+
+    def look(self, now: float) -> dict[str, Sample]:
+        """A sample of each group. `now`: seconds of the caller's clock."""
+        grown = self._growth()
+        found = {name: self._sample(group, now, grown) for name, group in self._groups.items()}
+        self._first = False
+        return found
+
+    def _sample(self, group: Group, now: float, grown: Mapping[tuple[str, str], float]) -> Sample:
+        beats = self._members(group)
+        active = sum(beat.load.get("active", 0.0) for beat in beats)
+        queued = min(active, sum(beat.load.get("queued", 0.0) for beat in beats))
+        askers = self._directory.instances(_ASKING) if group.role == "decode" else []
+        held = f"waiting_for_decode/{group.model}" if group.model else "waiting_for_decode"
+        starts = self._starts[group.name]
+        starts.look([beat.instance for beat in beats if beat.state == "ready"], now, known_before=self._first)
+        return Sample(
+            at=now,
+            arrivals=round(sum(grown.get((beat.instance, "requests"), 0.0) for beat in beats)),
+            running=active - queued,
+            waiting=queued + sum(beat.load.get(held, 0.0) for beat in askers),
+            tokens=sum(grown.get((beat.instance, "tokens"), 0.0) for beat in askers),
+            ready=sum(beat.state == "ready" for beat in beats),
+            starting=sum(beat.state in ("starting", "warming") for beat in beats),
+            cold_start=starts.seconds,
+        )
+
+    def _members(self, group: Group) -> list[Heartbeat]:
+        """An instance that has not loaded its model yet tells none: then it is of the role's only group, if of any."""
+        alone = sum(other.role == group.role for other in self._groups.values()) == 1
+        return [
+            beat
+            for beat in self._directory.instances(group.role)
+            if not group.model
+            or any(card.name == group.model for card in beat.models)
+            or (alone and not beat.models and beat.state != "ready")
+        ]
+
+    def _growth(self) -> dict[tuple[str, str], float]:
+        """Of all counters. What an instance had counted before this process looked for the first time is past."""
+        roles = {group.role for group in self._groups.values()} | {_ASKING}
+        beats = [beat for role in roles for beat in self._directory.instances(role)]
+        now = {(beat.instance, name): value for beat in beats for name, value in beat.load.items() if name in _COUNTERS}
+        before, self._counted = self._counted, now
+        return {} if self._first else {key: max(0.0, value - before.get(key, 0.0)) for key, value in now.items()}
+
+
+class _Starts:
+    """How long instances of a group took, from being asked for until they were ready."""
+
+    def __init__(self) -> None:
+        self._asked: deque[float] = deque()
+        self._ready: set[str] = set()
+        self._took: deque[float] = deque(maxlen=_STARTS)
+
+    @property
+    def seconds(self) -> float:
+        """The median; 0: none was seen to start yet."""
+        return statistics.median(self._took) if self._took else 0.0
+
+    def asked(self, count: int, now: float) -> None:
+        if count > 0:
+            self._asked.extend([now] * count)
+        for _ in range(min(-count, len(self._asked))):
+            self._asked.pop()
+
+    def look(self, ready: Iterable[str], now: float, known_before: bool) -> None:
+        """`known_before`: they were there when the planner came."""
+        before, self._ready = self._ready, set(ready)
+        newcomers = self._ready - before
+        while self._asked and self._asked[0] < now - _FORGOTTEN:
+            self._asked.popleft()
+        for _ in range(0 if known_before else min(len(newcomers), len(self._asked))):
+            self._took.append(now - self._asked.popleft())

@@ -1,0 +1,127 @@
+"""What a simulation came to: latencies, promises kept, instances over time, and what it all cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from motet_planner.simulated import Job
+from motet_shared.errors import ConfigError
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """Seconds. ttft: to the first token. itl: between two tokens of a reply, on average; infinity: anything will do."""
+
+    ttft: float = math.inf
+    itl: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("ttft", "itl"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name):g}: give more than 0", param=name)
+
+
+class Replicas:
+    """How many instances there were, from when on: `points` are (seconds, ready, asked for)."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, int, int]] = []
+
+    def note(self, now: float, ready: int, asked: int) -> None:
+        if not self.points or self.points[-1][1:] != (ready, asked):
+            self.points.append((now, ready, asked))
+
+    @property
+    def most(self) -> int:
+        return max((asked for _, _, asked in self.points), default=0)
+
+
+@dataclass
+class Outcome:
+    """`jobs` stand for `sample` requests each. seconds: of the traffic; span: until the last reply was complete.
+
+    instance_seconds: of all instances, start and end included. given_up: requests that found none in time.
+    """
+
+    jobs: list[Job]
+    seconds: float
+    span: float
+    instance_seconds: float
+    given_up: int
+    replicas: Replicas
+    sample: int = 1
+    overhead: float = 0.0
+    ttft: list[float] = field(default_factory=list)  # of all that were answered, in rising order
+    itl: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ttft = sorted([job.first - job.at + self.overhead for job in self.jobs if job.first >= 0])
+        self.itl = sorted([gap(job) for job in self.jobs if job.ended >= 0 and job.output > 1])
+
+    @property
+    def requests(self) -> int:
+        return len(self.jobs) * self.sample
+
+    @property
+    def output_tokens(self) -> int:
+        return sum([job.output for job in self.jobs if job.ended >= 0]) * self.sample
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum([job.prompt for job in self.jobs if job.ended >= 0]) * self.sample
+
+    def kept(self, promise: Promise) -> int:
+        """Requests that were answered as promised."""
+        late = promise.ttft - self.overhead
+        return self.sample * sum(
+            [job.ended >= 0 and job.first - job.at <= late and gap(job) <= promise.itl for job in self.jobs]
+        )
+
+    def share(self, promise: Promise) -> float:
+        """Of the requests, that were answered as promised; 1 without requests."""
+        return self.kept(promise) / self.requests if self.jobs else 1.0
+
+    def goodput(self, promise: Promise) -> float:
+        """Requests per second that were answered as promised."""
+        return self.kept(promise) / self.seconds if self.seconds else 0.0
+
+    @property
+    def mean_instances(self) -> float:
+        return self.instance_seconds / self.span if self.span else 0.0
+
+    def busiest(self, parts: int = 20) -> float:
+        """Requests at a time, on average over the busiest of so many equal parts of the traffic."""
+        edges = [(job.at, 1) for job in self.jobs] + [(job.ended, -1) for job in self.jobs if job.ended >= 0]
+        length, streams, before = self.seconds / parts, 0, 0.0
+        sums = [0.0] * parts
+        for now, change in [*sorted(edges), (self.seconds, 0)]:
+            while before < min(now, self.seconds):
+                part = min(int(before / length), parts - 1)
+                until = min(now, (part + 1) * length if part < parts - 1 else self.seconds)
+                sums[part] += streams * (until - before)
+                before = max(until, math.nextafter(before, math.inf))
+            streams += change
+        return max(sums) / length * self.sample
+
+    def cost(self, per_hour: float) -> float:
+        """Of all instances, at a price per instance and hour."""
+        return self.instance_seconds / HOUR * per_hour
+
+    def per_million(self, per_hour: float) -> tuple[float, float]:
+        """Cost of a million tokens: of replies, and of prompts and replies together; infinity where there are none."""
+        cost, made = self.cost(per_hour), self.output_tokens
+        return tuple(cost / count * 1e6 if count else math.inf for count in (made, made + self.prompt_tokens))  # type: ignore[return-value]
+
+
+def gap(job: Job) -> float:
+    """Mean seconds between two tokens of its reply."""
+    return (job.ended - job.first) / (job.output - 1) if job.output > 1 else 0.0
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed; 0 without values."""
+    return ordered[max(0, math.ceil(len(ordered) * share) - 1)] if ordered else 0.0

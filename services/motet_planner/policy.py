@@ -1,0 +1,161 @@
+"""How many instances of a role there should be: the rules, without a clock and without I/O.
+
+The service and the simulator run this very code, so that what was judged in the one is what the other does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, fields
+from typing import Any
+
+from motet_planner.history import History, Sample
+from motet_shared.errors import ConfigError
+
+_TINY = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolePolicy:
+    """What is wanted of a role. Seconds, instances, requests.
+
+    min, max: instances. min=0: none while nobody asks.
+    target: requests that an instance is to serve at a time, those that wait included.
+    tokens: tokens per second that an instance makes at most; 0: not to be gone by.
+    window: over which the load is averaged. burst_window: the same for what comes suddenly.
+    headroom: how many times its target an instance may serve during a burst.
+    scale_down_delay: how long something must not have been needed before it goes.
+    slack: share by which the load must be below what one fewer could do: so no load goes up and down between two.
+    cold_start: from asking for an instance until it is ready; what is measured counts, once something is.
+    step_up, step_down: instances per decision; where there are many, as many again, or a quarter of them.
+    """
+
+    min: int = 1
+    max: int = 8
+    target: float = 8.0
+    tokens: float = 0.0
+    window: float = 60.0
+    burst_window: float = 6.0
+    headroom: float = 1.5
+    scale_down_delay: float = 300.0
+    slack: float = 0.1
+    cold_start: float = 30.0
+    step_up: int = 4
+    step_down: int = 1
+
+    def __post_init__(self) -> None:
+        least: dict[str, Any] = {name: 0 for name in ("min", "tokens", "scale_down_delay", "slack", "cold_start")}
+        least |= {name: 1 for name in ("max", "headroom", "step_up", "step_down")}
+        for field in fields(self):
+            value, low = getattr(self, field.name), least.get(field.name)
+            if not math.isfinite(value) or (value <= 0 if low is None else value < low):
+                remedy = "more than 0" if low is None else f"at least {low}"
+                raise ConfigError(f"{field.name}={value:g}: give {remedy}", param=field.name)
+        if self.min > self.max:
+            raise ConfigError(f"min={self.min}: is more than max={self.max}; give at most that", param="min")
+        if self.burst_window > self.window:
+            raise ConfigError(
+                f"burst_window={self.burst_window:g}: is longer than window={self.window:g}; give at most that",
+                param="burst_window",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Instances that would just do, as a fraction, by what calls for them."""
+
+    steady: float  # requests at a time, over the window
+    burst: float  # the same over the burst window, with headroom
+    forecast: float  # what will be in service after a cold start
+    tokens: float
+    present: float  # next to nothing while anybody is there: rounded up, that is one
+
+    def largest(self) -> tuple[float, str]:
+        """And its name."""
+        names = ("steady", "burst", "forecast", "tokens", "present")  # the first of equals
+        name = max(names, key=lambda each: getattr(self, each))
+        return getattr(self, name), name
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`target` instances, and why; `before`: how many were asked for until now."""
+
+    target: int
+    before: int
+    reason: str
+    demand: Demand
+
+
+class Policy:
+    """Of one role. `decide` once per interval, with what was seen since the last time."""
+
+    def __init__(self, settings: RolePolicy):
+        self.settings = settings
+        self.target: int | None = None  # None: nothing was decided yet
+        self._history = History(settings.window)
+        self._needs: deque[tuple[float, float]] = deque()  # (when, instances): each more than all that came later
+
+    def decide(self, sample: Sample) -> Decision:
+        """Takes over the number of instances that it finds at first."""
+        self._history.add(sample)
+        before = self._first(sample) if self.target is None else self.target
+        demand = self._demand(sample)
+        need, name = demand.largest()
+        held = self._hold(sample, need)
+        if (needed := math.ceil(need - _TINY)) > before:
+            wanted, reason = self._up(before, needed, name)
+        else:
+            wanted, reason = self._down(before, held, sample)
+        self.target = min(max(wanted, self.settings.min), self.settings.max)
+        if self.target != wanted:
+            reason += f"; {wanted} wanted, but {'min' if self.target > wanted else 'max'} is {self.target}"
+        return Decision(self.target, before, reason, demand)
+
+    def _first(self, sample: Sample) -> int:
+        """What is there counts as needed until now: nobody knows of what went before."""
+        there = sample.ready + sample.starting
+        self._needs.append((sample.at, float(there)))
+        return there
+
+    # --------------------------------------------------------------------------------------------------------- reading
+    def _demand(self, sample: Sample) -> Demand:
+        settings, history = self.settings, self._history
+        ahead = history.running_ahead(settings.window, self._cold_start(sample))
+        made = history.tokens(settings.window) / settings.tokens if settings.tokens else 0.0
+        return Demand(
+            steady=history.outstanding(settings.window) / settings.target,
+            burst=history.outstanding(settings.burst_window) / settings.target / settings.headroom,
+            forecast=ahead / settings.target,
+            tokens=made,
+            present=1e-6 if history.anybody(settings.window) else 0.0,
+        )
+
+    def _cold_start(self, sample: Sample) -> float:
+        return sample.cold_start or self.settings.cold_start
+
+    def _hold(self, sample: Sample, need: float) -> float:
+        """The most that was needed within the scale-down delay, or within a cold start if that is longer."""
+        while self._needs and self._needs[-1][1] <= need:
+            self._needs.pop()
+        self._needs.append((sample.at, need))
+        since = sample.at - max(self.settings.scale_down_delay, self._cold_start(sample))
+        while self._needs[0][0] < since:
+            self._needs.popleft()
+        return self._needs[0][1]
+
+    # -------------------------------------------------------------------------------------------------------- deciding
+    def _up(self, before: int, needed: int, name: str) -> tuple[int, str]:
+        most = before + max(self.settings.step_up, before)
+        if needed > most:
+            return most, f"{name} load needs {needed}, a step goes to {most}"
+        return needed, f"{name} load needs {needed}"
+
+    def _down(self, before: int, held: float, sample: Sample) -> tuple[int, str]:
+        enough = math.ceil(held * (1 + self.settings.slack) - _TINY)
+        if enough >= before:
+            return before, "enough"
+        target = max(enough, before - max(self.settings.step_down, before // 4))
+        delay = max(self.settings.scale_down_delay, self._cold_start(sample))
+        return target, f"no more than {enough} were needed for {delay:g} s"

@@ -1,0 +1,173 @@
+"""The planner actor, role `planner`: looks at every group once per interval, and has the actuator do what follows."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from dataclasses import replace
+from typing import Any
+
+from motet_planner.actuators.actuator import Actuator, ActuatorError, DryRun
+from motet_planner.actuators.kubernetes import Cluster, Kubernetes
+from motet_planner.actuators.program import Compose, Local, parse_command
+from motet_planner.config import PlannerConfig
+from motet_planner.groups import Group, check_local, read_groups
+from motet_planner.history import Sample
+from motet_planner.observer import Observer
+from motet_planner.policy import Decision, Policy
+from motet_shared.actor import Actor, operation
+from motet_shared.bus import Bus
+from motet_shared.call import Call
+from motet_shared.discovery import HEARTBEAT_EVERY
+from motet_shared.messages import Targets, Wanted
+
+log = logging.getLogger(__name__)
+
+_HEARD = 3 * HEARTBEAT_EVERY  # seconds in which every living instance has been heard of
+
+
+class Planner(Actor):
+    """There should be one. A second one decides alike, from what it has seen itself."""
+
+    role = "planner"
+    config: PlannerConfig
+
+    def __init__(self, config: PlannerConfig, bus: Bus, actuator: Actuator | None = None):
+        super().__init__(config, bus)
+        self.groups = read_groups(config.roles)
+        if config.actuator == "local":
+            check_local(self.groups)
+        self._actuator = actuator or _actuator(config)
+        self._observer = Observer(bus.directory, self.groups)
+        self._policies = {name: Policy(group.policy) for name, group in self.groups.items()}
+        self._latest: dict[str, tuple[Sample, Decision]] = {}
+        self._asked: dict[str, tuple[int, float]] = {}  # what the actuator was last asked for, and when
+        self._counts = {"looks": 0, "changes": 0, "failures": 0}
+        self._first_look = math.inf
+        self._task: asyncio.Task[None] | None = None
+        self._acting: dict[str, asyncio.Task[None]] = {}  # by group: a place may take minutes, which holds up no look
+
+    async def warm(self) -> None:
+        self._task = asyncio.create_task(self._look_on(), name="planner")
+        self._task.add_done_callback(self._over)
+
+    async def close(self) -> None:
+        tasks = [*self._acting.values(), *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._actuator.close()
+
+    @operation(Targets)
+    async def targets(self, call: Call, request: Targets) -> None:
+        """A `Wanted` of each group, as of the last look."""
+        for name, (sample, decision) in self._latest.items():
+            await call.send(
+                Wanted(
+                    group=name,
+                    role=self.groups[name].role,
+                    target=decision.target,
+                    ready=sample.ready,
+                    starting=sample.starting,
+                    reason=decision.reason,
+                    demand={key: getattr(decision.demand, key) for key in decision.demand.__dataclass_fields__},
+                    cold_start=sample.cold_start,
+                )
+            )
+        call.finish("stop")
+
+    def load(self) -> dict[str, float]:
+        return {f"target/{name}": float(decision.target) for name, (_, decision) in self._latest.items()}
+
+    def stats(self) -> dict[str, Any]:
+        latest = self._latest.items()
+        return self._counts | {
+            "target_instances": {name: decision.target for name, (_, decision) in latest},
+            "ready_instances": {name: sample.ready for name, (sample, _) in latest},
+            "outstanding_requests": {name: sample.outstanding for name, (sample, _) in latest},
+            "cold_start_seconds": {name: sample.cold_start for name, (sample, _) in latest},
+        }
+
+    # ----------------------------------------------------------------------------------------------------------- looks
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.crash(error)
+
+    async def _look_on(self) -> None:
+        clock = asyncio.get_running_loop()
+        await asyncio.sleep(max(_HEARD, self.config.interval))
+        due = clock.time()
+        while True:
+            await self.look(clock.time())
+            due = max(due + self.config.interval, clock.time())
+            await asyncio.sleep(due - clock.time())
+
+    async def look(self, now: float) -> None:
+        """Decide for every group, and act."""
+        self._counts["looks"] += 1
+        self._first_look = min(self._first_look, now)
+        for name, sample in self._observer.look(now).items():
+            policy = self._policies[name]
+            if policy.target is None and now < self._first_look + self._settling(self.groups[name]):
+                continue
+            if policy.target is None:
+                sample = await self._with_asked(self.groups[name], sample)
+            decision = policy.decide(sample)
+            self._latest[name] = sample, decision
+            self._act(self.groups[name], decision, now)
+
+    def _settling(self, group: Group) -> float:
+        """Seconds before the first decision: a `motet up` starts all together, and tells of none until it is heard."""
+        return group.policy.cold_start if self.config.actuator == "local" else 0.0
+
+    async def settled(self) -> None:
+        """Until the actuator has done all that it was asked for."""
+        await asyncio.gather(*self._acting.values())
+
+    async def _with_asked(self, group: Group, sample: Sample) -> Sample:
+        """At first: those that are there for the place, but have said nothing yet, are on their way."""
+        try:
+            count = await self._actuator.count(group.deployment)
+        except ActuatorError as error:
+            self._failed(group, error)
+            count = None
+        unheard = (count or 0) - sample.ready - sample.starting
+        return sample if unheard <= 0 else replace(sample, starting=sample.starting + unheard)
+
+    def _act(self, group: Group, decision: Decision, now: float) -> None:
+        under_way = self._acting.get(group.name)
+        asked, when = self._asked.get(group.name, (decision.before, -self.config.insist))
+        is_new = decision.target != asked or now - when >= self.config.insist
+        if not is_new or (under_way is not None and not under_way.done()):
+            return
+        if decision.target != asked:
+            self._counts["changes"] += 1
+            log.info("%s: %d → %d instances: %s", group.name, asked, decision.target, decision.reason)
+        task = asyncio.create_task(self._scale(group, decision.target, asked, now), name=f"scale {group.name}")
+        task.add_done_callback(self._over)
+        self._acting[group.name] = task
+
+    async def _scale(self, group: Group, target: int, asked: int, now: float) -> None:
+        self._observer.asked_for(group.name, target - asked, now)
+        try:
+            await self._actuator.scale(group.deployment, target)
+        except ActuatorError as error:
+            self._observer.asked_for(group.name, asked - target, now)
+            self._failed(group, error)
+        else:
+            self._asked[group.name] = target, now
+
+    def _failed(self, group: Group, error: ActuatorError) -> None:
+        self._counts["failures"] += 1
+        log.error("%s: %s", group.name, error.message)
+
+
+def _actuator(config: PlannerConfig) -> Actuator:
+    if config.actuator == "compose":
+        return Compose(parse_command(config.compose, "compose"))
+    if config.actuator == "kubernetes":
+        return Kubernetes(Cluster.of_this_pod())
+    if config.actuator == "local":
+        return Local(config.url)
+    return DryRun()

@@ -1,0 +1,93 @@
+"""How many instances a traffic needs, and what they cost: as many all the time, or as the policy has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from motet_planner.outcome import Outcome, Promise
+from motet_planner.policy import RolePolicy
+from motet_planner.simulator import Scenario, simulate
+from motet_planner.speed import Speed
+from motet_planner.traffic import Arrival
+
+_HEADROOM = 0.9  # of the streams that an instance may have, that it is meant to have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """traffic: the requests, anew at each call, one in `sample` of them; seconds: how long they come.
+
+    share: of the requests, that are to be answered as promised.
+    """
+
+    traffic: Callable[[], Iterable[Arrival]]
+    seconds: float
+    promise: Promise
+    share: float = 0.99
+    sample: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing:
+    """fixed: with the fewest `instances` that keep the promise all the time. scaled: as the policy has it.
+
+    streams: of each of the former, when it is busiest: the most with which the promise is kept.
+    """
+
+    instances: int
+    streams: float
+    fixed: Outcome
+    policy: RolePolicy
+    scaled: Outcome
+
+
+def size(demand: Demand, speed: Speed, cold_start: float) -> Sizing | None:
+    """None where no number of instances keeps the promise: too many requests take too long even alone."""
+    if alone(demand, speed) < demand.share:
+        return None
+    instances, fixed = smallest(demand, speed)
+    streams = fixed.busiest() / instances
+    target = max(0.1, _HEADROOM * streams)
+    policy = RolePolicy(min=1, max=2 * instances, target=target, cold_start=cold_start)
+    begin = Scenario(speed=speed, policy=policy, instances=instances, cold_start=cold_start, sample=demand.sample)
+    scaled = simulate(begin, demand.traffic(), demand.seconds)
+    return Sizing(instances=instances, streams=streams, fixed=fixed, policy=policy, scaled=scaled)
+
+
+def alone(demand: Demand, speed: Speed) -> float:
+    """Share of the requests that are answered as promised by an instance of their own."""
+    kept = count = 0
+    slow = speed.step(1) > demand.promise.itl
+    for request in demand.traffic():
+        count += 1
+        first = request.prompt * (1 - speed.cached) * speed.prefill_token + speed.overhead
+        kept += first <= demand.promise.ttft and not (slow and request.output > 1)
+    return kept / count if count else 1.0
+
+
+def smallest(demand: Demand, speed: Speed) -> tuple[int, Outcome]:
+    """The fewest instances, a multiple of `sample`, that keep the promise all the time."""
+    scenario = {"speed": speed, "patience": float("inf"), "sample": demand.sample}
+    tried: dict[int, Outcome] = {}
+
+    def enough(cells: int) -> bool:
+        begin = Scenario(instances=cells * demand.sample, **scenario)  # type: ignore[arg-type]
+        tried[cells] = simulate(begin, demand.traffic(), demand.seconds)
+        return tried[cells].share(demand.promise) >= demand.share
+
+    low, high = 0, _first_guess(demand, speed)
+    while not enough(high):
+        low, high = high, high + max(1, high // 2)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high * demand.sample, tried[high]
+
+
+def _first_guess(demand: Demand, speed: Speed) -> int:
+    """As many as would be busy all the time if every step were full."""
+    most = min(speed.max_running, speed.sequences_within(demand.promise.itl) or 1)
+    token = speed.step(most) / most
+    busy = sum(r.prompt * (1 - speed.cached) * speed.prefill_token + r.output * token for r in demand.traffic())
+    return max(1, round(busy / demand.seconds))

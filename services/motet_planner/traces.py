@@ -1,0 +1,101 @@
+"""Traffic that was recorded: a file of requests with their times and lengths, without their words.
+
+One JSON object per line, as `motet bench` reads them: `{"arrival": 0.5, "tokens": 128, "max_tokens": 64}`, or of
+Mooncake's public traces: `{"timestamp": 27482, "input_length": 6955, "output_length": 52}`, with milliseconds. Or the
+tables of Azure's public traces: `TIMESTAMP,ContextTokens,GeneratedTokens`, with dates.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from motet_planner.traffic import Arrival
+from motet_shared.errors import ConfigError
+
+_AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_FORMS = (
+    '{"arrival": 0.5, "tokens": 128, "max_tokens": 64}, {"timestamp": 500, "input_length": 128, "output_length": 64},'
+    f" or a table {','.join(_AZURE)}"
+)
+
+
+class _Ours(Struct, kw_only=True):
+    arrival: float
+    tokens: int
+    max_tokens: int
+    prefix_tokens: int = 0
+
+    def request(self) -> Arrival:
+        return Arrival(self.arrival, self.tokens + self.prefix_tokens, self.max_tokens)
+
+
+class _Mooncake(Struct, kw_only=True):
+    timestamp: float
+    input_length: int
+    output_length: int
+
+    def request(self) -> Arrival:
+        return Arrival(self.timestamp / 1000, self.input_length, self.output_length)
+
+
+def read_trace(path: Path) -> list[Arrival]:
+    """In the order of arrival, the first one at 0. ConfigError names the line that cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--traffic: cannot read {str(path)!r}: {error}; give a file of requests") from None
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    parse: Callable[[str], Arrival] = _object
+    if lines and lines[0][1].startswith(_AZURE[0]):
+        parse = _row_parser(path, lines.pop(0)[1])
+    if not lines:
+        raise ConfigError(f"--traffic: {str(path)!r} has no request; give one per line")
+    found = [_checked(path, number, line, parse) for number, line in lines]
+    first = min(found).at
+    return sorted(request._replace(at=request.at - first) for request in found)
+
+
+def _checked(path: Path, number: int, line: str, parse: Callable[[str], Arrival]) -> Arrival:
+    try:
+        request = parse(line)
+        if not 0 <= request.at < math.inf or request.prompt < 1 or request.output < 1:
+            raise ValueError("times must be at least 0, lengths at least 1")
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"--traffic: line {number} of {str(path)!r}: {error}; give {_FORMS}") from None
+    return request
+
+
+def _object(line: str) -> Arrival:
+    if '"timestamp"' in line:
+        return _decode_mooncake(line).request()
+    return _decode_ours(line).request()
+
+
+_decode_ours = msgspec.json.Decoder(_Ours).decode
+_decode_mooncake = msgspec.json.Decoder(_Mooncake).decode
+
+
+def _row_parser(path: Path, header: str) -> Callable[[str], Arrival]:
+    columns = next(csv.reader([header]))
+    if missing := [name for name in _AZURE if name not in columns]:
+        raise ConfigError(f"--traffic: {str(path)!r} has no column {missing[0]}; give {_FORMS}")
+    places = [columns.index(name) for name in _AZURE]
+
+    def parse(line: str) -> Arrival:
+        row = next(csv.reader([line]))
+        if len(row) < len(columns):
+            raise ValueError(f"{len(row)} columns instead of {len(columns)}")
+        when, prompt, output = (row[place] for place in places)
+        at = datetime.fromisoformat(when)
+        moment = at if at.tzinfo else at.replace(tzinfo=UTC)
+        # Some tell of requests without a reply: an engine makes one token at least.
+        return Arrival(moment.timestamp(), int(prompt), max(1, int(output)))
+
+    return parse
