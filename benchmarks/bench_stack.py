@@ -162,7 +162,8 @@ async def _start(stack: Stack, nats: NatsServer, rate: float, batched: bool, gat
     services = {
         "engine": ("fake_engine", "decode", engine),
         "tokenizer": ("motet_tokenizer", "tokenizer", ["--model", str(checkpoint)]),
-        "gateway": ("motet_gateway", "gateway", ["--port", str(stack.port), *gateway]),
+        # Clients hang up when they have seen enough: nobody comes back for the rest of a reply.
+        "gateway": ("motet_gateway", "gateway", ["--port", str(stack.port), "--session-keep", "0", *gateway]),
     }
     runner = ["-m"] if batched else [str(HERE / "one_by_one.py")]
     for name, (module, role, args) in services.items():

@@ -92,12 +92,21 @@ class History:
         running = (self._sums[-1].running - self._sums[first].running) / (len(self._times) - first)
         if self._sums[-1].arrivals == self._sums[first].arrivals or not length:
             return running
-        middle = self._sums[bisect_right(self._times, self._times[-1] - length / 2)].arrivals
-        late, early = self._sums[-1].arrivals - middle, middle - self._sums[first].arrivals
-        growth = max(0.0, late - early - 2 * (late + early) ** 0.5) / (length / 2) ** 2  # per second, and second
-        mean = (late + early) / length
-        ahead = min(mean + growth * (length / 2 + horizon), 2 * late / (length / 2)) if growth else mean
+        middle = first + (len(self._times) - first) // 2
+        if middle == first:
+            return running
+        (early, early_noise), (late, late_noise) = self._rate(first, middle), self._rate(middle, len(self._times))
+        # Per second, and second: so much more, from the middle of one half to that of the other.
+        growth = max(0.0, late - early - 2 * (early_noise + late_noise) ** 0.5) / (length / 2)
+        mean = (self._sums[-1].arrivals - self._sums[first].arrivals) / length
+        ahead = min(mean + growth * (length / 2 + horizon), 2 * late) if growth else mean
         return running * ahead / mean
+
+    def _rate(self, first: int, end: int) -> tuple[float, float]:
+        """Arrivals per second in samples `first` to `end`, and the variance of that in a Poisson process."""
+        arrived = self._sums[end].arrivals - self._sums[first].arrivals
+        length = self._times[end - 1] - self._times[first - 1]
+        return arrived / length, arrived / length**2
 
     def _first(self, seconds: float) -> int:
         """Index of the first sample of the last `seconds`; at least the newest is of them."""

@@ -106,7 +106,7 @@ class Campaign:
                 self.untyped[f"{message[2]}: {frame[3]}: {str(frame[4])[:200]}"] += 1
 
     async def _on_probe(self, msg: Msg) -> None:
-        if msg.reply:
+        if msg.reply and self.client.is_connected:  # probes still come while it leaves
             await msg.respond(msgpack.packb(["p", PROTOCOL, self.caller, "ready"]))
 
 
