@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +21,7 @@ GRANTED = "--use-fake-ui-for-media-stream"  # whoever asks for the microphone ge
 DEVICE = "--use-fake-device-for-media-stream"  # there is one
 LOUD = 0.1  # of the tone that stands for a voice, which has 0.17
 MILLISECONDS = WAIT_SECONDS * 1000
+_BROKEN = re.compile(r"WebSocket connection|net::ERR_")  # what the browser says of a connection that broke
 
 # Listens to what the page plays and to what it sends, without its knowledge.
 _TAPS = """
@@ -80,8 +82,8 @@ def microphone(folder: Path, pcm: bytes, *, loop: bool = False) -> tuple[str, ..
 
 
 @asynccontextmanager
-async def browsing(url: str, args: Sequence[str] = (), **options: Any) -> AsyncIterator[Page]:
-    """The page, which had no error by the end. `options`: of the context."""
+async def browsing(url: str, args: Sequence[str] = (), *, cut: bool = False, **options: Any) -> AsyncIterator[Page]:
+    """The page, which had no error by the end. `cut`: but for connections that broke. `options`: of the context."""
     executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", *args])
@@ -97,7 +99,9 @@ async def browsing(url: str, args: Sequence[str] = (), **options: Any) -> AsyncI
             yield page
         finally:
             await browser.close()
-        assert not problems
+        if cut:
+            problems = [told for told in problems if not _BROKEN.search(told)]
+        assert not problems, problems
 
 
 async def eventually(page: Page, condition: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ async def test_a_conversation_goes_on_over_another_socket(tmp_path: Path) -> Non
     async with voice_stack() as stack, Cable.to(stack.port) as cable:
         stack.asr.script, stack.tts.pace = ["two red circles"], 0.15
         stack.tokenizer.reply = lambda request: words(ANSWER)
-        async with browsing(cable.url, args) as page:
+        async with browsing(cable.url, args, cut=True) as page:
             await page.get_by_role("button", name="Talk").click()
             await expect(page.get_by_role("region", name="Spoken conversation")).to_be_visible()
             await eventually(page, "window.sent.ms > 1800")
@@ -42,4 +41,3 @@ async def test_a_conversation_goes_on_over_another_socket(tmp_path: Path) -> Non
             await expect(page.get_by_role("region", name="Spoken conversation")).to_be_hidden()
         assert cable.sockets == 4
         assert len(stack.asr.heard) == len(stack.tokenizer.requests) == 1
-        await asyncio.sleep(0)
