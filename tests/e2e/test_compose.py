@@ -163,6 +163,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
             until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 120)
             until(lambda: not found.health()["speech"]["missing"], "it hears and speaks", 120)
             until(lambda: {BRUSH, VECTORS} <= found.models(), "it draws and embeds", 120)
+            until(lambda: not found.health()["images"]["missing"], "it sees", 120)
             yield found
         except Exception as error:
             error.add_note(found.compose("logs", "--no-color", "--tail", "20"))
