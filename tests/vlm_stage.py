@@ -55,7 +55,7 @@ class Stage:
         return actor
 
     async def vision(self, **settings: Any) -> Vision:
-        config = VisionConfig(model=str(self.folder), name=MODEL, threads=1, **{"cache": 4 << 20, **settings})
+        config = VisionConfig(model=str(self.folder), name=MODEL, threads=1, **{"cache_memory": 4 << 20, **settings})
         vision: Vision = await self.start(Vision(config, await memory_bus(self.hub, "vision")))
         return vision
 

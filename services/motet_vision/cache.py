@@ -46,7 +46,7 @@ class SightCache:
             if nbytes > self._store.capacity:
                 raise PayloadTooLarge(
                     f"image: its {embeddings.shape[1]} tokens take {nbytes} bytes, the vision service holds "
-                    f"{self._store.capacity} (--cache); give a lower `max_pixels`",
+                    f"{self._store.capacity} (--cache-memory); give a lower `max_pixels`",
                     param="max_pixels",
                 )
             data = embeddings.contiguous().numpy().data.cast("B")

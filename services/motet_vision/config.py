@@ -29,7 +29,9 @@ class VisionConfig(ProcessConfig):
     max_frames: int = setting("frames of a video that are looked at, two per second at most", default=16, min=2)
     max_video: int = setting("longest video, frames", default=10_000, min=2)
     max_file: Bytes = setting("largest picture file", default=32 << 20, min=1024)
-    cache: Bytes = setting("memory for encoded pictures, the least recently used given up first", default=128 << 20)
+    cache_memory: Bytes = setting(
+        "memory for encoded pictures, the least recently used given up first", default=128 << 20
+    )
     step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
 
     def __post_init__(self) -> None:
@@ -40,8 +42,8 @@ class VisionConfig(ProcessConfig):
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
         if self.weights not in WEIGHTS:
             raise ConfigError(f"weights={self.weights!r}: choose one of {', '.join(WEIGHTS)}")
-        if self.cache < 1 << 20:
-            raise ConfigError(f"cache={self.cache}: holds hardly a picture; give at least 1MB")
+        if self.cache_memory < 1 << 20:
+            raise ConfigError(f"cache_memory={self.cache_memory}: holds hardly a picture; give at least 1MB")
 
     @property
     def model_name(self) -> str:

@@ -48,7 +48,7 @@ class Vision(Actor):
     def __init__(self, config: VisionConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_active
-        self._store = BlobStore.of(config, bus.instance, config.cache)
+        self._store = BlobStore.of(config, bus.instance, config.cache_memory)
         self._cache = SightCache(self._store)
         self._work: SharedWork[Seen] = SharedWork()
         self._threads = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="prepare")

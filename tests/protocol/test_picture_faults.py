@@ -49,7 +49,7 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
     async with (
         NatsServer() as nats,
         served_gateway(nats, image_pixels=4 * TOKEN) as gateway,
-        running(Vision(VisionConfig(**small, cache=4 << 20), await nats.bus("vision"))),
+        running(Vision(VisionConfig(**small, cache_memory=4 << 20), await nats.bus("vision"))),
         running(Decode(DecodeConfig(**small, num_blocks=200, block_size=8), await nats.bus("decode"))) as decode,
         running(Tokenizer(TokenizerConfig(model=(f"{MODEL}={eyes}",)), await nats.bus("tokenizer"))),
         running(Diffusion(config(brush), await nats.bus("diffusion"))) as painter,

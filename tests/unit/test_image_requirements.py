@@ -1,5 +1,6 @@
 """What the images of the services install: together what each needs, and the large part in one layer for all."""
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -36,3 +37,12 @@ def test_what_is_only_unpacked_comes_alone() -> None:
 def test_a_service_without_an_extra_is_an_error() -> None:
     with pytest.raises(KeyError, match="nobody"):
         requirements(SETTINGS, "nobody")
+
+
+def test_no_setting_of_a_service_has_the_name_of_a_variable_that_images_set() -> None:
+    recipe = (ROOT / "services" / "Dockerfile").read_text()
+    taken = {name.removeprefix("MOTET_").lower() for name in re.findall(r"\b(MOTET_\w+)=", recipe)}
+    assert taken
+    for path in (ROOT / "services").glob("motet_*/config.py"):
+        settings = set(re.findall(r"^    (\w+): .*= setting\(", path.read_text(), re.MULTILINE))
+        assert not settings & taken, path
