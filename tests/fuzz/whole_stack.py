@@ -183,7 +183,7 @@ def _actor(role: str, bus: Bus, folders: dict[str, Path]) -> Actor:
         "gateway": (Gateway, GatewayConfig, {"port": 0, "drain_timeout": 1.0, "upload_memory": 32 << 20}),
         "tokenizer": (Tokenizer, TokenizerConfig, {"model": (f"{MODEL}={folders['decode']}",), "decode_wait": 3.0}),
         "decode": (Decode, DecodeConfig, {"threads": 1, "num_blocks": 200, "block_size": 8, "max_running": 8}),
-        "vision": (Vision, VisionConfig, {"threads": 1, "cache": 4 << 20}),
+        "vision": (Vision, VisionConfig, {"threads": 1, "cache_memory": 4 << 20}),
         "asr": (Asr, AsrConfig, {"threads": 1, "fallback": False, "max_files": 8}),
         "vad": (Vad, VadConfig, {"max_active": 32}),
         "speakers": (Speakers, SpeakersConfig, {}),
