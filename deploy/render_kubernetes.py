@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import yaml
+from manifests import ROOT, Document, composed, dump
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 OUTPUT = HERE / "kubernetes"
 HEAD = "# Made of compose.yaml by deploy/render_kubernetes.py: change that, and run this.\n"
 PASSWORD, KEYS, MODELS = "motet-nats", "motet-api-keys", "motet-models"
@@ -22,8 +21,6 @@ USER = 10001
 DRAIN_SECONDS = 5  # until nobody sends a pod that ends new connections
 METRICS = 9100
 HTTP = 8000
-
-Document = dict[str, Any]
 
 
 class Load(NamedTuple):
@@ -273,14 +270,14 @@ def scaled_object(name: str, load: Load) -> Document:
 # -------------------------------------------------------------------------------------------------------------- writing
 def written() -> dict[Path, str]:
     """What the files hold."""
-    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    services = composed()["services"]
     files = {"nats": nats(services["nats"])}
     for name, compose in services.items():
         if plain(compose["image"]).startswith("motet-") and name != "store" and not name.endswith("-gpu"):
             files[name] = Workload(name, compose).documents()
     files["autoscaling"] = [scaled_object(name, load) for name, load in AUTOSCALED.items()]
-    found = {OUTPUT / f"{name}.yaml": HEAD + dump(documents) for name, documents in files.items()}
-    found[OUTPUT / "kustomization.yaml"] = HEAD + dump([kustomization(list(files))])
+    found = {OUTPUT / f"{name}.yaml": HEAD + dump(*documents) for name, documents in files.items()}
+    found[OUTPUT / "kustomization.yaml"] = HEAD + dump(kustomization(list(files)))
     for conf in ("nats.conf", "nats-store.conf"):
         found[OUTPUT / conf] = (ROOT / "services" / conf).read_text()
     return found
@@ -294,17 +291,6 @@ def kustomization(files: list[str]) -> Document:
         "resources": [f"{name}.yaml" for name in files if name != "autoscaling"],
         "configMapGenerator": [{"name": "motet-nats", "files": ["nats.conf", "nats-store.conf"]}],
     }
-
-
-class _Dumper(yaml.SafeDumper):
-    """Without anchors: what manifests share is written out in each."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def dump(documents: list[Document]) -> str:
-    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=120)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
+from manifests import ROOT, composed, dump
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
 HEAD = """\
 # Made of compose.yaml by deploy/render_swarm.py: change that, and run this.
 #
@@ -115,7 +114,7 @@ def _move_files(service: Service, configs: dict[str, Any]) -> None:
             configs[config] = {"file": f"../{source[2:]}"}
             moved.append({"source": config, "target": target})
         else:
-            stay.append(re.sub(r"^\./models", "${MOTET_MODELS_DIR:-/srv/models}", _required(volume)))
+            stay.append(_on_nodes(volume))
     service.pop("volumes", None)
     if stay:
         service["volumes"] = stay
@@ -123,9 +122,9 @@ def _move_files(service: Service, configs: dict[str, Any]) -> None:
         service["configs"] = moved
 
 
-def _required(volume: str) -> str:
-    """A folder beside the compose file is not beside a Swarm's nodes."""
-    return volume.replace("${MOTET_MODELS_DIR:-./models}", "${MOTET_MODELS_DIR:-/srv/models}")
+def _on_nodes(volume: str) -> str:
+    """The folder of the models is not beside the compose file, but where every node has it."""
+    return re.sub(r"^(\$\{MOTET_MODELS_DIR:-\./models\}|\./models)", "${MOTET_MODELS_DIR:-/srv/models}", volume)
 
 
 def _hide(name: str, service: Service) -> None:
@@ -155,20 +154,12 @@ def nats_conf(text: str) -> str:
 
 def written() -> dict[Path, str]:
     """What the files hold."""
-    stack = render(yaml.safe_load((ROOT / "compose.yaml").read_text()))
+    stack = render(composed())
     stack["configs"]["motet_nats_conf"] = {"file": "./swarm-nats.conf", "template_driver": "golang"}
-    body = yaml.dump(stack, Dumper=_Dumper, sort_keys=False, width=120)
     return {
-        HERE / "swarm.yaml": HEAD + body,
+        HERE / "swarm.yaml": HEAD + dump(stack),
         HERE / "swarm-nats.conf": nats_conf((ROOT / "services/nats.conf").read_text()),
     }
-
-
-class _Dumper(yaml.SafeDumper):
-    """Without anchors: what services share is written out in each."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
 
 
 if __name__ == "__main__":
