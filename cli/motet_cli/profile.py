@@ -10,8 +10,7 @@ from pathlib import Path
 
 from motet_cli import connection
 from motet_cli.connection import Connection
-from motet_shared.bus import Bus
-from motet_shared.config import ProcessConfig
+from motet_cli.operator import operator_bus
 from motet_shared.discovery import Directory
 from motet_shared.errors import ConfigError, InternalError, Unavailable
 from motet_shared.messages import Chunk, Heartbeat, Profile
@@ -48,9 +47,7 @@ def check_output(path: str) -> Path:
 
 async def record(found: Connection, request: Profile, instance: str | None) -> tuple[str, bytes]:
     """The id of the worker that was recorded and its trace, gzipped. An empty `request.model` is filled in."""
-    config = ProcessConfig(nats_url=found.nats_url, nats_password=found.nats_password, metrics_port=-1)
-    bus = await Bus.connect(config.instance_id("operator"), config)
-    try:
+    async with operator_bus(found) as bus:
         worker = await _pick(bus.directory, request.model, instance)
         request.model = request.model or worker.models[0].name
         trace = b""
@@ -60,8 +57,6 @@ async def record(found: Connection, request: Profile, instance: str | None) -> t
                     raise InternalError(f"{worker.instance} sent {type(body).__name__}, not Chunk")
                 trace += body.data
         return worker.instance, trace
-    finally:
-        await bus.close()
 
 
 async def _pick(directory: Directory, model: str, instance: str | None) -> Heartbeat:

@@ -7,9 +7,8 @@ from argparse import Namespace
 
 from motet_cli import connection
 from motet_cli.connection import Connection
+from motet_cli.operator import operator_bus
 from motet_shared import subjects
-from motet_shared.bus import Bus
-from motet_shared.config import ProcessConfig
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Become
 
@@ -33,14 +32,11 @@ async def change(found: Connection, instance: str, role: str) -> None:
         raise ConfigError(
             f"INSTANCE: {instance!r} is no engine; `motet top` shows the ids that begin with decode or prefill"
         )
-    config = ProcessConfig(nats_url=found.nats_url, nats_password=found.nats_password, metrics_port=-1)
-    bus = await Bus.connect(config.instance_id("operator"), config)
-    try:
-        await bus.directory.wait_for(lambda directory: directory.instances(serves), _PATIENCE)
+    async with operator_bus(found) as bus:
+        try:
+            await bus.directory.wait_for(lambda directory: directory.instances(serves), _PATIENCE)
+        except TimeoutError:
+            raise ConfigError(f"INSTANCE: nobody of role {serves} is there") from None
         async with bus.open(serves, Become(role=role), instance=instance, deadline=_PATIENCE) as stream:
             async for _ in stream:
                 pass
-    except TimeoutError:
-        raise ConfigError(f"INSTANCE: nobody of role {serves} is there") from None
-    finally:
-        await bus.close()
