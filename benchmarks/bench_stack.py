@@ -33,21 +33,30 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages)), **extra}
 
 
-class Stack:
-    """What runs: `port` is the gateway's, `pids` are the processes to account for, by what they are."""
+def module_command(module: str, instance: str, *args: str, runner: Sequence[str] = ("-m",)) -> list[str]:
+    """What runs a module of Motet as this instance. `runner`: what Python is to run it with."""
+    return [sys.executable, *runner, module, "--instance", instance, "--stop-with-parent", *args]
 
-    def __init__(self, folder: Path, port: int):
+
+class Stack:
+    """What runs. `port`: the gateway's; `pids`: processes to account for, by what they are; `env`: theirs."""
+
+    def __init__(self, folder: Path, port: int, env: dict[str, str]):
         self.folder = folder
         self.port = port
+        self.env = env
         self.pids: dict[str, int] = {}
-        self.env: dict[str, str] = {}  # of processes that are started later
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
-    async def spawn(self, name: str, argv: list[str], env: dict[str, str]) -> None:
+    async def spawn(self, name: str, argv: list[str]) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(*argv, env=env, stdout=log, stderr=log)
+            process = await asyncio.create_subprocess_exec(*argv, env=self.env, stdout=log, stderr=log)
         self._processes[name] = process
         self.pids[name] = process.pid
+
+    async def start(self, module: str, instance: str, *args: str) -> None:
+        """A module of Motet as an instance, under whose id it is known here."""
+        await self.spawn(instance, module_command(module, instance, *args))
 
     async def kill(self, name: str) -> float:
         """End a process without warning; when that was, on the clock of `time.monotonic()`."""
@@ -58,11 +67,10 @@ class Stack:
         await process.wait()
         return killed
 
-    async def serve(self, services: dict[str, tuple[str, list[str]]], env: dict[str, str]) -> None:
+    async def serve(self, services: dict[str, tuple[str, list[str]]]) -> None:
         """Start services, (role, arguments) by module, and wait until the gateway says that they are ready."""
         for module, (role, args) in services.items():
-            argv = [sys.executable, "-m", module, "--instance", f"{role}-bench", "--stop-with-parent", *args]
-            await self.spawn(role, argv, env)
+            await self.spawn(role, module_command(module, f"{role}-bench", *args))
         await self.until_ready("/health/ready")
 
     async def until_ready(self, path: str, word: str = "") -> None:
@@ -137,27 +145,33 @@ def _remove(file: Path) -> None:
 
 
 @contextlib.asynccontextmanager
+async def nats_stack(**env: str) -> AsyncIterator[tuple[Stack, NatsServer]]:
+    """NATS, and nothing else yet. `env`: of the processes that are started, beside what they need for it."""
+    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
+        async with NatsServer() as nats:
+            known = {"MOTET_NATS_URL": nats.url, "MOTET_NATS_PASSWORD": nats.password, "MOTET_LOG_LEVEL": "warning"}
+            stack = Stack(Path(name), free_port(), environment(**known, **env))
+            stack.pids["nats"] = nats.pid
+            try:
+                yield stack, nats
+            finally:
+                await stack.stop()
+
+
+@contextlib.asynccontextmanager
 async def motet_stack(*, rate: float = 0.0, batched: bool = True, gateway: Sequence[str] = ()) -> AsyncIterator[Stack]:
     """Ready when entered. `rate`: engine steps per second, 0: saturated. `batched=False`: see `one_by_one`.
     `gateway`: flags of its own.
 
     A paced engine also writes the emission times of each stream into `folder/emitted` when the stream ends.
     """
-    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        folder = Path(name)
-        async with NatsServer() as nats:
-            stack = Stack(folder, free_port())
-            stack.pids["nats"] = nats.pid
-            try:
-                await _start(stack, nats, rate, batched, gateway)
-                yield stack
-            finally:
-                await stack.stop()
+    async with nats_stack() as (stack, _):
+        await _start(stack, rate, batched, gateway)
+        yield stack
 
 
-async def _start(stack: Stack, nats: NatsServer, rate: float, batched: bool, gateway: Sequence[str]) -> None:
+async def _start(stack: Stack, rate: float, batched: bool, gateway: Sequence[str]) -> None:
     checkpoint = save_checkpoint(stack.folder / "bench")
-    env = environment(MOTET_NATS_URL=nats.url, MOTET_NATS_PASSWORD=nats.password, MOTET_LOG_LEVEL="warning")
     engine = ["--rate", str(rate), *(["--emitted", str(stack.folder / "emitted")] if rate else [])]
     services = {
         "engine": ("fake_engine", "decode", engine),
@@ -167,6 +181,5 @@ async def _start(stack: Stack, nats: NatsServer, rate: float, batched: bool, gat
     }
     runner = ["-m"] if batched else [str(HERE / "one_by_one.py")]
     for name, (module, role, args) in services.items():
-        argv = [sys.executable, *runner, module, "--instance", f"{role}-bench", "--stop-with-parent", *args]
-        await stack.spawn(name, argv, env)
+        await stack.spawn(name, module_command(module, f"{role}-bench", *args, runner=runner))
     await stack.until_ready("/health/ready")

@@ -15,8 +15,6 @@ import asyncio
 import contextlib
 import math
 import random
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,7 +24,7 @@ from statistics import median
 
 import torch
 
-from bench_stack import HERE, ROOT, Stack, environment
+from bench_stack import HERE, ROOT, nats_stack
 from document import conditions, load_line, write
 from measures import Target, quantile, table, targets_table
 from motet_llm.kv_cache import KvCache, LayerShape
@@ -35,7 +33,6 @@ from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.discovery import Directory
 from motet_shared.messages import Generate, Sampling
-from motet_shared.testing import NatsServer
 from motet_tokenizer.router import Load, Router
 
 RESULTS = HERE / "results" / "disaggregation.json"
@@ -194,27 +191,18 @@ async def alone(plan: Plan, policy: str, number: int) -> list[float]:
 @contextlib.asynccontextmanager
 async def _engines(plan: Plan, roles: Sequence[str], policy: str) -> AsyncIterator[Bus]:
     """Workers of these roles, ready, and the bus of their tokenizer."""
-    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        async with NatsServer() as nats:
-            stack = Stack(Path(name), 0)
-            env = environment(
-                MOTET_NATS_URL=nats.url,
-                MOTET_NATS_PASSWORD=nats.password,
-                MOTET_LOG_LEVEL="warning",
-                OMP_NUM_THREADS=str(plan.threads),
-            )
-            common = ["--model", plan.model, "--threads", str(plan.threads), "--stop-with-parent"]
-            bus = await nats.bus("tokenizer")
-            try:
-                for number, role in enumerate(roles):
-                    flags = ["--role", role, "--remote-prefill", policy, *common]
-                    await stack.spawn(f"{role}-{number}", [sys.executable, "-m", "motet_llm", *flags], env)
-                await bus.directory.wait_for(lambda known: _all_ready(known, roles), READY)
-                await asyncio.sleep(1.0)  # they have heard of each other
-                yield bus
-            finally:
-                await bus.close()
-                await stack.stop()
+    async with nats_stack(OMP_NUM_THREADS=str(plan.threads)) as (stack, nats):
+        common = ["--model", plan.model, "--threads", str(plan.threads)]
+        bus = await nats.bus("tokenizer")
+        try:
+            for number, role in enumerate(roles):
+                flags = ["--role", role, "--remote-prefill", policy, *common]
+                await stack.start("motet_llm", f"{role}-{number}", *flags)
+            await bus.directory.wait_for(lambda known: _all_ready(known, roles), READY)
+            await asyncio.sleep(1.0)  # they have heard of each other
+            yield bus
+        finally:
+            await bus.close()
 
 
 def _all_ready(known: Directory, roles: Sequence[str]) -> bool:

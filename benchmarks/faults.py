@@ -12,8 +12,6 @@ import asyncio
 import contextlib
 import random
 import re
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +20,10 @@ from typing import Any
 
 import httpx
 
-from bench_stack import ROOT, Stack, environment
+from bench_stack import ROOT, Stack, nats_stack
 from document import conditions, load_line, write
 from measures import Target, quantile, table, targets_table
-from motet_shared.testing import NatsServer, free_port
+from motet_shared.testing import free_port
 
 RESULTS = Path(__file__).resolve().parent / "results" / "faults.json"
 WORKERS = 2
@@ -133,35 +131,22 @@ async def _moves(folder: Path) -> float:
 # ------------------------------------------------------------------------------------------------------------ the stack
 @contextlib.asynccontextmanager
 async def _stack(plan: Plan) -> AsyncIterator[Stack]:
-    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        async with NatsServer() as nats:
-            stack = Stack(Path(name), free_port())
-            stack.env = environment(
-                MOTET_NATS_URL=nats.url,
-                MOTET_NATS_PASSWORD=nats.password,
-                MOTET_LOG_LEVEL="warning",
-                OMP_NUM_THREADS=str(plan.threads),
-            )
-            metrics = free_port()
-            (stack.folder / "tokenizer.port").write_text(str(metrics))
-            tokenizer = ["--model", plan.model, "--metrics-port", str(metrics)]
-            try:
-                for number in range(WORKERS):
-                    await _worker(stack, plan, number)
-                services = {
-                    "motet_tokenizer": ("tokenizer", tokenizer),
-                    "motet_gateway": ("gateway", ["--port", str(stack.port)]),
-                }
-                await stack.serve(services, stack.env)
-                await stack.until_workers({f"decode-{number}" for number in range(WORKERS)})
-                yield stack
-            finally:
-                await stack.stop()
+    async with nats_stack(OMP_NUM_THREADS=str(plan.threads)) as (stack, _):
+        metrics = free_port()
+        (stack.folder / "tokenizer.port").write_text(str(metrics))
+        for number in range(WORKERS):
+            await _worker(stack, plan, number)
+        services = {
+            "motet_tokenizer": ("tokenizer", ["--model", plan.model, "--metrics-port", str(metrics)]),
+            "motet_gateway": ("gateway", ["--port", str(stack.port)]),
+        }
+        await stack.serve(services)
+        await stack.until_workers({f"decode-{number}" for number in range(WORKERS)})
+        yield stack
 
 
 async def _worker(stack: Stack, plan: Plan, number: int) -> None:
-    flags = ["--model", plan.model, "--threads", str(plan.threads), "--instance", f"decode-{number}"]
-    await stack.spawn(f"decode-{number}", [sys.executable, "-m", "motet_llm", "--stop-with-parent", *flags], stack.env)
+    await stack.start("motet_llm", f"decode-{number}", "--model", plan.model, "--threads", str(plan.threads))
 
 
 def _http(port: int) -> httpx.AsyncClient:

@@ -59,16 +59,16 @@ async def measure(seconds: float, rows: list[Row], one_token_ms: dict[str, tuple
 async def dynamo_stack(speedup: int) -> AsyncIterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="motet-bench-peer-") as name:
         folder = Path(name)
-        stack = Stack(folder, free_port())
         hosts = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")
         env = environment(DYN_FILE_KV=str(folder / "discovery"), DYN_LOG="warn", **dict.fromkeys(hosts, "127.0.0.1"))
+        stack = Stack(folder, free_port(), env)
         model = ["--model-path", str(save_checkpoint(folder / "bench")), "--model-name", MODEL]
         pace = ["--speedup-ratio", str(speedup), "--max-num-seqs", "512"]
         common = ["--discovery-backend", "file"]
         frontend = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(stack.port)]
         try:
-            await stack.spawn("frontend", [interpreter(), *frontend, *common], env)
-            await stack.spawn("engine", [interpreter(), "-m", "dynamo.mocker", *model, *pace, *common], env)
+            await stack.spawn("frontend", [interpreter(), *frontend, *common])
+            await stack.spawn("engine", [interpreter(), "-m", "dynamo.mocker", *model, *pace, *common])
             await stack.until_ready("/v1/models", MODEL)
             yield stack
         finally:

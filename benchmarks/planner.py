@@ -12,14 +12,12 @@ import argparse
 import asyncio
 import contextlib
 import random
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from time import monotonic
 
-from bench_stack import HERE, Stack, environment
+from bench_stack import HERE, nats_stack
 from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
 from measures import Target, quantile, table, targets_table
@@ -198,26 +196,21 @@ def simulated(plan: Plan, traffic: Sequence[Arrival], cold_start: float) -> Outc
 @contextlib.asynccontextmanager
 async def _stack(plan: Plan) -> AsyncIterator[tuple[Bus, Spawner, float, Planner]]:
     """NATS, a tokenizer, one engine, and a planner that has not begun."""
-    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        async with NatsServer() as nats:
-            stack = Stack(Path(name), 0)
-            env = environment(MOTET_NATS_URL=nats.url, MOTET_NATS_PASSWORD=nats.password, MOTET_LOG_LEVEL="warning")
-            engine = ["--rate", str(STEPS), "--prefill", str(plan.prefill), "--start", str(plan.start)]
-            spawner = Spawner(stack, env, engine)
-            bus = await nats.bus("gateway")
-            try:
-                checkpoint = save_checkpoint(stack.folder / MODEL)
-                argv = [sys.executable, "-m", "motet_tokenizer", "--instance", "tokenizer-0", "--stop-with-parent"]
-                await stack.spawn("tokenizer-0", [*argv, "--model", str(checkpoint), "--decode-wait", "120s"], env)
-                await bus.directory.wait_for(lambda directory: directory.ready("tokenizer"), 90.0)
-                asked = monotonic()
-                await spawner.scale("decode", plan.policy.min)
-                await bus.directory.wait_for(lambda directory: directory.ready("decode"), 90.0)
-                yield bus, spawner, monotonic() - asked, await _planner(plan, nats, stack.folder, spawner)
-            finally:
-                await bus.close()
-                await spawner.stop()
-                await stack.stop()
+    async with nats_stack() as (stack, nats):
+        engine = ["--rate", str(STEPS), "--prefill", str(plan.prefill), "--start", str(plan.start)]
+        spawner = Spawner(stack, engine)
+        bus = await nats.bus("gateway")
+        try:
+            tokenizer = ["--model", str(save_checkpoint(stack.folder / MODEL)), "--decode-wait", "120s"]
+            await stack.start("motet_tokenizer", "tokenizer-0", *tokenizer)
+            await bus.directory.wait_for(lambda directory: directory.ready("tokenizer"), 90.0)
+            asked = monotonic()
+            await spawner.scale("decode", plan.policy.min)
+            await bus.directory.wait_for(lambda directory: directory.ready("decode"), 90.0)
+            yield bus, spawner, monotonic() - asked, await _planner(plan, nats, stack.folder, spawner)
+        finally:
+            await bus.close()
+            await spawner.stop()
 
 
 async def _planner(plan: Plan, nats: NatsServer, folder: Path, spawner: Spawner) -> Planner:

@@ -11,8 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import random
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +19,10 @@ from typing import Any
 
 import httpx
 
-from bench_stack import Stack, environment
+from bench_stack import Stack, nats_stack
 from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
 from measures import Target, quantile, table, targets_table
-from motet_shared.testing import NatsServer, free_port
 
 RESULTS = Path(__file__).resolve().parent / "results" / "replicas.json"
 LEAST = 3.6  # times the requests per second of one worker, with four
@@ -136,25 +133,18 @@ async def _ask(http: httpx.AsyncClient, body: dict[str, Any], tally: _Tally) -> 
 # ------------------------------------------------------------------------------------------------------------ the stack
 @contextlib.asynccontextmanager
 async def _stack(plan: Plan, workers: int) -> AsyncIterator[Stack]:
-    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        async with NatsServer() as nats:
-            stack = Stack(Path(name), free_port())
-            env = environment(MOTET_NATS_URL=nats.url, MOTET_NATS_PASSWORD=nats.password, MOTET_LOG_LEVEL="warning")
-            checkpoint = save_checkpoint(stack.folder / MODEL)
-            engine = ["--rate", str(plan.steps), "--prefill", str(plan.prefill), "--stop-with-parent"]
-            try:
-                for number in range(workers):
-                    argv = [sys.executable, "-m", "fake_engine", "--instance", f"decode-{number}", *engine]
-                    await stack.spawn(f"decode-{number}", argv, env)
-                services = {
-                    "motet_tokenizer": ("tokenizer", ["--model", str(checkpoint)]),
-                    "motet_gateway": ("gateway", ["--port", str(stack.port)]),
-                }
-                await stack.serve(services, env)
-                await stack.until_workers({f"decode-{number}" for number in range(workers)})
-                yield stack
-            finally:
-                await stack.stop()
+    async with nats_stack() as (stack, _):
+        checkpoint = save_checkpoint(stack.folder / MODEL)
+        engine = ["--rate", str(plan.steps), "--prefill", str(plan.prefill)]
+        for number in range(workers):
+            await stack.start("fake_engine", f"decode-{number}", *engine)
+        services = {
+            "motet_tokenizer": ("tokenizer", ["--model", str(checkpoint)]),
+            "motet_gateway": ("gateway", ["--port", str(stack.port)]),
+        }
+        await stack.serve(services)
+        await stack.until_workers({f"decode-{number}" for number in range(workers)})
+        yield stack
 
 
 # -------------------------------------------------------------------------------------------------------------- telling

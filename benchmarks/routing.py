@@ -10,14 +10,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 
-from bench_stack import HERE, Stack, environment
+from bench_stack import HERE, nats_stack
 from conversations import Conversation, conversations
 from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
@@ -25,7 +23,6 @@ from measures import Target, quantile, table, targets_table
 from motet_shared.bus import Bus
 from motet_shared.discovery import Directory
 from motet_shared.messages import Complete, Sampling, Text
-from motet_shared.testing import NatsServer
 
 RESULTS = HERE / "results" / "routing.json"
 POLICIES = ("random", "load", "prefix")
@@ -120,25 +117,19 @@ async def _converse(bus: Bus, conversation: Conversation, start: float, run: Run
 @contextlib.asynccontextmanager
 async def _stack(plan: Plan, policy: str) -> AsyncIterator[Bus]:
     """NATS, a tokenizer, the workers; and a bus to ask them."""
-    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        async with NatsServer() as nats:
-            stack = Stack(Path(name), 0)
-            bus = await nats.bus("gateway")
-            try:
-                checkpoint = save_checkpoint(stack.folder / MODEL)
-                env = environment(MOTET_NATS_URL=nats.url, MOTET_NATS_PASSWORD=nats.password, MOTET_LOG_LEVEL="warning")
-                engine = ["--rate", str(STEPS), "--prefill", str(plan.prefill), "--blocks", str(plan.blocks)]
-                services = {f"decode-{i}": ["fake_engine", *engine] for i in range(plan.workers)}
-                services["tokenizer-0"] = ["motet_tokenizer", "--model", str(checkpoint), "--routing", policy]
-                for instance, (module, *args) in services.items():
-                    argv = [sys.executable, "-m", module, "--instance", instance, "--stop-with-parent", *args]
-                    await stack.spawn(instance, argv, env)
-                await bus.directory.wait_for(lambda directory: _ready(directory, plan.workers), 60.0)
-                await asyncio.sleep(1.0)  # for the tokenizer to hear of all workers
-                yield bus
-            finally:
-                await bus.close()
-                await stack.stop()
+    async with nats_stack() as (stack, nats):
+        bus = await nats.bus("gateway")
+        try:
+            checkpoint = save_checkpoint(stack.folder / MODEL)
+            engine = ["--rate", str(STEPS), "--prefill", str(plan.prefill), "--blocks", str(plan.blocks)]
+            for number in range(plan.workers):
+                await stack.start("fake_engine", f"decode-{number}", *engine)
+            await stack.start("motet_tokenizer", "tokenizer-0", "--model", str(checkpoint), "--routing", policy)
+            await bus.directory.wait_for(lambda directory: _ready(directory, plan.workers), 60.0)
+            await asyncio.sleep(1.0)  # for the tokenizer to hear of all workers
+            yield bus
+        finally:
+            await bus.close()
 
 
 def _ready(directory: Directory, workers: int) -> bool:

@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import json
 import sys
-import tempfile
 from bisect import bisect_right
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from bench_stack import HERE, Stack, environment
+from bench_stack import HERE, Stack, environment, nats_stack
 from llm_checkpoint import CHARS
 from llm_figures import decode_rate
 from load_generator import Report
-from motet_shared.testing import NatsServer, free_port
 
 WARM_SECONDS = 2.0
 # Both prefill at full speed: what is compared is decoding, and no stream is to end before the last one has begun.
@@ -26,26 +24,16 @@ FLAGS = {"decode_slowdown": 0, "max_running": 64}
 @contextlib.asynccontextmanager
 async def served_stack(folder: Path, *, threads: int, weights: str, tokens: int) -> AsyncIterator[Stack]:
     """NATS, tokenizer, gateway and engine, ready. The engine's pool holds `tokens`."""
-    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        async with NatsServer() as nats:
-            stack = Stack(Path(name), free_port())
-            stack.pids["nats"] = nats.pid
-            env = environment(
-                MOTET_NATS_URL=nats.url, MOTET_NATS_PASSWORD=nats.password, MOTET_LOG_LEVEL="warning",
-                OMP_NUM_THREADS=str(threads),
-            )  # fmt: skip
-            flags = {**FLAGS, "threads": threads, "weights": weights, "num_blocks": -(-tokens // 16)}
-            engine = [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))]
-            services = {
-                "motet_llm": ("decode", ["--model", str(folder), *engine]),
-                "motet_tokenizer": ("tokenizer", ["--model", str(folder)]),
-                "motet_gateway": ("gateway", ["--port", str(stack.port)]),
-            }
-            try:
-                await stack.serve(services, env)
-                yield stack
-            finally:
-                await stack.stop()
+    async with nats_stack(OMP_NUM_THREADS=str(threads)) as (stack, _):
+        flags = {**FLAGS, "threads": threads, "weights": weights, "num_blocks": -(-tokens // 16)}
+        engine = [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))]
+        services = {
+            "motet_llm": ("decode", ["--model", str(folder), *engine]),
+            "motet_tokenizer": ("tokenizer", ["--model", str(folder)]),
+            "motet_gateway": ("gateway", ["--port", str(stack.port)]),
+        }
+        await stack.serve(services)
+        yield stack
 
 
 async def pairs(

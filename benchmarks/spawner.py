@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from bench_stack import Stack
+from bench_stack import Stack, module_command
 
 
 @dataclass(eq=False)
@@ -23,8 +22,8 @@ class _Engine:
 class Spawner:
     """An actuator that starts engines as processes of this machine, and ends the youngest."""
 
-    def __init__(self, stack: Stack, env: dict[str, str], engine: Sequence[str]):
-        self._stack, self._env, self._engine = stack, env, engine
+    def __init__(self, stack: Stack, engine: Sequence[str]):
+        self._stack, self._engine = stack, engine
         self._running: list[_Engine] = []
         self._all: list[_Engine] = []
         self._ending: list[asyncio.Task[None]] = []
@@ -56,10 +55,10 @@ class Spawner:
 
     async def _start(self) -> _Engine:
         instance = f"decode-{len(self._all)}"
-        argv = [sys.executable, "-m", "fake_engine", "--instance", instance, "--stop-with-parent", *self._engine]
+        argv = module_command("fake_engine", instance, *self._engine)
         since = monotonic()
         with (self._stack.folder / f"{instance}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(*argv, env=self._env, stdout=log, stderr=log)
+            process = await asyncio.create_subprocess_exec(*argv, env=self._stack.env, stdout=log, stderr=log)
         self._all.append(_Engine(process, since))
         return self._all[-1]
 

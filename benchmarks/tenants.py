@@ -14,17 +14,15 @@ import json
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench_stack import ROOT, START_SECONDS, STOP_SECONDS, Stack, environment
+from bench_stack import ROOT, START_SECONDS, STOP_SECONDS, Stack, environment, nats_stack
 from document import conditions, load_line, write
 from measures import Target, quantile, table, targets_table
 from motet_shared.tenants import digest, new_key
-from motet_shared.testing import NatsServer, free_port
 
 RESULTS = Path(__file__).resolve().parent / "results" / "tenants.json"
 QUIET, FLOOD = "quiet", "flood"
@@ -77,26 +75,15 @@ class Findings:
 @contextlib.asynccontextmanager
 async def stack_of_tenants(plan: Plan) -> AsyncIterator[Stack]:
     """Ready when entered; the keys of the tenants are in files of its folder that have their names."""
-    with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        folder = Path(name)
-        async with NatsServer() as nats:
-            stack, tenants = Stack(folder, free_port()), str(_tenants(folder, plan.limit))
-            env = environment(
-                MOTET_NATS_URL=nats.url,
-                MOTET_NATS_PASSWORD=nats.password,
-                MOTET_LOG_LEVEL="warning",
-                OMP_NUM_THREADS=str(plan.threads),
-            )
-            services = {
-                "motet_llm": ("decode", ["--model", plan.model, "--threads", str(plan.threads)]),
-                "motet_tokenizer": ("tokenizer", ["--model", plan.model]),
-                "motet_gateway": ("gateway", ["--port", str(stack.port), "--tenants-file", tenants]),
-            }
-            try:
-                await stack.serve(services, env)
-                yield stack
-            finally:
-                await stack.stop()
+    async with nats_stack(OMP_NUM_THREADS=str(plan.threads)) as (stack, _):
+        tenants = str(_tenants(stack.folder, plan.limit))
+        services = {
+            "motet_llm": ("decode", ["--model", plan.model, "--threads", str(plan.threads)]),
+            "motet_tokenizer": ("tokenizer", ["--model", plan.model]),
+            "motet_gateway": ("gateway", ["--port", str(stack.port), "--tenants-file", tenants]),
+        }
+        await stack.serve(services)
+        yield stack
 
 
 def _tenants(folder: Path, limit: int) -> Path:

@@ -107,14 +107,14 @@ async def _conversation(plan: TurnsPlan) -> TurnsFindings:
 async def _stack(plan: TurnsPlan) -> AsyncIterator[Stack]:
     """What `motet up` starts, as a process group of its own."""
     with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
-        stack = Stack(Path(name), free_port())
+        env = environment()
+        env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT / 'cli'}"
+        stack = Stack(Path(name), free_port(), env)
         argv = [sys.executable, "-m", "motet_cli", "up", "--port", str(stack.port), "--llm", plan.llm]
         for flag, given in (("--asr", plan.asr), ("--tts", plan.tts)):
             argv += [flag, given] if given else []
-        env = environment()
-        env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT / 'cli'}"
         try:
-            await stack.spawn("up", argv, env)
+            await stack.spawn("up", argv)
             await stack.until_ready("/health/ready", '"missing":[]')
             yield stack
         finally:
