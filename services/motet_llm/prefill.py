@@ -10,7 +10,7 @@ import asyncio
 
 from motet_shared.actor import operation
 from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
+from motet_shared.bus import HOST, Bus
 from motet_shared.call import Call
 from motet_shared.errors import BadRequest
 from motet_shared.messages import BlobRef, KvPiece, Prefill, Sampling
@@ -84,21 +84,26 @@ class PrefillWorker(LlmWorker):
 
     async def _send(self, call: Call, outputs: asyncio.Queue[StepOutput], lent: list[BlobRef]) -> StepOutput:
         """Everything, as it is computed; the last output. `lent` grows with what is in the store."""
+        digest = not self._shares_memory(call.caller)
         granted = AHEAD
         while True:
             output = await outputs.get()
             if output.error is not None:
                 raise output.error
             for packed in output.packed or ():
-                await call.send(await self._lend(call, packed, lent))
+                await call.send(await self._lend(call, packed, lent, digest=digest))
             if output.finish is not None:
                 return output
             granted += 1
             self.thread.grant(call.id, granted)
 
-    async def _lend(self, call: Call, packed: Packed, lent: list[BlobRef]) -> KvPiece:
+    def _shares_memory(self, instance: str) -> bool:
+        """Whether it runs on this host: what it reads does not travel, and checksums would take longer than copies."""
+        return any(beat.instance == instance and beat.host == HOST for beat in self.bus.directory.everyone())
+
+    async def _lend(self, call: Call, packed: Packed, lent: list[BlobRef], digest: bool) -> KvPiece:
         data, part = packed.content.numpy().data, packed.part
-        ref = await self.store.put_async(data, packed.dtype, wait=WAIT, readers=[call.caller])
+        ref = await self.store.put_async(data, packed.dtype, wait=WAIT, readers=[call.caller], digest=digest)
         lent.append(ref)
         return KvPiece(part.start, part.stop, list(part.layers), part.first, part.end, ref, part.last)
 

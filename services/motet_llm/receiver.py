@@ -28,6 +28,7 @@ from .scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 Choose = Callable[[Request, Here], str | None]
+OnEnd = Callable[[Key, float | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,13 @@ class Transfer:
 class KvReceiver:
     """All that an engine receives. Called by the thread that steps it.
 
-    choose: who is to compute a prompt, if not this engine; None: nobody is asked.
+    choose: who is to compute a prompt, if not this engine; None: nobody is asked. on_end: told of every transfer how
+    many seconds it took; None: not all has come.
     """
 
     def __init__(self, kv: KvCache, tables: BlockTables, scheduler: Scheduler, prefix_cache: PrefixCache | None):
         self.choose: Choose | None = None
+        self.on_end: OnEnd | None = None
         self.fallbacks: Counter[str] = Counter()
         self._kv, self._tables, self._scheduler, self._prefix_cache = kv, tables, scheduler, prefix_cache
         self._transfers: dict[Key, Transfer] = {}
@@ -164,7 +167,7 @@ class KvReceiver:
             self._advance(request, part.start, part.stop)
         if request.num_uncomputed == 1:
             request.receiving = False
-            self._forget(transfer, "")
+            self._forget(transfer, is_complete=True)
 
     def _advance(self, request: Request, start: int, stop: int) -> None:
         """The range is whole. Of a window's first block the beginning may be missing: nobody else is to find that."""
@@ -177,13 +180,15 @@ class KvReceiver:
             self._prefix_cache.publish(request)
         self._tables.trim(request)
 
-    def _forget(self, transfer: Transfer, cause: str) -> None:
+    def _forget(self, transfer: Transfer, cause: str = "", is_complete: bool = False) -> None:
         del self._transfers[transfer.request.key]
         seconds = time.monotonic() - transfer.began
         transfer.request.transfer_seconds += seconds
         self._seconds += seconds
         if cause:
             self.fallbacks[cause] += 1
+        if self.on_end is not None:
+            self.on_end(transfer.request.key, seconds if is_complete else None)
 
     def stats(self) -> dict[str, float]:
         """Requests that were handed over, and the parts, bytes and seconds that it took."""

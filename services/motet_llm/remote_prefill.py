@@ -7,6 +7,7 @@ ends the transfer, never the request: the engine computes the rest itself.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
@@ -20,7 +21,7 @@ from motet_shared.errors import BadRequest, MotetError
 from motet_shared.messages import Generate, Heartbeat, KvPiece, ModelCard, Prefill, tier_of
 from motet_shared.stream import Stream
 
-from .handover import Here, Policy, There, choose
+from .handover import Delay, Here, Policy, There, choose
 from .kv_transfer import Part
 from .offload import Speed
 from .receiver import Handover
@@ -50,6 +51,8 @@ class RemotePrefill:
         self._given: Counter[str] = Counter()  # tokens by worker: of the engine's thread
         self._back: Counter[str] = Counter()  # those of them that are no longer to come: of the loop
         self._speed = Speed()  # of blobs from other processes
+        self._delay = Delay()
+        self._expected: dict[Key, float] = {}  # seconds: of the engine's thread
         self._token_bytes = thread.engine.receiver.token_bytes
 
     def start(self) -> None:
@@ -58,11 +61,16 @@ class RemotePrefill:
             self._bus.monitor.duties.append(self._look)
             self._bus.directory.on_gone.append(self._store.forget)
             self._thread.engine.receiver.choose = self._choose
+            self._thread.engine.receiver.on_end = self._note
 
     def stats(self) -> dict[str, Any]:
-        """Workers that may be asked, and how often their requests went on without them, by cause."""
+        """Workers that may be asked, how often their requests went on without them, by cause, and what asking costs."""
         fallbacks = dict(self._thread.engine.receiver.fallbacks)
-        return {"prefill_workers": len(self._workers), "prefill_fallbacks": fallbacks}
+        return {
+            "prefill_workers": len(self._workers),
+            "prefill_fallbacks": fallbacks,
+            "prefill_delay": self._delay.seconds,
+        }
 
     async def close(self) -> None:
         tasks = list(self._tasks.values())
@@ -81,10 +89,19 @@ class RemotePrefill:
         """On the engine's thread."""
         tokens = request.num_uncomputed - 1
         there = [self._there(beat, request.priority) for beat in self._workers]
-        instance = choose(self._policy, tokens, here, there, self._speed.seconds_per_byte * self._token_bytes)
-        if instance is not None:
-            self._given[instance] += tokens
-        return instance
+        transfer_token = self._speed.seconds_per_byte * self._token_bytes
+        choice = choose(self._policy, tokens, here, there, transfer_token, self._delay.seconds)
+        if choice is None:
+            return None
+        self._given[choice.instance] += tokens
+        self._expected[request.key] = choice.seconds
+        return choice.instance
+
+    def _note(self, key: Key, seconds: float | None) -> None:
+        """On the engine's thread: a transfer has ended, with everything here after so many seconds."""
+        expected = self._expected.pop(key)
+        if seconds is not None and not math.isnan(expected):
+            self._delay.note(seconds - expected)
 
     def _there(self, beat: Heartbeat, priority: int) -> There:
         """What it said last may not know of what we have given it since."""

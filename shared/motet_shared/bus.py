@@ -25,7 +25,7 @@ from .peers import Monitor
 from .stream import Caller, Stream
 from .transport import Message, NatsTransport, Transport
 
-_HOST = socket.gethostname()
+HOST = socket.gethostname()
 
 
 class Bus:
@@ -128,7 +128,7 @@ class Bus:
             seq=self._beats,
             models=models,
             load={"active": float(len(self.calls.active)), "requests": float(self.calls.requests)} | load,
-            host=_HOST,
+            host=HOST,
             pid=os.getpid(),
         )
         self._beats += 1

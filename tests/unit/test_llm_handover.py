@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from motet_llm.handover import DELAY, Here, There, choose
+from motet_llm.handover import Delay, Here, There
+from motet_llm.handover import choose as choose_any
 from motet_llm.role import command_line
 
 IDLE = There("prefill-1", ahead=0, prefill_token=0.001)
 BUSY = Here(ahead=1000, prefill_token=0.001)
 ON_THE_WAY = 1e-5  # seconds per token
+
+
+def choose(*given: Any) -> str | None:
+    choice = choose_any(*given)
+    return None if choice is None else choice.instance
 
 
 def test_a_shorter_queue_elsewhere_is_worth_the_way() -> None:
@@ -27,8 +34,29 @@ def test_a_slow_way_is_not_worth_it() -> None:
 def test_a_short_prompt_stays() -> None:
     """The way itself takes longer."""
     here = Here(ahead=0, prefill_token=0.001, streams=4, slowdown=1.5)
-    assert choose("auto", int(DELAY / 0.004), here, [IDLE], ON_THE_WAY) is None
+    assert choose("auto", int(Delay.GUESS / 0.004), here, [IDLE], ON_THE_WAY) is None
     assert choose("auto", 100, here, [IDLE], ON_THE_WAY) == "prefill-1"
+
+
+def test_what_asking_costs_is_measured() -> None:
+    """A prompt that was worth the guessed delay is not worth the real one; and is tried again when that is long ago."""
+    now = 0.0
+    delay = Delay(clock=lambda: now)
+    here = Here(ahead=0, prefill_token=0.001, streams=4, slowdown=1.5)
+    assert choose("auto", 100, here, [IDLE], ON_THE_WAY, delay.seconds) == "prefill-1"
+    for seconds in (0.3, 0.25, -0.1):
+        delay.note(seconds)
+    assert delay.seconds == 0.25
+    assert choose("auto", 100, here, [IDLE], ON_THE_WAY, delay.seconds) is None
+    assert choose("auto", 1000, here, [IDLE], ON_THE_WAY, delay.seconds) == "prefill-1"
+    now = Delay.AGE + 1
+    assert delay.seconds == Delay.GUESS
+
+
+def test_what_is_expected_leaves_the_delay_out() -> None:
+    choice = choose_any("auto", 500, BUSY, [replace(IDLE, ahead=100)], ON_THE_WAY, 0.5)
+    assert choice is not None
+    assert choice.seconds == pytest.approx(0.6 + 500 * ON_THE_WAY)
 
 
 def test_running_streams_make_prompts_leave() -> None:
@@ -55,7 +83,7 @@ def test_an_unknown_speed_is_taken_to_be_that_of_the_others() -> None:
     ("policy", "tokens", "there"), [("never", 500, [IDLE]), ("always", 0, [IDLE]), ("always", 5, [])]
 )
 def test_who_is_never_asked(policy: str, tokens: int, there: list[There]) -> None:
-    assert choose(policy, tokens, BUSY, there, ON_THE_WAY) is None  # type: ignore[arg-type]
+    assert choose(policy, tokens, BUSY, there, ON_THE_WAY) is None
 
 
 def test_always_asks_whatever_it_costs() -> None:

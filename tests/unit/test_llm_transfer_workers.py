@@ -14,13 +14,15 @@ import msgspec
 import pytest
 
 from checkpoints import tiny_checkpoint
+from motet_llm import prefill
 from motet_llm.engine import Emit, StepOutput
+from motet_llm.handover import Delay
 from motet_llm.prefill import PrefillWorker
 from motet_llm.worker import Decode, DecodeConfig
 from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
+from motet_shared.bus import HOST, Bus
 from motet_shared.errors import BadRequest
-from motet_shared.messages import Generate, KvPiece, Prefill, Sampling, Tokens
+from motet_shared.messages import BlobRef, Generate, KvPiece, Prefill, Sampling, Tokens
 from motet_shared.testing import die, memory_buses, running
 from motet_tokenizer.router import Router
 
@@ -216,6 +218,34 @@ async def test_damaged_bytes_are_not_taken(world: World, due: Reply, monkeypatch
     assert world.decode.stats()["prefill_fallbacks"] == {"blob": 1}
     assert world.decode.stats()["kv_parts_received"] == 0
     await eventually(world.nothing_is_held)
+
+
+@pytest.mark.parametrize("host", [HOST, "elsewhere"])
+async def test_what_leaves_the_host_has_a_checksum(
+    world: World, due: Reply, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: Callable[..., Awaitable[BlobRef]] = BlobStore.put_async
+    lent: list[BlobRef] = []
+
+    async def watch(store: BlobStore, *data: Any, **options: Any) -> BlobRef:
+        lent.append(await put(store, *data, **options))
+        return lent[-1]
+
+    monkeypatch.setattr(BlobStore, "put_async", watch)
+    monkeypatch.setattr(prefill, "HOST", host)
+    assert (await world.tokens())[0] == due
+    assert lent
+    assert all(bool(ref.digest) == (host == "elsewhere") for ref in lent)
+
+
+async def test_what_asking_costs_is_measured(world: World) -> None:
+    assert world.decode.stats()["prefill_delay"] == Delay.GUESS
+    for turn in range(50):  # the first has nothing to be compared with: nobody has told yet how fast it is
+        await world.tokens(prompt=PROMPT[turn:])
+        if world.decode.stats()["prefill_delay"] != Delay.GUESS:
+            break
+        await asyncio.sleep(0.1)
+    assert 0 <= world.decode.stats()["prefill_delay"] != Delay.GUESS
 
 
 async def test_a_worker_of_another_kind_is_not_asked(folder: Path, due: Reply) -> None:
