@@ -40,4 +40,4 @@ async def pick(bus: Bus, role: str, model: str, *, avoid: str | None = None, pat
         raise Unavailable(f"no {role} for {model!r} is ready; retry in a moment", param="model") from None
     names = [beat.instance for beat in ready]
     names = [name for name in names if name != avoid] or names
-    return min(names, key=lambda name: (directory.outstanding(name), random.random()))
+    return min(names, key=lambda name: (directory.active(name), random.random()))

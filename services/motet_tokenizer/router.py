@@ -107,7 +107,7 @@ class Router:
         ahead = beat.load.get(f"prefill_{load.tier}", 0.0) + self._sent_since(beat)
         prefilled = (ahead + self._uncached(beat, model, load)) * (beat.load.get("prefill_token") or prefill)
         # All streams go by one rate: that of an instance with few of them says what is the price of a step.
-        return prefilled + self._streams(beat) * self._reply / 2 * row
+        return prefilled + self._directory.active(beat.instance) * self._reply / 2 * row
 
     def _uncached(self, beat: Heartbeat, model: str, load: Load) -> int:
         """Tokens that it would have to prefill."""
@@ -115,11 +115,6 @@ class Router:
         if not size or self._index is None or not self._sees_caches:
             return len(load.names)
         return len(load.names) - size * self._index.held(beat.instance, load.chain(size))
-
-    def _streams(self, beat: Heartbeat) -> float:
-        """Those of others, as last announced, and ours as they are now."""
-        others = beat.load.get("active", 0.0) - self._directory.counted(beat.instance)
-        return max(0.0, others) + self._directory.outstanding(beat.instance)
 
     def _forget(self, instance: str) -> None:
         self._sent.pop(instance, None)

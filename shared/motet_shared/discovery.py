@@ -71,10 +71,11 @@ class Directory:
         """Streams that this process has open at an instance."""
         return len(self._caller.by_peer.get(instance, ()))
 
-    def counted(self, instance: str) -> int:
-        """Those of them that its last heartbeat knew of."""
+    def active(self, instance: str) -> float:
+        """Streams of everybody at an instance: those of others as it last announced them, and ours as they are now."""
         peer = self._peers.get(instance)
-        return peer.streams if peer is not None else 0
+        others = peer.heartbeat.load.get("active", 0.0) - peer.streams if peer is not None else 0.0
+        return max(0.0, others) + self.outstanding(instance)
 
     async def wait_for(self, condition: Callable[[Directory], Any], timeout: float) -> Any:
         """The first true value of `condition(self)`, tried at every change; TimeoutError after `timeout` seconds."""

