@@ -123,6 +123,16 @@ def test_a_refused_submit_answers_with_an_error_and_others_go_on(harness: Harnes
     assert harness.crashes.empty()
 
 
+def test_a_deadline_in_a_million_years_is_waited_for(harness: Harness) -> None:
+    """Longer than a thread can wait."""
+    harness.thread.submit("a", PROMPT, Sampling(max_tokens=4, **GREEDY), credit=1, deadline=time.monotonic() + 3e13)
+    harness.batches.get(timeout=20)
+    harness.wait_idle()
+    harness.thread.grant("a", 4)
+    assert harness.collect("a")["a"][-1].finish == "length"
+    assert harness.crashes.empty()
+
+
 def test_a_deadline_wakes_a_sleeping_thread(harness: Harness) -> None:
     harness.thread.submit("a", PROMPT, Sampling(**GREEDY), credit=0, deadline=time.monotonic() + 0.1)
     (output,) = harness.collect("a")["a"]
