@@ -10,20 +10,20 @@ real processes; this one is their tokenizer.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import torch
 
+from arguments import parser_of, planned
 from bench_stack import HERE, ROOT, nats_stack
 from document import conditions, load_line, write
 from measures import Target, quantile, table, targets_table
@@ -259,20 +259,16 @@ async def measure_all(plan: Plan) -> tuple[dict[str, float], list[Run], dict[str
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a prompt or two, to see that it works")
+    parser = parser_of(__doc__, "a prompt or two", RESULTS)
     parser.add_argument("--model", help="folder of a checkpoint (pocket-chat)")
     parser.add_argument("--prompt", type=int, help="tokens of a long prompt (1200)")
     parser.add_argument("--streams", type=int, help="that run beside them (4)")
     parser.add_argument("--rounds", type=int, help="of every arrangement, in turn (5)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    names = ("model", "prompt", "streams", "rounds")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    plan, before = replace(QUICK if args.quick else Plan(), **given), conditions()
+    plan, before = planned(args, Plan(), QUICK), conditions()
     rates, runs, ways = asyncio.run(measure_all(plan))
     print(f"{load_line(before)}\n\n{report(plan, rates, runs, ways)}", flush=True)
-    write(args.output, before, plan, {"rates": rates, "runs": runs, "alone": ways}, targets(rates, runs))
+    write(args.file, before, plan, {"rates": rates, "runs": runs, "alone": ways}, targets(rates, runs))
 
 
 if __name__ == "__main__":

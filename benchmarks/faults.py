@@ -7,19 +7,19 @@ clients stream from the gateway. A killed worker is replaced before the next kil
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
 import re
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import httpx
 
+from arguments import parser_of, planned
 from bench_stack import ROOT, Stack, nats_stack
 from document import conditions, load_line, write
 from measures import Target, quantile, table, targets_table
@@ -180,18 +180,15 @@ def report(kills: Sequence[Kill]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one kill, to see that it works")
+    parser = parser_of(__doc__, "one kill", RESULTS)
     parser.add_argument("--kills", type=int, help="workers that die (25)")
     parser.add_argument("--streams", type=int, help="at a time (8)")
     parser.add_argument("--seed", type=int, help="of the moments at which they die (0)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    given = {name: value for name in ("kills", "streams", "seed") if (value := getattr(args, name)) is not None}
-    plan, before = replace(QUICK if args.quick else Plan(), **given), conditions()
+    plan, before = planned(args, Plan(), QUICK), conditions()
     kills = asyncio.run(measure(plan))
     print(f"{load_line(before)}\n\n{report(kills)}", flush=True)
-    write(args.output, before, plan, {"kills": kills}, targets(kills))
+    write(args.file, before, plan, {"kills": kills}, targets(kills))
 
 
 if __name__ == "__main__":

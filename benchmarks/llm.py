@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from arguments import parser_of, planned
 from cache import cache_folder
 from document import conditions, load_line, write
 from llm_checkpoint import SHAPES, random_checkpoint
@@ -195,8 +195,9 @@ def run(plan: Plan, cache: Path, output: Path) -> Findings:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="llm", description="Our engine beside transformers and llama.cpp.")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and short runs, to see that it works")
+    parser = parser_of(
+        "Our engine beside transformers and llama.cpp.", "a tiny model and short runs", RESULTS, prog="llm"
+    )
     parser.add_argument("--rounds", type=int, help="times that every engine runs; medians are reported (3)")
     parser.add_argument("--threads", type=int, help="that compute, in every engine (all cores)")
     parser.add_argument("--concurrency", type=int, nargs="+", help="numbers of sequences at a time (1 8 32)")
@@ -205,14 +206,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), help="of transformers (the faster here)")
     parser.add_argument("--device", help="cuda, cuda:1 …: the same on a GPU, with a --shape for it (cpu)")
     parser.add_argument("--cache", type=Path, help="folder for checkpoints, 3.4 GB (bench in MOTET_CACHE)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    names = ("rounds", "threads", "concurrency", "engines", "shape", "dtype", "device")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
     if (args.device or "cpu") != "cpu" and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: torch sees no GPU here")
-    given |= {name: tuple(given[name]) for name in ("concurrency", "engines") if name in given}
-    run(replace(QUICK if args.quick else Plan(), **given), args.cache or cache_folder(), args.output)
+    run(planned(args, Plan(), QUICK), args.cache or cache_folder(), args.file)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,15 @@ decode at a speed that is known, as that of a measured engine would be. How long
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import monotonic
 
+from arguments import parser_of, planned
 from bench_stack import HERE, nats_stack
 from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
@@ -247,21 +247,16 @@ def targets(pairs: Sequence[Pair]) -> list[Target]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one short trace, to see that it works")
+    parser = parser_of(__doc__, "one short trace", RESULTS)
     parser.add_argument("--traces", nargs="+", choices=TRACES, help="which (all)")
     parser.add_argument("--rounds", type=int, help="times that each is run, from other seeds (1)")
     parser.add_argument("--seconds", type=float, help="of each trace (120)")
     parser.add_argument("--rate", type=float, help="requests per second (8)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    given = {name: value for name in ("rounds", "seconds", "rate") if (value := getattr(args, name)) is not None}
-    if args.traces:
-        given["traces"] = tuple(args.traces)
-    plan, before = replace(QUICK if args.quick else Plan(), **given), conditions()
+    plan, before = planned(args, Plan(), QUICK), conditions()
     pairs = asyncio.run(run_all(plan))
     print(f"{load_line(before)}\n\n{report(pairs)}", flush=True)
-    write(args.output, before, plan, {"pairs": pairs}, targets(pairs))
+    write(args.file, before, plan, {"pairs": pairs}, targets(pairs))
 
 
 if __name__ == "__main__":

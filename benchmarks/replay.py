@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from measures import quantile
+from motet_llm.adapter_bank import Adapter
 from motet_llm.engine import Engine, StepOutput
 from motet_llm.grammar import Sentence
 from motet_shared.errors import MotetError
@@ -19,7 +20,7 @@ class Job:
     """A request that comes `arrival` seconds after the start and is left by its client after `output` tokens.
 
     limit: what it asks for as max_tokens, which is all that a server knows; 0: `output`.
-    sentence: of the grammar that its reply is held to, for one replay.
+    sentence: of the grammar that its reply is held to, for one replay. adapter: in the engine's bank.
     """
 
     arrival: float
@@ -27,6 +28,7 @@ class Job:
     output: int
     limit: int = 0
     sentence: Sentence | None = None
+    adapter: Adapter | None = None
 
 
 @dataclass(slots=True)
@@ -109,7 +111,7 @@ class Replay:
         job = served.job
         sampling = Sampling(max_tokens=job.limit or job.output, temperature=0.0, ignore_eos=True)
         try:
-            self._engine.add(str(index), job.prompt, sampling, sentence=job.sentence)
+            self._engine.add(str(index), job.prompt, sampling, sentence=job.sentence, adapter=job.adapter)
         except MotetError as error:
             served.error = error.message
 

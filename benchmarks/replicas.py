@@ -7,18 +7,18 @@ per step. The numbers go to `results/replicas.json`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import httpx
 
+from arguments import parser_of, planned
 from bench_stack import Stack, nats_stack
 from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
@@ -176,17 +176,14 @@ def report(runs: Sequence[Run], plan: Plan) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two workers for a second, to see that it works")
+    parser = parser_of(__doc__, "two workers for a second", RESULTS)
     parser.add_argument("--rounds", type=int, help="of each number of workers (3)")
     parser.add_argument("--seconds", type=float, help="that count (20)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    given = {name: value for name in ("rounds", "seconds") if (value := getattr(args, name)) is not None}
-    plan, before = replace(QUICK if args.quick else Plan(), **given), conditions()
+    plan, before = planned(args, Plan(), QUICK), conditions()
     runs = asyncio.run(measure(plan))
     print(f"{load_line(before)}\n\n{report(runs, plan)}", flush=True)
-    write(args.output, before, plan, {"runs": runs}, targets(runs, plan))
+    write(args.file, before, plan, {"runs": runs}, targets(runs, plan))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ Each engine prefills at a fixed speed and holds a prefix cache of bounded size, 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from time import monotonic
 
+from arguments import parser_of, planned
 from bench_stack import HERE, nats_stack
 from conversations import Conversation, conversations
 from document import conditions, load_line, write
@@ -161,21 +160,16 @@ def targets(runs: Sequence[Run]) -> list[Target]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two workers and a short trace, to see that it works")
+    parser = parser_of(__doc__, "two workers and a short trace", RESULTS)
     parser.add_argument("--policies", nargs="+", choices=POLICIES, help="which (all)")
     parser.add_argument("--rounds", type=int, help="traces, each under every policy (3)")
     parser.add_argument("--seconds", type=float, help="in which conversations begin (60)")
     parser.add_argument("--rate", type=float, help="new conversations per second (1.6)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    given = {name: value for name in ("rounds", "seconds", "rate") if (value := getattr(args, name)) is not None}
-    if args.policies:
-        given["policies"] = tuple(args.policies)
-    plan, before = replace(QUICK if args.quick else Plan(), **given), conditions()
+    plan, before = planned(args, Plan(), QUICK), conditions()
     runs = asyncio.run(run_all(plan))
     print(f"{load_line(before)}\n\n{report(runs, plan)}", flush=True)
-    write(args.output, before, plan, {"runs": runs}, targets(runs))
+    write(args.file, before, plan, {"runs": runs}, targets(runs))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 import served_stack
+from arguments import parser_of, planned
 from cache import cache_folder
 from document import conditions, load_line, write
 from goodput import Trace, sustained
@@ -276,8 +276,7 @@ def run(plan: Plan, names: Sequence[str], cache: Path, output: Path) -> Findings
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="serving", description="What our engine does under load.")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and short runs, to see that it works")
+    parser = parser_of("What our engine does under load.", "a tiny model and short runs", RESULTS, prog="serving")
     parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS), help="which (all)")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (middle)")
     parser.add_argument("--weights", help="format of the weights, as the engine's setting (auto)")
@@ -285,11 +284,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--first-rate", type=float, help="requests/s at which the search for goodput begins (2)")
     parser.add_argument("--pool", type=int, help="tokens of KV cache in the goodput experiment (16384)")
     parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    names = ("shape", "weights", "threads", "first_rate", "pool")
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
-    run(replace(QUICK if args.quick else Plan(), **given), args.only, args.cache or cache_folder(), args.output)
+    run(planned(args, Plan(), QUICK), args.only, args.cache or cache_folder(), args.file)
 
 
 if __name__ == "__main__":

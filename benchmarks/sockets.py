@@ -13,8 +13,7 @@ import json
 import resource
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -22,6 +21,7 @@ import psutil
 import uvloop
 import websockets
 
+from arguments import parser_of, planned
 from bench_stack import HERE, Stack, environment, motet_stack
 from document import conditions, load_line, write
 from fake_engine import MODEL
@@ -198,22 +198,19 @@ def report(found: Findings, plan: Plan) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="twenty sessions, to see that it works")
+    parser = parser_of(__doc__, "twenty sessions", RESULTS)
     parser.add_argument("--sessions", type=int, help="open at a time (10,000)")
     parser.add_argument("--seconds", type=float, help="in which they talk (60)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     parser.add_argument("--client", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.client:
         task = json.loads(args.client)
         uvloop.run(client(task["port"], task["first"], task["count"], Plan(**task["plan"])))
         return
-    given = {name: value for name in ("sessions", "seconds") if (value := getattr(args, name)) is not None}
-    plan, before = replace(QUICK if args.quick else Plan(), **given), conditions()
+    plan, before = planned(args, Plan(), QUICK), conditions()
     found = asyncio.run(measure(plan))
     print(f"{load_line(before)}\n\n{report(found, plan)}", flush=True)
-    write(args.output, before, plan, found, targets(found, plan))
+    write(args.file, before, plan, found, targets(found, plan))
 
 
 if __name__ == "__main__":

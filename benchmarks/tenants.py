@@ -7,7 +7,6 @@ them apart is that the engine shares itself out by tenants. The numbers go to `r
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from arguments import parser_of, planned
 from bench_stack import ROOT, START_SECONDS, STOP_SECONDS, Stack, environment, nats_stack
 from document import conditions, load_line, write
 from measures import Target, quantile, table, targets_table
@@ -199,8 +199,7 @@ def run(plan: Plan, output: Path) -> Findings:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="tenants", description="What a tenant feels of another one that floods.")
-    parser.add_argument("--quick", action="store_true", help="a few requests, to see that it works")
+    parser = parser_of("What a tenant feels of another one that floods.", "a few requests", RESULTS, prog="tenants")
     parser.add_argument("--model", help="checkpoint folder (models/pocket-chat)")
     parser.add_argument("--threads", type=int, help="of the engine (all cores)")
     parser.add_argument("--rounds", type=int, help=f"of alone and beside the flood ({Plan.rounds})")
@@ -210,10 +209,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--flood-prompt", type=int, help=f"tokens of its prompts, about ({Plan.flood_prompt})")
     parser.add_argument("--flood-output", type=int, help=f"tokens of its replies ({Plan.flood_output})")
     parser.add_argument("--limit", type=int, help="concurrent_streams of the flooding tenant (none)")
-    parser.add_argument("--output", dest="file", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    given = {name: value for name, value in vars(args).items() if value is not None and name in Plan.__annotations__}
-    run(replace(QUICK if args.quick else Plan(), **given), args.file)
+    run(planned(args, Plan(), QUICK), args.file)
 
 
 if __name__ == "__main__":

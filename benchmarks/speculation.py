@@ -1,0 +1,208 @@
+"""What speculation gains and costs: streams with drafts over the same streams without, pair by pair, in one run.
+
+`python benchmarks/speculation.py --help`. Weights are random, so drafts are told the answer, and are right as often as
+is wanted (`known_drafts.py`); what it takes to draft is real. The table goes to standard output, the numbers to
+`results/speculation.json`. docs/techniques.md says what they mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from arguments import parser_of, planned
+from cache import cache_folder
+from document import conditions, load_line, write
+from known_drafts import KnownModel, Reminded
+from llm_checkpoint import SHAPES, random_checkpoint
+from measures import Target, median_interval, table, targets_table
+from motet_llm.config import EngineConfig
+from motet_llm.draft_switch import Switch
+from motet_llm.engine import Engine
+from motet_llm.model_runner import ModelRunner
+from motet_llm.speculation import Speculation
+from replay import Job, Replay, Served
+
+RESULTS = Path(__file__).resolve().parent / "results" / "speculation.json"
+FLOOR = 0.97  # of the speed without drafts, wherever they do not pay
+NGRAM, DRAFT = 1.8, 1.4  # the gains that are promised for one stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much to measure. Lengths in tokens. every: of a text that is repeated, the tokens that were changed."""
+
+    shape: str = "qwen3-0.6b"
+    draft: str = "qwen3-0.06b"
+    kinds: tuple[str, ...] = ()
+    streams: tuple[int, ...] = (1, 4, 16, 32)
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    pairs: int = 8
+    prompt: int = 128
+    output: int = 128
+    tokens: int = 5
+    every: int = 16
+    right: float = 0.7
+    threads: int = 0
+
+
+QUICK = Plan(
+    shape="tiny", draft="tiny draft", streams=(1, 2), temperatures=(0.0, 0.8), pairs=1, prompt=12, output=24, threads=1
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to guess. speculate: as the engine's setting. drafts: instead of the engine's own, for its answers."""
+
+    name: str
+    speculate: str
+    drafts: Callable[[EngineConfig, ModelRunner], Any]
+    goal: float = 0.0  # for one stream, greedy
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind at one temperature and number of streams. gains: with drafts / without, of each pair."""
+
+    kind: str
+    temperature: float
+    streams: int
+    gains: list[float]
+    drafted: int
+    accepted: int
+    off: float  # share of the decoding steps for which nobody was asked
+    goal: float
+
+    def cells(self) -> list[str]:
+        low, high = median_interval(self.gains)
+        gain = f"{statistics.median(self.gains):.3f} ({low:.3f}–{high:.3f})"
+        share = f"{self.accepted / self.drafted:.2f}" if self.drafted else "–"
+        return [self.kind, f"{self.temperature:g}", str(self.streams), gain, share, f"{self.off:.0%}"]
+
+    def targets(self) -> Iterator[Target]:
+        name, median = f"{self.kind}, temperature {self.temperature:g}, c={self.streams}", statistics.median(self.gains)
+        yield Target(name, median, FLOOR, "", most=False)
+        if self.goal and self.streams == 1 and self.temperature == 0:
+            yield Target(name, median, self.goal, "", most=False)
+
+
+def kinds(plan: Plan, cache: Path) -> list[Kind]:
+    draft = str(random_checkpoint(plan.draft, cache))
+    vocab = SHAPES[plan.shape]["vocab_size"]
+    found = [
+        Kind("n-gram, repeated text", "ngram", lambda *_: Reminded(vocab, plan.every), NGRAM),
+        Kind("n-gram, always wrong", "ngram", lambda *_: Reminded(vocab, 1)),
+        Kind(f"draft model, {plan.right:g} right", draft, lambda c, r: KnownModel(c, r, plan.right), DRAFT),
+        Kind("draft model, always wrong", draft, lambda c, r: KnownModel(c, r, 0.0)),
+    ]
+    return [kind for kind in found if not plan.kinds or any(wanted in kind.name for wanted in plan.kinds)]
+
+
+class Bench:
+    """One model, and in turn an engine with drafts and one without: two copies of a model differ in speed."""
+
+    def __init__(self, plan: Plan, cache: Path):
+        self.plan = plan
+        self._random = random.Random(0)
+        self._folder = random_checkpoint(plan.shape, cache)
+        self.plain = Engine(self._config())
+
+    def _config(self, speculate: str = "off") -> EngineConfig:
+        plan, most = self.plan, max(self.plan.streams)
+        blocks = most * (-(-(plan.prompt + plan.output + plan.tokens) // 16) + 1)
+        return EngineConfig(
+            model=str(self._folder),
+            threads=plan.threads,
+            num_blocks=blocks,
+            max_running=max(most, 2),
+            prefix_cache=False,
+            speculate=speculate,
+            draft_tokens=plan.tokens,
+        )
+
+    def measure(self, kind: Kind) -> Iterator[Finding]:
+        config = self._config(kind.speculate)
+        engine = Engine(config, self.plain.runner)
+        drafts = kind.drafts(config, self.plain.runner)
+        for temperature in self.plan.temperatures:
+            for streams in self.plan.streams:
+                engine.speculation = Speculation(drafts, Switch(config.draft_tokens))
+                yield self._compare(kind, engine, drafts, temperature, streams)
+        engine.close()
+
+    def _compare(self, kind: Kind, engine: Engine, drafts: Any, temperature: float, streams: int) -> Finding:
+        gains = []
+        for pair in range(self.plan.pairs + 1):
+            jobs = [self._job(temperature) for _ in range(streams)]
+            plain = Replay(self.plain, jobs).run()
+            drafts.answers = {str(index): served.ids for index, served in enumerate(plain)}
+            guessed = Replay(engine, jobs).run()
+            if [served.ids for served in plain] != [served.ids for served in guessed]:
+                raise RuntimeError(f"{kind.name}: drafts have changed the tokens")
+            if pair % 2:  # the other one first: the answers are known by now
+                plain = Replay(self.plain, jobs).run()
+            if pair:  # in the first one the switch learns what steps take
+                gains.append(decode_rate(guessed) / decode_rate(plain))
+        stats = engine.stats()
+        drafted, accepted = int(stats["drafted_tokens"]), int(stats["accepted_tokens"])
+        off = stats["speculation_off_steps"] / max(stats["speculation_off_steps"] + stats["speculated_steps"], 1)
+        return Finding(kind.name, temperature, streams, gains, drafted, accepted, off, kind.goal)
+
+    def _job(self, temperature: float) -> Job:
+        vocab = SHAPES[self.plan.shape]["vocab_size"]
+        prompt = [self._random.randrange(vocab) for _ in range(self.plan.prompt)]
+        return Job(0.0, prompt, self.plan.output, temperature=temperature)
+
+
+def decode_rate(served: Sequence[Served]) -> float:
+    """Tokens per second from when all streams have their first one."""
+    start, end = max(s.times[0] for s in served), max(s.times[-1] for s in served)
+    return sum(time > start for s in served for time in s.times) / (end - start)
+
+
+def run(plan: Plan, cache: Path, output: Path) -> list[Finding]:
+    """Measure, print, and write the JSON."""
+    before = conditions()
+    torch.set_num_threads(plan.threads or torch.get_num_threads())
+    bench = Bench(plan, cache)
+    findings = []
+    for kind in kinds(plan, cache):
+        for finding in bench.measure(kind):
+            findings.append(finding)
+            print(f"  {' · '.join(finding.cells())}", flush=True)
+    bench.plain.close()
+    targets = [target for finding in findings for target in finding.targets()]
+    print(f"\n{load_line(before)}")
+    print(f"Random weights of the shape {plan.shape!r}; {plan.pairs} pairs, median and 95 % interval.\n")
+    header = ["drafts", "temperature", "streams", "gain", "right", "off"]
+    print(table(header, [finding.cells() for finding in findings]))
+    print()
+    print(targets_table(targets))
+    write(output, before, plan, findings, targets)
+    return findings
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = parser_of(__doc__, "a tiny model and one pair", RESULTS, prog="speculation")
+    parser.add_argument("--kinds", nargs="+", metavar="TEXT", help="those whose name contains it (all)")
+    parser.add_argument("--streams", nargs="+", type=int, help="at a time (1 4 16 32)")
+    parser.add_argument("--temperatures", nargs="+", type=float, help="at which tokens are drawn (0 0.8)")
+    parser.add_argument("--pairs", type=int, help="interleaved pairs of runs (8)")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (qwen3-0.6b)")
+    parser.add_argument("--draft", choices=sorted(SHAPES), help="of the one that drafts (qwen3-0.06b)")
+    parser.add_argument("--threads", type=int, help="that compute (all cores)")
+    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
+    args: argparse.Namespace = parser.parse_args(argv)
+    run(planned(args, Plan(), QUICK), args.cache or cache_folder(), args.file)
+
+
+if __name__ == "__main__":
+    main()
