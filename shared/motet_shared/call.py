@@ -32,6 +32,7 @@ from .errors import (
     as_motet_error,
 )
 from .messages import (
+    FOREVER,
     PROTOCOL,
     Accepted,
     Beat,
@@ -58,6 +59,7 @@ from .uplink import Intake
 log = logging.getLogger(__name__)
 
 BEAT_AFTER = 0.2  # seconds without a frame
+UNREAD_AFTER = 1.0  # seconds without credit after which a caller is taken not to read
 
 Handler = Callable[["Call", Any], Awaitable[None]]
 
@@ -72,13 +74,14 @@ class Call:
         self.epoch = Epoch(request.session, request.epoch)
         self.request = request.body
         self.id = f"{request.caller}/{request.stream}"
-        self.expires = None if request.deadline_ms is None else now + request.deadline_ms / 1000
+        self.expires = None if request.deadline_ms is None else now + min(request.deadline_ms, FOREVER) / 1000
         self.credit_total = request.credit
         self.sent = 0
         self.on_credit: Callable[[int], None] | None = None
         self.task: asyncio.Task[None] | None = None
         self.quiet = 0.0  # seconds since the last frame, in ticks of the monitor
         self.expired = False
+        self.starved = 0.0  # seconds without credit, in ticks of the monitor
         self._subject = subjects.frames_to(request.caller)
         # Past `_put`: a grant tells nothing of items, so it must not stand in for a beat.
         self.intake = Intake(self.stream, functools.partial(calls.outbox.put, self._subject))
@@ -309,6 +312,11 @@ class Calls:
             if owner == caller:
                 self.cancel(call)
 
+    @property
+    def unread(self) -> int:
+        """Calls that have sent all they may, and whose callers have taken nothing for a while."""
+        return sum(call.starved >= UNREAD_AFTER for call in self.active.values())
+
     def callers(self) -> set[str]:
         return {caller for caller, _ in self.active}
 
@@ -317,6 +325,7 @@ class Calls:
         now = self.clock.now()
         for call in list(self.active.values()):
             call.quiet += elapsed
+            call.starved = call.starved + elapsed if call.credit_left <= 0 else 0.0
             if call.expires is not None and now >= call.expires and not call.expired:
                 call.expired = True
                 self.cancel(call)

@@ -50,6 +50,8 @@ class Usage(Struct, omit_defaults=True, gc=False):
     cached_tokens: int = 0  # of prompt_tokens, served from a prefix cache
     image_tokens: int = 0  # of prompt_tokens, that stand for images
     reasoning_tokens: int = 0
+    accepted_tokens: int = 0  # of completion_tokens, that were guessed ahead
+    rejected_tokens: int = 0  # that were guessed, and are not among them
 
 
 class Sampling(Struct, omit_defaults=True, kw_only=True):
@@ -667,6 +669,9 @@ class Frames(Struct, array_like=True, tag="f"):
 
 
 # ----------------------------------------------------------------------------------------------------- opens, control
+FOREVER = 2**40  # milliseconds: 34 years
+
+
 class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
     """Start a stream. Carries its first credit, so that work starts at once. May arrive twice: `(caller, stream)`."""
 
@@ -695,7 +700,7 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         | Targets
         | Echo
     )
-    deadline_ms: int | None = None
+    deadline_ms: int | None = None  # to be complete in; more than FOREVER is no more than that
     session: str = ""  # the realtime session that it is for, if it is part of a reply
     epoch: int = 0  # of that session: what is older than the newest is out of date, see `epochs`
 
@@ -759,6 +764,9 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     live: bool = False  # it hears while somebody speaks: `Listen`
     block_size: int = 0  # tokens of a block of its prefix cache; 0: it has none
     kv: str = ""  # engines of one model with the same can take each other's keys and values; empty: with nobody's
+    parent: str = ""  # of an adapter, the model that it changes
+    resident: bool = True  # an adapter that is not has to be loaded first
+    root: int = 0  # what the chains of its blocks begin with (`prefixes`)
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):

@@ -25,6 +25,7 @@ from .clock import Clock
 from .epochs import NO_EPOCH, Epoch
 from .errors import (
     DeadlineExceeded,
+    InternalError,
     MotetError,
     StreamBroken,
     StreamGap,
@@ -34,6 +35,7 @@ from .errors import (
 )
 from .messages import (
     ANSWERS,
+    FOREVER,
     PROTOCOL,
     Accepted,
     Beat,
@@ -307,13 +309,15 @@ class Caller:
         stream.next_resend = now + RESEND_AFTER * 2**stream.attempts
         stream.attempts += 1
         if stream.expires is not None:
-            stream.request.deadline_ms = max(1, int((stream.expires - now) * 1000))
+            stream.request.deadline_ms = max(1, int(min((stream.expires - now) * 1000, FOREVER)))
         reply = subjects.open_reply(self.instance, stream.number)
         try:
             data = encode(stream.request)
             await self._control.publish(stream.subject, data, reply=reply, headers=telemetry.inject())
         except MotetError as error:
             stream.fail(error)
+        except (OverflowError, TypeError) as error:
+            stream.fail(InternalError(f"{type(stream.request.body).__name__} cannot be sent: {error}"))
 
     def control(self, instance: str, part: Credit | Cancel) -> None:
         self._controls.put(subjects.control_at(instance), part)

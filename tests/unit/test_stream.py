@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from motet_shared import errors, subjects
 from motet_shared.messages import (
+    FOREVER,
     PROTOCOL,
     Accepted,
     Cancel,
@@ -365,6 +366,22 @@ async def test_too_large_an_item_fails_only_its_own_stream(world: World) -> None
     with pytest.raises(errors.PayloadTooLarge, match=r"30\d\d bytes .* 2000 bytes"):
         await reading[0]
     assert await reading[1] == [0, 1]
+
+
+async def test_a_deadline_beyond_all_time_is_no_deadline(world: World) -> None:
+    """Its milliseconds are a number of 64 bits, whose next neighbour as a float is not."""
+    gateway, _ = await world.gateway(), await world.parrot()
+    stream = gateway.open("tokenizer", Echo(count=3), deadline=(2**64 - 1) / 1000)
+    assert await ids(stream) == [0, 1, 2]
+    assert stream.request.deadline_ms == FOREVER
+
+
+async def test_what_cannot_be_written_fails_only_its_own_stream(world: World) -> None:
+    gateway, _ = await world.gateway(), await world.parrot()
+    with pytest.raises(errors.InternalError, match="Echo cannot be sent"):
+        await ids(gateway.open("tokenizer", Echo(count=2**64)))
+    assert await ids(gateway.open("tokenizer", Echo(count=2))) == [0, 1]
+    gateway.check_integrity()
 
 
 async def test_too_large_an_open_names_both_sizes(world: World) -> None:
