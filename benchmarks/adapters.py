@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -133,7 +134,12 @@ def run(plan: Plan, streams: int, rank: int, pairs: int, cache: Path, output: Pa
     bench = Bench(plan, cache)
     folders = random_adapters(plan.shape, rank, streams, cache)
     blocks = streams * (-(-(plan.prompt + plan.output) // 16) + 1)
-    sizes = {"max_running": streams, "num_blocks": blocks, "token_budget": max(512, streams), "prefix_cache": False}
+    sizes: dict[str, Any] = {
+        "max_running": streams,
+        "num_blocks": blocks,
+        "token_budget": max(512, streams),
+        "prefix_cache": False,
+    }
     plain = bench.engine(**sizes)
     given = tuple(f"{number}={folder}" for number, folder in enumerate(folders))
     engine = bench.engine(**sizes, adapters=given, max_adapters=streams, max_rank=max(rank, 1))

@@ -33,6 +33,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "max_position_embeddings": 40960,
     },
+    # A tenth of it, which drafts for it
+    "qwen3-0.06b": {
+        "vocab_size": 151936,
+        "hidden_size": 320,
+        "intermediate_size": 960,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "max_position_embeddings": 40960,
+    },
     # Qwen3-8B's, for GPUs
     "qwen3-8b": {
         "vocab_size": 151936,
@@ -55,6 +66,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "head_dim": 64,
         "max_position_embeddings": 8192,
+    },
+    "tiny draft": {
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
     },
     "tiny": {
         "vocab_size": 512,

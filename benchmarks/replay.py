@@ -21,6 +21,7 @@ class Job:
 
     limit: what it asks for as max_tokens, which is all that a server knows; 0: `output`.
     sentence: of the grammar that its reply is held to, for one replay. adapter: in the engine's bank.
+    temperature: at which it is drawn.
     """
 
     arrival: float
@@ -29,14 +30,16 @@ class Job:
     limit: int = 0
     sentence: Sentence | None = None
     adapter: Adapter | None = None
+    temperature: float = 0.0
 
 
 @dataclass(slots=True)
 class Served:
-    """When the tokens of a job came, in seconds after the start. `error`: why there are no more."""
+    """The tokens of a job, and when they came, in seconds after the start. `error`: why there are no more."""
 
     job: Job
     times: list[float] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
     error: str = ""
 
     @property
@@ -109,7 +112,8 @@ class Replay:
 
     def _add(self, index: int, served: Served) -> None:
         job = served.job
-        sampling = Sampling(max_tokens=job.limit or job.output, temperature=0.0, ignore_eos=True)
+        limit = job.limit or job.output
+        sampling = Sampling(max_tokens=limit, temperature=job.temperature, seed=index, ignore_eos=True)
         try:
             self._engine.add(str(index), job.prompt, sampling, sentence=job.sentence, adapter=job.adapter)
         except MotetError as error:
@@ -123,6 +127,7 @@ class Replay:
                 served.error = item.error.message
             if not served.complete:
                 served.times += [now] * len(item.ids)
+                served.ids += item.ids
             if served.complete and item.finish is None and item.error is None:
                 self._left.append(str(item.key))
 

@@ -42,11 +42,16 @@ class Nursery:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await asyncio.gather(*(end(pid) for pid in self._pids))
+            await self.end_all()
         finally:
             process = self._own()
             process.kill()
             await process.wait()
+
+    async def end_all(self) -> None:
+        """End what was started so far."""
+        pids, self._pids = self._pids, []
+        await asyncio.gather(*(end(pid) for pid in pids))
 
     def _own(self) -> asyncio.subprocess.Process:
         if self._process is None:

@@ -28,6 +28,8 @@ NOUNS: dict[str, Callable[[Sizes, torch.device], Iterator[Case]]] = {
     "full_attention": attention.full,
     "quantization": matrices.roundings,
     "linear": matrices.products,
+    "grouped_linear": matrices.grouped,
+    "lora": matrices.adapters,
     "sampling": sampling.draws,
     "candidates": sampling.filtered_draws,
     "logprobs": sampling.logprobs,

@@ -1,4 +1,5 @@
-"""Products with weights of 8 and of 4 bits, beside those of bfloat16, whose time the shorter weights are to beat."""
+"""Products with weights of 8 and of 4 bits, beside those of bfloat16, whose time the shorter weights are to beat; and
+what adapters add to one."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from motet_kernels.grouped_linear import GroupedLinear, GroupWeights
 from motet_kernels.linear import Linear
+from motet_kernels.lora import LoraFactors, Segments
 
 from .case import Case, Run, Sizes, nbytes_of, random
 
@@ -30,3 +33,34 @@ def products(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             peers: dict[str, Run] = {"cuBLAS, bfloat16": partial(F.linear, x_MK, weight_NK)}
             moved = linear.nbytes + nbytes_of(x_MK) + 2 * rows * sizes.features
             yield Case(f"{form}, {rows} rows", partial(linear, x_MK), peers, moved, 2 * rows * weight_NK.numel())
+
+
+def grouped(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    """int4 in groups of 128 with zero points, as GPTQ and AWQ have it, and int8 in groups of 32."""
+    weight_NK = random(device, sizes.features, sizes.channels)
+    for name, kind, group in (("int4:128", torch.uint8, 128), ("int8:32", torch.int8, 32)):
+        codes_NK = torch.randint(0, 16, weight_NK.shape).to(kind)
+        scale_NG = torch.rand(sizes.features, -(-sizes.channels // group))
+        shift_NG = torch.rand_like(scale_NG) if kind == torch.uint8 else None
+        linear = GroupedLinear(GroupWeights(codes_NK, scale_NG, shift_NG, group), None, device)
+        for rows in sizes.multiplied:
+            x_MK = random(device, rows, sizes.channels)
+            peers: dict[str, Run] = {"cuBLAS, bfloat16": partial(F.linear, x_MK, weight_NK)}
+            moved = linear.nbytes + nbytes_of(x_MK) + 2 * rows * sizes.features
+            yield Case(f"{name}, {rows} rows", partial(linear, x_MK), peers, moved, 2 * rows * weight_NK.numel())
+
+
+def adapters(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    """Each row with an adapter of its own, and a prompt with one; beside the product that they add to."""
+    channels, rank = sizes.channels, 16
+    weight_NK = random(device, channels, channels)
+    for name, rows, slots in (("own", max(sizes.batch), max(sizes.batch)), ("prompt", max(sizes.multiplied), 1)):
+        factors = LoraFactors(slots, rank, channels, channels, torch.bfloat16, device)
+        for slot in range(slots):
+            factors.put(slot, random(device, rank, channels), random(device, channels, rank), 1.0)
+        x_MK, out_MN = random(device, rows, channels), random(device, rows, channels)
+        segments = Segments.of([row % slots for row in range(rows)], device)
+        peers: dict[str, Run] = {"cuBLAS, the product": partial(F.linear, x_MK, weight_NK)}
+        moved = factors.nbytes + nbytes_of(x_MK) + 2 * nbytes_of(out_MN)
+        run = partial(factors.add, x_MK, out_MN, segments)
+        yield Case(f"{name}, {rows} rows", run, peers, moved, 4 * rows * rank * channels)

@@ -15,7 +15,8 @@ def run(args: Namespace) -> int:
         with Server(args.url, read_key(args.api_key_file)) as server:
             print(f"served at {server.url}:")
             others = [f"{name}  ({kind})" for kind in ("speech", "transcription") for name in server.models(kind)]
-            _print_column(server.models() + others or ["(none yet)"])
+            chat = [f"{name}  (adapter of {base})" if base else name for name, base in server.parents().items()]
+            _print_column(chat + others or ["(none yet)"])
     except MotetError as error:
         _print_column([f"({error.message})"])
     print("local folders:")

@@ -51,7 +51,9 @@ def parser() -> argparse.ArgumentParser:
     _add_role(commands)
     _add_top(commands)
     _add_trace(commands)
+    _add_doctor(commands)
     _add_plan(commands)
+    _add_eval(commands)
     return top
 
 
@@ -75,9 +77,21 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         help="checkpoint folder to serve under its name, or the name of a local model; may be repeated"
         " (default: pocket-chat)",
     )
+    up.add_argument(
+        "--adapter",
+        metavar="NAME=FOLDER",
+        action="append",
+        default=[],
+        help="LoRA adapter of the language model, served under NAME; may be repeated",
+    )
     up.add_argument("--decode", metavar="N", type=int, default=1, help="decode processes per model (default: 1)")
     up.add_argument(
         "--prefill", metavar="N", type=int, default=0, help="processes per model that prefill for decode (default: 0)"
+    )
+    up.add_argument(
+        "--speculate",
+        metavar="HOW",
+        help="who guesses tokens ahead for decode: ngram, or the folder of a draft model (default: nobody)",
     )
     up.add_argument("--tokenizer", metavar="N", type=int, default=1, help="tokenizer processes (default: 1)")
     up.add_argument(
@@ -281,6 +295,18 @@ def _add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     trace.add_argument("request", metavar="REQUEST", nargs="?", default="", help="its x-request-id")
 
 
+def _add_doctor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = _command(
+        commands,
+        "doctor",
+        "doctor",
+        "Name what is short and what to turn. Exit code: 0 healthy, 1 something is short, 2 it could not be asked.",
+    )
+    _add_server(doctor)
+    doctor.add_argument("--window", metavar="SECONDS", type=float, default=10.0, help="look back so far (default: 10)")
+    doctor.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
 def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     plan = _command(commands, "plan", "plan", "Tell what a model needs and what a machine could do with it.")
     plan.add_argument(
@@ -309,3 +335,20 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     plan.add_argument("--gflops", type=float, help="float32, of --cpu (default: from clock and vector width)")
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
     add_traffic(plan.add_argument_group("traffic", "how many of what it needs, and what a million tokens cost"))
+
+
+def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    found = _command(commands, "eval", "eval", "Tell what settings of the engine cost a model in quality.")
+    found.add_argument("model", metavar="MODEL", help="checkpoint folder, or a local model's name")
+    found.add_argument(
+        "--setting",
+        metavar="NAME=VALUE,…",
+        action="append",
+        help="of the engine, such as weights=int8,kv_dtype=int8, or model=FOLDER; repeatable (default: each format)",
+    )
+    found.add_argument("--text", metavar="FILE", action="append", default=[], help="for perplexity; repeatable")
+    found.add_argument("--tasks", metavar="FILE", help="JSON lines of question and answer (pocket-chat has its own)")
+    found.add_argument("--limit", metavar="N", type=int, default=0, help="only N tasks of each category")
+    found.add_argument("--window", metavar="N", type=int, default=1024, help="tokens of a text read together (1024)")
+    found.add_argument("--timeout", metavar="S", type=float, default=3600, help="most seconds per setting (3600)")
+    found.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -22,6 +22,7 @@ BUILT_IN_SPEECH = "pocket-tts"
 BUILT_IN_SPEAKERS = "pocket-speakers"
 BUILT_IN_DRAWING = "pocket-draw"
 BUILT_IN_EMBEDDING = "pocket-embed"
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -51,8 +52,8 @@ def missing_parts(folder: Path) -> list[str]:
         missing.append('config.json with a "model_type"')
     if not (folder / "tokenizer.json").is_file():
         missing.append("tokenizer.json")
-    if not any((folder / name).is_file() for name in _WEIGHTS):
-        missing.append(f"{_WEIGHTS[0]} (or {_WEIGHTS[1]} with its parts)")
+    if not any((folder / name).is_file() for name in _WEIGHTS) and not any(folder.glob("*.gguf")):
+        missing.append(f"{_WEIGHTS[0]} (or {_WEIGHTS[1]} with its parts, or a GGUF file)")
     return missing
 
 
@@ -109,6 +110,22 @@ def resolve_all(given: Sequence[str]) -> list[ModelFolder]:
         if len(same) > 1:
             raise ConfigError(f"--llm: {' and '.join(same)} would both be served as {model.name!r}; rename one folder")
     return models
+
+
+def resolve_adapters(given: Sequence[str], num_models: int) -> list[str]:
+    """NAME=FOLDER for each `--adapter`, with the folder's whole path. ConfigError says what is wrong."""
+    if given and num_models > 1:
+        raise ConfigError("--adapter: several models are served, and an adapter is of one; give one --llm")
+    found = []
+    for one in given:
+        name, _, folder = one.partition("=")
+        if not name or not folder:
+            raise ConfigError(f"--adapter: {one!r} has no name or no folder; give NAME=FOLDER")
+        path = Path(folder).expanduser()
+        if missing := [part for part in _ADAPTER if not (path / part).is_file()]:
+            raise ConfigError(f"--adapter: {one!r} lacks {' and '.join(missing)}; give a folder that PEFT has saved")
+        found.append(f"{name}={path.resolve()}")
+    return found
 
 
 def resolve_optional(given: str | None, flag: str, built_in: str) -> ModelFolder | None:

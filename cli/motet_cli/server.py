@@ -41,10 +41,15 @@ class Server:
 
     def models(self, kind: str = "chat") -> list[str]:
         """Names of the models of a kind that are served now."""
+        return list(self.parents(kind))
+
+    def parents(self, kind: str = "chat") -> dict[str, str]:
+        """The models of a kind by name, each with the one that it is an adapter of, or ""."""
         try:
             reply = self._http.get("/v1/models")
             _check(reply)
-            return [str(model["id"]) for model in reply.json()["data"] if model.get("kind", "chat") == kind]
+            found = [model for model in reply.json()["data"] if model.get("kind", "chat") == kind]
+            return {str(model["id"]): str(model.get("parent") or "") for model in found}
         except httpx.HTTPError as error:
             raise self._unreachable(error) from None
         except (ValueError, KeyError, TypeError, AttributeError):

@@ -15,6 +15,8 @@ from motet_cli.models import ModelFolder
 
 # Stop order: the door closes first and its requests end, then those who serve them, and NATS last of all.
 _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
+# What a first chat token needs. Where there are fewer cores than processes, the others let it go first.
+CHAT_PATH = frozenset({"gateway", "tokenizer", "decode", "prefill"})
 _QUIET = {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}  # progress bars of libraries are no log
 _DRAIN = 10.0  # seconds that replies in flight have to end
 _LONGEST_DRAIN = 3600  # of a gateway that has been replaced: whoever stops it says when that is enough
@@ -58,6 +60,8 @@ class Stack:
     port: int = 8000
     decode: int = 1  # instances per model
     prefill: int = 0  # instances per model, that compute prompts for decode
+    speculate: str | None = None  # who guesses tokens ahead for decode; None: whom the environment says, if anybody
+    adapters: tuple[str, ...] = ()  # of the model, NAME=FOLDER each
     tokenizer: int = 1
     vad: int = 1
     asr: ModelFolder | None = None  # what listens; None: nothing does
@@ -110,6 +114,9 @@ class Stack:
         threads = max(1, compute_cores() // ((self.decode + self.prefill) * len(self.models)))
         for model in self.models:
             argv = ["--role", role, "--model", str(model.path), "--name", model.name]
+            if role == "decode" and self.speculate is not None:
+                argv += ["--speculate", self.speculate]
+            argv += [part for adapter in self.adapters for part in ("--adapters", adapter)]
             for _ in range(count):
                 yield self._spec(next(names), role, "motet_llm", argv, threads=threads, model=model.name)
 
@@ -184,6 +191,11 @@ class Stack:
 
     def _secrets(self) -> dict[str, str]:
         return {} if self.nats_password is None else {"MOTET_NATS_PASSWORD": self.nats_password}
+
+
+def goes_first(spec: ChildSpec, services: int, cores: int = 0) -> bool:
+    """Whether one of so many services starts at once, on so many cores (0: those that this process may use)."""
+    return spec.role in CHAT_PATH or services <= (cores or len(os.sched_getaffinity(0)))
 
 
 def compute_cores(cores: int = 0) -> int:

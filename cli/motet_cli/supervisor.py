@@ -67,11 +67,11 @@ class Supervisor:
         for spec in specs:
             self.add(spec)
 
-    def add(self, spec: ChildSpec, before: Slot | None = None) -> Slot:
-        """One more process, listed before another or as the last."""
+    def add(self, spec: ChildSpec, before: Slot | None = None, gate: asyncio.Event | None = None) -> Slot:
+        """One more process, listed before another or as the last; it starts at once, or when `gate` is set."""
         slot = Slot(spec, self._policy)
         self.slots.insert(len(self.slots) if before is None else self.slots.index(before), slot)
-        self._tasks[slot] = asyncio.create_task(self._keep_running(slot), name=f"keep {spec.name}")
+        self._tasks[slot] = asyncio.create_task(self._keep_running(slot, gate), name=f"keep {spec.name}")
         return slot
 
     async def remove(self, slot: Slot, drain: float | None = None) -> bool:
@@ -118,7 +118,9 @@ class Supervisor:
         self._on_change()
         return clean
 
-    async def _keep_running(self, slot: Slot) -> None:
+    async def _keep_running(self, slot: Slot, gate: asyncio.Event | None) -> None:
+        if gate is not None:
+            await gate.wait()
         while not self._stopping:
             delay = await self._run_once(slot)
             if self._stopping or slot.state == "leaving":

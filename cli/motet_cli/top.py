@@ -21,15 +21,6 @@ from motet_shared.errors import ConfigError, MotetError
 
 Document = dict[str, Any]
 
-# What an instance of a role has done since it began: the name in its load, and what one of it in a second is called.
-_WORK = {
-    "decode": ("tokens", "tokens/s"),
-    "prefill": ("tokens", "tokens/s"),
-    "asr": ("seconds", "× real time"),
-    "tts": ("seconds", "× real time"),
-    "diffusion": ("pictures", "pictures/s"),
-    "embedding": ("tokens", "tokens/s"),
-}
 _STATES = {"ready": "green", "draining": "yellow", "warming": "cyan", "starting": "cyan"}
 
 
@@ -44,14 +35,12 @@ class View:
     def rates(self) -> dict[str, float]:
         """What each instance that was there both times has done per second, by its name."""
         passed = self.now["time"] - self.before["time"]
-        earlier = {one["instance"]: one["load"] for one in self.before["instances"]}
-        found = {}
-        for one in self.now["instances"]:
-            work = _WORK.get(one["role"])
-            if work is not None and passed > 0 and work[0] in one["load"] and one["instance"] in earlier:
-                done = one["load"][work[0]] - earlier[one["instance"]].get(work[0], 0.0)
-                found[one["instance"]] = max(done, 0.0) / passed
-        return found
+        earlier = {one["instance"]: one["work"]["done"] for one in self.before["instances"] if one["work"]}
+        return {
+            one["instance"]: max(one["work"]["done"] - earlier[one["instance"]], 0.0) / passed
+            for one in self.now["instances"]
+            if passed > 0 and one["work"] and one["instance"] in earlier
+        }
 
     def per_million(self) -> float | None:
         """What a million tokens of replies cost at the rate of the window."""
@@ -147,7 +136,7 @@ def instances(view: View) -> Table:
         table.add_column(name, justify="right")
     for one in view.now["instances"]:
         load, rate = one["load"], rates.get(one["instance"])
-        work = "" if rate is None else f"{rate:.1f} {_WORK[one['role']][1]}"
+        work = "" if rate is None else f"{rate:.1f} {one['work']['unit']}"
         table.add_row(
             one["role"],
             one["instance"].removeprefix(one["role"] + "-"),

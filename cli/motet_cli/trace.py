@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -14,20 +14,6 @@ from motet_shared.errors import BadRequest
 
 _MOST = 200  # replies that are looked through
 _WIDTH = 48
-# Services as a request meets them, each inside the one before, and their stages in the order in which they run.
-_STAGES = {
-    "gateway": (),
-    "tokenizer": ("encode", "see", "wait"),
-    "decode": ("queue", "transfer", "prefill", "decode"),
-}
-
-
-class Span(NamedTuple):
-    """A stage; `start` and `seconds` from the moment at which the request came in."""
-
-    name: str
-    start: float
-    seconds: float
 
 
 def run(args: Namespace) -> int:
@@ -56,10 +42,11 @@ def waterfall(reply: dict[str, Any]) -> Table:
     table.add_column("stage")
     table.add_column("ms", justify="right")
     table.add_column(f"of {total * 1000:.1f} ms")
-    for span in spans(reply["timing"]):
-        before = min(round(span.start / total * _WIDTH), _WIDTH - 1)
-        length = max(min(round(span.seconds / total * _WIDTH), _WIDTH - before), 1)
-        table.add_row(span.name, f"{span.seconds * 1000:.1f}", " " * before + "█" * length)
+    for span in reply["spans"]:
+        before = _place(span["start"], total)
+        length = max(min(round(span["seconds"] / total * _WIDTH), _WIDTH - before), 1)
+        name = f"  {span['name']}" if "." in span["name"] else span["name"]
+        table.add_row(name, f"{span['seconds'] * 1000:.1f}", " " * before + "█" * length)
     if reply["first"] is not None:
         table.add_row("first token", f"{reply['first'] * 1000:.1f}", " " * _place(reply["first"], total) + "▏")
     return table
@@ -67,21 +54,3 @@ def waterfall(reply: dict[str, Any]) -> Table:
 
 def _place(seconds: float, total: float) -> int:
     return min(round(seconds / total * _WIDTH), _WIDTH - 1)
-
-
-def spans(timing: dict[str, float]) -> list[Span]:
-    """The stages, each service inside the one before it.
-
-    Services tell how long a stage took, not when it began: stages are laid one after another, and a service begins
-    where those of the one before it have ended. What is left at the end is wire and waiting for the client.
-    """
-    found: list[Span] = []
-    start = 0.0
-    for role, stages in _STAGES.items():
-        if (total := timing.get(f"{role}.total")) is not None:
-            found.append(Span(role, start, total))
-        for stage in stages:
-            if seconds := timing.get(f"{role}.{stage}"):
-                found.append(Span(f"  {role}.{stage}", start, seconds))
-                start += seconds
-    return found

@@ -15,16 +15,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from motet_cli import address, models, nats, orders
+from motet_cli.child import ChildSpec
 from motet_cli.connection import Connection, published
 from motet_cli.logs import Log
 from motet_cli.readiness import Health, wait_for_port, wait_until_ready
-from motet_cli.stack import Door, Stack
+from motet_cli.stack import Door, Stack, goes_first
 from motet_cli.supervisor import Supervisor
 from motet_planner.config import DEFAULT_ROLES
 from motet_planner.groups import check_local, read_groups
 from motet_shared.errors import ConfigError
+from motet_shared.starts import now, process_began
 
 _NATS_START = 10.0
+_CHAT_FIRST = 30.0  # seconds after which what else there is waits no longer for the chat
 _STILL_LOADING = 10.0  # seconds between lines where there is no terminal to redraw
 
 
@@ -57,6 +60,8 @@ def plan(args: Namespace) -> Plan:
         port=address.free_port(args.host, args.port),
         decode=args.decode,
         prefill=args.prefill,
+        speculate=_speculation(args.speculate),
+        adapters=tuple(models.resolve_adapters(args.adapter, len(args.llm))),
         tokenizer=args.tokenizer,
         vad=args.vad,
         asr=models.resolve_optional(args.asr, "--asr", models.BUILT_IN_LISTENER),
@@ -74,6 +79,11 @@ def plan(args: Namespace) -> Plan:
         nats.find_server(), nats.find_config()
     state_file = Path(args.state_file) if args.state_file else None
     return Plan(stack, nats_port, state_file, Path(args.store).expanduser().resolve() if args.store else None)
+
+
+def _speculation(how: str | None) -> str | None:
+    """What decode is told; the folder of a draft model by its whole path."""
+    return how if how in (None, "off", "ngram") else str(Path(how).expanduser().resolve())
 
 
 def _planned_roles(args: Namespace) -> Path | None:
@@ -199,19 +209,31 @@ class Up:
         services = self._plan.stack.services()
         self._log.reserve([spec.name for spec in services])
         await self._start_nats()
-        self._supervisor.start(services)
+        later = self._start_services(services)
         stack = self._plan.stack
+        adapters = [f"{adapter.partition('=')[0]} (adapter)" for adapter in stack.adapters]
         speech = [f"{stack.tts.name} (speech)"] if stack.tts is not None else []
         images = [f"{stack.draw.name} (images)"] if stack.draw is not None else []
-        self._log.note("serving " + ", ".join([*(model.name for model in stack.models), *speech, *images]))
+        self._log.note("serving " + ", ".join([*(model.name for model in stack.models), *adapters, *speech, *images]))
         host, port = address.local_view(self._plan.stack.host), self._plan.stack.port
+        began: float | None = process_began()  # of the first wait, which is that for all of this run
         while True:
             self._unready.clear()
             took = await wait_until_ready(host, port, self._show_progress, tls=self._plan.stack.door.tls is not None)
             self._log.progress("")
+            later.set()
             if took > 0:
-                self._log.note(f"ready after {took:.1f} s: {self.url}")
+                self._log.note(f"ready after {took if began is None else now() - began:.1f} s: {self.url}")
+            began = None
             await self._unready.wait()
+
+    def _start_services(self, services: list[ChildSpec]) -> asyncio.Event:
+        """Set the result, and those start that let the chat go first; they do in any case after a while."""
+        later = asyncio.Event()
+        for spec in services:
+            self._supervisor.add(spec, gate=None if goes_first(spec, len(services)) else later)
+        asyncio.get_running_loop().call_later(_CHAT_FIRST, later.set)
+        return later
 
     async def _start_nats(self) -> None:
         port = self._plan.nats_port

@@ -19,6 +19,14 @@ def check_floats(name: str, tensor: Tensor, ndim: int) -> None:
     _check_layout(name, tensor, ndim)
 
 
+def check_pages(name: str, tensor: Tensor) -> None:
+    """`tensor` is a cache of keys or values: as `check_floats`, or of 8 bits."""
+    if tensor.dtype in (torch.int8, torch.float8_e4m3fn):
+        _check_layout(name, tensor, 4)
+    else:
+        check_floats(name, tensor, 4)
+
+
 def check_integers(name: str, tensor: Tensor, ndim: int, dtype: torch.dtype) -> None:
     """`tensor` has `ndim` dimensions of `dtype`, the last one dense."""
     if tensor.dtype != dtype:

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from . import gpu
-from .arguments import check_device, check_floats, is_cpu
+from .arguments import check_device, check_floats, check_pages, is_cpu
 from .errors import KernelError
+from .kv import CODED, SCALE, TYPES, decode, dim_of
 from .native import Kernel
 from .paged_batch import PagedBatch as PagedBatch
 
@@ -41,7 +42,8 @@ def paged_attention(
 ) -> Tensor:
     """Attention of every query to the keys of its row, `[N, H, V]` in the queries' type: up to its own, if `causal`.
 
-    Queries and cache are float32 or bfloat16, each; sums are float32. A `window` of w shows the token itself and the
+    Queries and cache are float32 or bfloat16, each, the cache also of 8 bits (`kv.py`); sums are float32.
+    A `window` of w shows the token itself and the
     w - 1 before it. `softcap` c makes a score c·tanh(score / c). `sinks_H` are logits, one per head, that take their
     share of the softmax and give no value. The value cache may be a view of the key cache.
 
@@ -50,9 +52,10 @@ def paged_attention(
     table with an entry that is needed and is no block.
     """
     _check(query_NHD, key_PKSD, value_PKSV, batch, causal, window, softcap, sinks_H)
-    attend = _ATTEND.native() if is_cpu(query_NHD) and not gpu.takes(query_NHD) else None
+    by_triton = gpu.takes(query_NHD) and key_PKSD.dtype not in CODED
+    attend = _ATTEND.native() if is_cpu(query_NHD) and not by_triton else None
     if attend is None:
-        return _where_not_native(query_NHD)(
+        return _where_not_native(by_triton)(
             query_NHD,
             key_PKSD,
             value_PKSV,
@@ -63,7 +66,8 @@ def paged_attention(
             softcap=softcap,
             sinks_H=sinks_H,
         )
-    (num_tokens, heads, dim), (blocks, kv_heads, slots, value_dim) = query_NHD.shape, value_PKSV.shape
+    (num_tokens, heads, dim), (blocks, kv_heads, slots, _) = query_NHD.shape, value_PKSV.shape
+    value_dim = _value_dim(key_PKSD, value_PKSV)
     out_NHV = query_NHD.new_empty(num_tokens, heads, value_dim)
     sinks = None if sinks_H is None else sinks_H.to(torch.float32).contiguous()
     tables, starts, lengths = batch.tables_BM, batch.starts, batch.lengths_B
@@ -73,7 +77,7 @@ def paged_attention(
             query_NHD.dtype == torch.bfloat16,
             *query_NHD.stride()[:2],
             key_PKSD.data_ptr(),
-            key_PKSD.dtype == torch.bfloat16,
+            TYPES[key_PKSD.dtype],
             *key_PKSD.stride()[:3],
             value_PKSV.data_ptr(),
             *value_PKSV.stride()[:3],
@@ -91,9 +95,9 @@ def paged_attention(
     return out_NHV
 
 
-def _where_not_native(query_NHD: Tensor) -> Callable[..., Tensor]:
-    """What computes with such queries: Triton's kernel or the twin."""
-    if not gpu.takes(query_NHD):
+def _where_not_native(by_triton: bool) -> Callable[..., Tensor]:
+    """Triton's kernel or the twin."""
+    if not by_triton:
         return attention_torch
     from .gpu import paged_attention as kernels
 
@@ -113,7 +117,7 @@ def attention_torch(
     sinks_H: Tensor | None = None,
 ) -> Tensor:
     """The twin: row by row, but rows of one query and as many blocks together."""
-    out_NHV = query_NHD.new_empty(*query_NHD.shape[:2], value_PKSV.shape[-1])
+    out_NHV = query_NHD.new_empty(*query_NHD.shape[:2], _value_dim(key_PKSD, value_PKSV))
     starts, num_blocks = batch.starts.tolist(), key_PKSD.shape[0]
     alike: dict[tuple[int, ...], list[_Row]] = {}
     for index, length in enumerate(batch.lengths_B.tolist()):
@@ -163,7 +167,7 @@ def _attend_rows(
 ) -> Tensor:
     """Rows of equally many queries and blocks, `[B, Q, H, V]`. What no query sees is zeroed, lest it be NaN."""
     tables_BM = torch.stack([row.table for row in rows])
-    key_BKTD, value_BKTV = (c[tables_BM].transpose(1, 2).flatten(2, 3).float() for c in (key_PKSD, value_PKSV))
+    key_BKTD, value_BKTV = (part.transpose(1, 2).flatten(2, 3) for part in _widened(key_PKSD, value_PKSV, tables_BM))
     (_, queries, heads, _), (_, kv_heads, keys, _) = query_BQHD.shape, key_BKTD.shape
     device = query_BQHD.device
     last_B = torch.tensor([row.length - row.first_key - queries for row in rows], device=device)
@@ -183,6 +187,27 @@ def _attend_rows(
     return (weights @ value_BKTV[:, :, None]).flatten(1, 2).transpose(1, 2)
 
 
+def _widened(key_PKSD: Tensor, value_PKSV: Tensor, tables_BM: Tensor) -> tuple[Tensor, Tensor]:
+    """Blocks of keys and values, float32 `[B, M, K, S, D]` and `[B, M, K, S, V]`."""
+    if key_PKSD.dtype not in CODED:
+        return key_PKSD[tables_BM].float(), value_PKSV[tables_BM].float()
+    bytes_of_keys = key_PKSD.view(torch.uint8)[tables_BM]
+    key = decode(bytes_of_keys.view(key_PKSD.dtype))
+    if _is_part(key_PKSD, value_PKSV):
+        return key, key[..., : value_PKSV.shape[3]]
+    return key, decode(value_PKSV.view(torch.uint8)[tables_BM].view(value_PKSV.dtype))
+
+
+def _is_part(key_PKSD: Tensor, value_PKSV: Tensor) -> bool:
+    """Whether values are the first numbers of their keys, whose scale is theirs."""
+    return key_PKSD.data_ptr() == value_PKSV.data_ptr() and key_PKSD.stride() == value_PKSV.stride()
+
+
+def _value_dim(key_PKSD: Tensor, value_PKSV: Tensor) -> int:
+    is_whole = key_PKSD.dtype in CODED and not _is_part(key_PKSD, value_PKSV)
+    return value_PKSV.shape[3] - (SCALE if is_whole else 0)
+
+
 def _check(
     query_NHD: Tensor,
     key_PKSD: Tensor,
@@ -194,13 +219,13 @@ def _check(
     sinks_H: Tensor | None,
 ) -> None:
     check_floats("query_NHD", query_NHD, 3)
-    check_floats("key_PKSD", key_PKSD, 4)
-    check_floats("value_PKSV", value_PKSV, 4)
+    check_pages("key_PKSD", key_PKSD)
+    check_pages("value_PKSV", value_PKSV)
     (num_tokens, heads, dim), shape = query_NHD.shape, key_PKSD.shape
     if num_tokens != batch.num_tokens:
         raise KernelError(f"query_NHD: {num_tokens} tokens must be the batch's {batch.num_tokens}")
-    if dim != shape[3]:
-        raise KernelError(f"query_NHD: dim {dim} must be the keys' {shape[3]}")
+    if dim != dim_of(key_PKSD):
+        raise KernelError(f"query_NHD: dim {dim} must be the keys' {dim_of(key_PKSD)}")
     if shape[1] < 1 or heads % shape[1]:
         raise KernelError(f"query_NHD: {heads} heads must be a multiple of the cache's {shape[1]}")
     if value_PKSV.shape[:3] != shape[:3]:

@@ -1,7 +1,8 @@
 """The pages of a paged KV cache: storing the keys and values of a step.
 
 Keys and values of a layer are two tensors `[P, K, S, D]`, so that a head's part of a block is one run of memory.
-A slot is `block · S + offset`.
+A slot is `block · S + offset`. In a cache of 8 bits (int8, float8_e4m3fn) a head's row is D codes and behind them its
+own scale in float32: `[P, K, S, D + 4]`.
 
 Shapes: N packed tokens, P blocks, S slots per block, K key/value heads, D dim (values may have another).
 """
@@ -14,11 +15,16 @@ import torch
 from torch import Tensor
 
 from . import gpu
-from .arguments import check_device, check_floats, check_integers, is_cpu
+from .arguments import check_device, check_floats, check_integers, check_pages, is_cpu
 from .errors import KernelError
 from .native import Kernel
 
 _STORE = Kernel("motet_store_kv", "pipiiii")
+SCALE = 4  # bytes behind a row of 8 bits
+# What the largest number of a row becomes.
+_TOP = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+CODED = tuple(_TOP)
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}  # as the native kernels know them
 # `Store` of csrc/kv.cpp.
 _PACK = struct.Struct("10q").pack
 
@@ -41,7 +47,7 @@ def store_kv(
         pairs.append((value_NKD, value_PKSD))
     elif value_NKD is not value_PKSD:
         raise KernelError("value_NKD, value_PKSD: one is None; give both or neither")
-    if gpu.takes(key_PKSD):
+    if gpu.takes(key_PKSD) and key_PKSD.dtype not in CODED:
         from .gpu import kv as kernels
 
         kernels.store_kv(key_NKD, value_NKD, key_PKSD, value_PKSD, slots_N)
@@ -65,7 +71,39 @@ def store_torch(rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
         bad = next(i for i, slot in enumerate(slots_N.tolist()) if not 0 <= slot < len(cache_PKSD) * slots_per_block)
         raise _bad_slot(bad, cache_PKSD, slots_N)
     blocks_N = torch.div(slots_N, slots_per_block, rounding_mode="floor")
-    cache_PKSD[blocks_N, :, slots_N % slots_per_block] = rows_NKD.to(cache_PKSD.dtype)
+    if cache_PKSD.dtype in CODED:  # as bytes: torch puts no float8 into places
+        coded = encode(rows_NKD, cache_PKSD.dtype).view(torch.uint8)
+        cache_PKSD.view(torch.uint8)[blocks_N, :, slots_N % slots_per_block] = coded
+    else:
+        cache_PKSD[blocks_N, :, slots_N % slots_per_block] = rows_NKD.to(cache_PKSD.dtype)
+
+
+def row_size(dim: int, dtype: torch.dtype) -> int:
+    """Elements of a head's row in a cache of `dtype`."""
+    return dim + SCALE if dtype in CODED else dim
+
+
+def dim_of(cache_PKSD: Tensor) -> int:
+    """D of a cache of any type."""
+    return cache_PKSD.shape[3] - (SCALE if cache_PKSD.dtype in CODED else 0)
+
+
+def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows `[..., D]` in 8 bits with their scales, `[..., D + 4]`. One that is not finite becomes NaN throughout."""
+    rows = rows.float()
+    finite = rows.isfinite().all(-1, keepdim=True)
+    scale = torch.where(finite, rows.abs().amax(-1, keepdim=True) / _TOP[dtype], 0.0)
+    inverse = torch.where(scale >= 1.2e-38, 1 / scale, 0.0)
+    steps = torch.where(finite, rows, 0.0) * inverse
+    codes = steps.round() if dtype == torch.int8 else steps.clamp(-448, 448)
+    scale = torch.where(finite, scale, torch.nan).contiguous()
+    return torch.cat((codes.to(dtype).view(torch.uint8), scale.view(torch.uint8)), -1).view(dtype)
+
+
+def decode(coded: Tensor) -> Tensor:
+    """float32 rows `[..., D]` of what `encode` gave."""
+    codes, scale = coded[..., :-SCALE], coded[..., -SCALE:].clone(memory_format=torch.contiguous_format)
+    return codes.float() * scale.view(torch.float32)
 
 
 def check_slots(slots_N: Tensor, key_PKSD: Tensor) -> None:
@@ -81,9 +119,9 @@ def check_pair(key_PKSD: Tensor, value_PKSD: Tensor) -> None:
 
 def check_cache(name: str, shape: tuple[int, ...], cache_PKSD: Tensor, rows: Tensor, slots_N: Tensor) -> None:
     """Whether rows of this shape `[N, K, D]`, which are in the tensor `rows`, can go to their slots of the cache."""
-    check_floats(f"{name}_PKSD", cache_PKSD, 4)
+    check_pages(f"{name}_PKSD", cache_PKSD)
     tokens, heads, dim = shape
-    _, cache_heads, _, cache_dim = cache_PKSD.shape
+    cache_heads, cache_dim = cache_PKSD.shape[1], dim_of(cache_PKSD)
     if (heads, dim) != (cache_heads, cache_dim):
         raise KernelError(f"{name}_NKD: heads and dim {heads}, {dim} must be the cache's {cache_heads}, {cache_dim}")
     if len(slots_N) != tokens:
@@ -103,7 +141,7 @@ def _pack(rows_NKD: Tensor, cache_PKSD: Tensor) -> bytes:
         *rows_NKD.stride()[:2],
         rows_NKD.shape[2],
         cache_PKSD.data_ptr(),
-        cache_PKSD.dtype == torch.bfloat16,
+        TYPES[cache_PKSD.dtype],
         *cache_PKSD.stride()[:3],
     )
 

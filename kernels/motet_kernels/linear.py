@@ -77,11 +77,19 @@ class Linear(nn.Module):
     ) -> Linear:
         """Weights (float32, bfloat16 or float16) in a format of FORMATS, to compute on `device`, by default their own.
 
-        A GPU takes float16 too as a format. The tensors given are not kept. Raises `KernelError` on another format,
-        type or shape, and for int8 and int4 on a weight that is not finite.
+        "float8" is a format too, computed by `grouped_linear.py`: a scale per output, and the input not rounded. A GPU
+        takes float16 as well. The tensors given are not kept. Raises `KernelError` on another format, type or shape,
+        and for int8, int4 and float8 on a weight that is not finite.
         """
         device = weight_NK.device if device is None else torch.device(device)
         on_gpu = gpu.is_gpu(device)
+        if form == "float8":
+            from .grouped_linear import GroupedLinear, quantize_float8
+
+            _check_weight(weight_NK, bias_N, "float32", GPU_FORMATS)
+            packed_here = GroupedLinear(quantize_float8(weight_NK), bias_N, device)
+            packed_here.format = form
+            return packed_here
         _check_weight(weight_NK, bias_N, form, GPU_FORMATS if on_gpu else FORMATS)
         if on_gpu:
             from .row_linear import RowLinear

@@ -56,7 +56,7 @@ async def chat(
     moves = Moves(
         bus,
         "tokenizer",
-        request.model,
+        bus.directory.base_of(request.model),  # a tokenizer knows no adapters
         outcome,
         lambda: len(ids),
         patience=patience,

@@ -1,9 +1,12 @@
 """`python -m motet_diffusion --model FOLDER`: one diffusion worker."""
 
-from motet_shared.actor import run
+from motet_shared.starts import importing
 
-if __name__ == "__main__":
+with importing():
+    from motet_shared.actor import run
+
     from .config import DiffusionConfig
     from .service import Diffusion
 
+if __name__ == "__main__":
     run(Diffusion, DiffusionConfig)

@@ -1,7 +1,12 @@
-from motet_shared.actor import run
+"""`python -m motet_gateway`: run one gateway."""
 
-from .config import GatewayConfig
-from .gateway import Gateway
+from motet_shared.starts import importing
+
+with importing():
+    from motet_shared.actor import run
+
+    from .config import GatewayConfig
+    from .gateway import Gateway
 
 if __name__ == "__main__":
     run(Gateway, GatewayConfig)

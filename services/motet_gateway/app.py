@@ -20,6 +20,7 @@ from motet_shared.errors import BadRequest, MotetError
 from .asgi import ClientGone, Exchange, Receive, Scope, Send, header
 from .audio_api import transcriptions, translations
 from .chat_api import chat_completions, completions
+from .doctor_api import doctor_router
 from .embeddings_api import embeddings
 from .health import health_router
 from .images_api import edits, generations
@@ -177,6 +178,7 @@ def build_api(service: Service) -> FastAPI:
     api.include_router(health_router(service))
     api.include_router(jobs_router(service))
     api.include_router(stack_router(service))
+    api.include_router(doctor_router(service))
     api.mount("/", _Page(directory=_STATIC, html=True))
     return api
 

@@ -12,6 +12,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from .readers import Readers
+
 CHUNKS = "motet.http.chunks"
 
 
@@ -19,6 +21,10 @@ class State(ServerState):
     """What all connections of a server share."""
 
     leaving = False  # whether each reply is the last on its connection, and says so
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.readers = Readers()
 
 
 class ChunkProtocol(HttpToolsProtocol):
@@ -28,17 +34,20 @@ class ChunkProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         cycle = self.cycle
         if cycle is not None and cycle.scope is self.scope:  # else this is an upgrade
-            if isinstance(self.server_state, State) and self.server_state.leaving:
+            state = self.server_state
+            if isinstance(state, State) and state.leaving:
                 cycle.keep_alive = False
+            readers = state.readers if isinstance(state, State) else Readers()
             # The task that will read it has been made, but has not run yet.
-            self.scope["extensions"] = {CHUNKS: Chunks(cycle)}  # type: ignore[dict-item]
+            self.scope["extensions"] = {CHUNKS: Chunks(cycle, readers)}  # type: ignore[dict-item]
 
 
 class Chunks:
     """A body of unknown length. Both calls wait while the client does not read; once it has left, nothing happens."""
 
-    def __init__(self, cycle: RequestResponseCycle):
+    def __init__(self, cycle: RequestResponseCycle, readers: Readers):
         self._cycle = cycle
+        self._readers = readers
 
     async def start(self, head: MutableMapping[str, Any], data: bytes) -> None:
         """`head` (an `http.response.start` without content-length) and the first part of the body, in one write."""
@@ -63,7 +72,8 @@ class Chunks:
 
     async def _writable(self) -> None:
         if self._cycle.flow.write_paused and not self._cycle.disconnected:
-            await self._cycle.flow.drain()
+            with self._readers.waiting():
+                await self._cycle.flow.drain()
 
 
 class _Gathered:

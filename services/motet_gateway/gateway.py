@@ -90,7 +90,8 @@ class Gateway(Actor):
     def load(self) -> dict[str, float]:
         if self.service is None:
             return {}
-        return {"streams": float(self.service.limits.active), "sockets": float(self.service.sessions.connected)}
+        counts = {"streams": float(self.service.limits.active), "sockets": float(self.service.sessions.connected)}
+        return counts | (self._server.load() if self._server is not None else {})
 
     def stats(self) -> dict[str, Any]:
         refused = self.service.limits.refused if self.service is not None else 0
@@ -116,6 +117,10 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config):
         super().__init__(config)
         self.server_state = self._state = State()
+
+    def load(self) -> dict[str, float]:
+        """HTTP requests since the beginning, and replies whose clients do not read."""
+        return {"http": float(self._state.total_requests), "unwritten": float(self._state.readers.unwritten)}
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -40,10 +40,12 @@ def models_router(service: Service) -> APIRouter:
 
 
 def _models(service: Service) -> list[dict[str, Any]]:
-    """Those that chat, then those that speak, listen, embed and draw. `kind` tells them apart."""
+    """Those that chat, their adapters, then those that speak, listen, embed and draw. `kind` tells them apart."""
     directory = service.bus.directory
     chat = [
-        _shape(card) | {"kind": "chat", "context_length": card.context, "images": card.images, "tools": card.tools}
+        _shape(card)
+        | {"kind": "chat", "context_length": card.context, "images": card.images, "tools": card.tools}
+        | ({"parent": card.parent} if card.parent else {})
         for card in servable(directory).values()
     ]
     speech = [_shape(card) | {"kind": "speech", "voices": card.voices} for card in served(directory, "tts").values()]

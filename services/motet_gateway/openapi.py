@@ -18,6 +18,7 @@ from .audio_encoder import content_types
 from .embeddings_api import EmbeddingsBody
 from .images_schema import GenerationBody
 from .jobs_api import JobBody
+from .looks import LONGEST
 from .openapi_forms import Schema, edit_form, transcription_form
 from .schema import NO_EFFECT, ChatBody, CompletionBody
 from .speech_api import SpeechBody
@@ -157,6 +158,7 @@ def _images() -> list[Route]:
 
 def _watching() -> list[Route]:
     window = _query("window", 60.0, "Seconds back that count.")
+    back = _query("window", 10.0, "Seconds back that are looked at.", most=LONGEST)
     good = (_query("first", 1.0, "Most seconds to the first token."), _query("between", 0.1, "Most between tokens."))
     count = {"type": "integer", "minimum": 1, "maximum": MOST_REPLIES, "default": 20}
     last = ({"name": "count", "in": "query", "schema": count}, {"name": "request", "in": "query", "schema": _TEXT})
@@ -168,6 +170,7 @@ def _watching() -> list[Route]:
             method="get", path="/metrics", summary="For Prometheus", tag=looks, answer={_PLAIN: _TEXT}, errors=door[1:]
         ),
         _get("/metrics/stack", "Who is there", looks, watching.Stack, parameters=(window, *good), errors=door),
+        _get("/metrics/doctor", "What is short", looks, watching.Diagnosis, parameters=(back,), errors=door),
         _get("/metrics/replies", "The last replies", looks, watching.Replies, parameters=last, errors=door),
         _get("/openapi.json", "This document", looks, {"type": "object"}, public=True, errors=()),
     ]
@@ -186,8 +189,8 @@ def _post(path: str, summary: str, tag: str, body: Any, answer: dict[str, Any], 
     return Route(method="post", path=path, summary=summary, tag=tag, body=body, answer=answer, errors=_WORK, **options)
 
 
-def _query(name: str, default: float, description: str) -> Schema:
-    kind = {"type": "number", "exclusiveMinimum": 0, "maximum": 3600, "default": default}
+def _query(name: str, default: float, description: str, most: float = 3600) -> Schema:
+    kind = {"type": "number", "exclusiveMinimum": 0, "maximum": most, "default": default}
     return {"name": name, "in": "query", "description": description, "schema": kind}
 
 

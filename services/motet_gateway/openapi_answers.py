@@ -33,6 +33,8 @@ class CachedDetails(Struct):
 
 class ReasoningDetails(Struct):
     reasoning_tokens: Count
+    accepted_prediction_tokens: Count = 0
+    rejected_prediction_tokens: Count = 0
 
 
 class TokenUsage(Struct):
@@ -135,7 +137,10 @@ class Completion(Struct):
 
 # ------------------------------------------------------------------------------------------------------- models, voices
 class Model(Struct):
-    """`context_length`, `images` and `tools`: of those that chat; `voices`: of those that speak."""
+    """`context_length`, `images` and `tools`: of those that chat; `voices`: of those that speak.
+
+    `parent`: of an adapter, the model that it changes.
+    """
 
     id: str
     object: Literal["model"]
@@ -145,6 +150,7 @@ class Model(Struct):
     context_length: Count = 0
     images: bool = False
     tools: bool = False
+    parent: str = ""
     voices: list[str] = []
 
 

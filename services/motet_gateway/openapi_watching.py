@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from motet_shared.doctor import Finding
+
 from .openapi_answers import Count
 
 
@@ -52,6 +54,13 @@ class RecentReplies(Struct):
     good: Annotated[float, Meta(ge=0, le=1)] | None
 
 
+class Work(Struct):
+    """`done`: since the instance began; `unit`: of as much per second."""
+
+    done: float
+    unit: str
+
+
 class Instance(Struct):
     role: str
     instance: str
@@ -60,6 +69,7 @@ class Instance(Struct):
     pid: int
     models: list[str]
     load: dict[str, float]
+    work: Work | None
 
 
 class Stack(Struct):
@@ -68,8 +78,24 @@ class Stack(Struct):
     replies: RecentReplies
 
 
+class Span(Struct):
+    """A service or a stage of one, `<role>` or `<role>.<stage>`: seconds since the request came in, and its own."""
+
+    name: str
+    start: float
+    seconds: float
+
+
+class Diagnosis(Struct):
+    """`findings`: those that cost most first; none: healthy."""
+
+    time: float
+    window_seconds: float
+    findings: list[Finding]
+
+
 class ReplyReport(Struct):
-    """Sizes and seconds of one reply; `timing` by `<role>.<stage>`."""
+    """Sizes and seconds of one reply; `timing` by `<role>.<stage>`, `spans` as a waterfall of it."""
 
     ended: float
     request: str
@@ -83,6 +109,7 @@ class ReplyReport(Struct):
     moves: Count
     timing: dict[str, float]
     between: float | None
+    spans: list[Span]
 
 
 class Replies(Struct):

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .spans import spans
+
 KEPT = 2000  # replies
 
 
@@ -45,7 +47,7 @@ class Reply:
         return self.status not in ("failed", "left") and in_time
 
     def document(self) -> dict[str, Any]:
-        return asdict(self) | {"between": self.between}
+        return asdict(self) | {"between": self.between, "spans": [asdict(span) for span in spans(self.timing)]}
 
 
 class Recent:
@@ -63,13 +65,16 @@ class Recent:
         found = (reply for reply in reversed(self._replies) if not request or reply.request == request)
         return [reply for reply, _ in zip(found, range(count), strict=False)]
 
+    def since(self, time: float) -> list[Reply]:
+        """Those that have ended after `time`."""
+        return [reply for reply in self._replies if reply.ended >= time]
+
     def summary(self, window: float, most_first: float, most_between: float) -> dict[str, Any]:
         """Of the replies that ended in the last `window` seconds: rates, percentiles, and the share of good ones.
 
         Those that their clients left count for no percentile and no share: nobody waited for their end.
         """
-        since = self.clock() - window
-        ended = [reply for reply in self._replies if reply.ended >= since]
+        ended = self.since(self.clock() - window)
         judged = [reply for reply in ended if reply.status != "left"]
         good = sum(reply.is_good(most_first, most_between) for reply in judged)
         return {

@@ -203,10 +203,12 @@ def completion_logprobs(logprobs: list[TextLogprob], offset: int = 0) -> dict[st
 
 def usage_dict(usage: Usage) -> dict[str, Any]:
     images = {"image_tokens": usage.image_tokens} if usage.image_tokens else {}
+    guesses = {"accepted": usage.accepted_tokens, "rejected": usage.rejected_tokens}
+    guesses = {f"{kind}_prediction_tokens": count for kind, count in guesses.items() if any(guesses.values())}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens, **images},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens, **guesses},
     }

@@ -17,6 +17,7 @@ from .auth import Door
 from .buckets import Clock
 from .config import GatewayConfig
 from .limits import Limits
+from .looks import Looks
 from .metrics import GatewayMetrics
 from .realtime.sessions import Sessions
 from .tenants_file import TenantsFile
@@ -34,6 +35,8 @@ class Service:
         self.bus = bus
         self.limits = Limits(config.max_streams)
         self.metrics = GatewayMetrics(metrics)
+        self.looks = Looks(bus.directory)
+        bus.monitor.duties.append(self.looks.tick)
         # What is changed while the door reads it is seen as a change.
         self.tenants_file = TenantsFile(path, self._use) if (path := config.tenants_file) is not None else None
         self.door = Door(config, self.limits, self.metrics, clock)

@@ -8,10 +8,21 @@ import msgspec
 from fastapi import APIRouter, Query
 
 from motet_shared.discovery import Directory
+from motet_shared.messages import Heartbeat
 
 from .service import Service
 
 MOST_REPLIES = 200
+
+# What an instance of a role has done since it began: the name in its load, and what one of it in a second is called.
+_WORK = {
+    "decode": ("tokens", "tokens/s"),
+    "prefill": ("tokens", "tokens/s"),
+    "asr": ("seconds", "× real time"),
+    "tts": ("seconds", "× real time"),
+    "diffusion": ("pictures", "pictures/s"),
+    "embedding": ("tokens", "tokens/s"),
+}
 
 Seconds = Annotated[float, Query(gt=0, le=3600)]
 
@@ -43,7 +54,7 @@ def stack_router(service: Service) -> APIRouter:
 
 
 def instances(directory: Directory) -> list[dict[str, Any]]:
-    """Role, instance, state, host, pid, names of models, and load of each, by role and name."""
+    """Role, instance, state, host, pid, names of models, load, and work done of each, by role and name."""
     found = [
         {
             "role": beat.role,
@@ -53,7 +64,14 @@ def instances(directory: Directory) -> list[dict[str, Any]]:
             "pid": beat.pid,
             "models": [card.name for card in beat.models],
             "load": msgspec.to_builtins(beat.load),
+            "work": work(beat),
         }
         for beat in directory.everyone()
     ]
     return sorted(found, key=lambda one: (one["role"], one["instance"]))
+
+
+def work(beat: Heartbeat) -> dict[str, Any] | None:
+    """How much an instance has done since it began, and the unit of that per second; None where nothing is counted."""
+    counted, unit = _WORK.get(beat.role, ("", ""))
+    return {"done": beat.load[counted], "unit": unit} if counted in beat.load else None

@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
 from websockets.frames import Opcode
 from websockets.protocol import State
+
+from . import chunks
+from .readers import Readers
 
 BURST = "motet.websocket.burst"
 
@@ -29,6 +34,10 @@ class BurstProtocol(WebSocketsSansIOProtocol):
     """uvicorn's sans-IO protocol with the extension `BURST`."""
 
     burst: Burst | None = None
+
+    def __init__(self, config: Config, server_state: ServerState, *more: Any, **options: Any):
+        super().__init__(config, server_state, *more, **options)
+        self.readers = server_state.readers if isinstance(server_state, chunks.State) else Readers()
 
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
@@ -74,7 +83,8 @@ class Burst:
         """
         peer = self._protocol
         if not peer.writable.is_set():
-            await peer.writable.wait()
+            with peer.readers.waiting():
+                await peer.writable.wait()
         if peer.disconnected or peer.close_sent or peer.conn.state is not State.OPEN:
             raise ClientDisconnected
         peer.transport.write(b"".join([part for text in take() for part in (frame_head(len(text)), text)]))

@@ -2,16 +2,19 @@
 
 import os
 
-from motet_shared.actor import Actor, run
-from motet_shared.config import load
-from motet_shared.errors import ConfigError
+from motet_shared.starts import importing
 
 
 def main() -> None:
     # torch's profiler reads it when torch is loaded; it would greet every recording among the lines of our log.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    from .prefill import PrefillWorker
-    from .worker import Decode, DecodeConfig
+    with importing():
+        from motet_shared.actor import Actor, run
+        from motet_shared.config import load
+        from motet_shared.errors import ConfigError
+
+        from .prefill import PrefillWorker
+        from .worker import Decode, DecodeConfig
 
     worker: type[Actor] = Decode
     try:

@@ -71,18 +71,29 @@ class BlockTables:
             have = sum(map(len, request.tables))
             return max(0, self.pool.blocks_for(num_tokens) * len(self._groups) - have)
         length = self.pool.blocks_for(num_tokens)
-        starts = (group.first_needed(num_tokens, self.block_size) for group in self._groups)
-        return sum(max(0, length - max(len(t), s)) for t, s in zip(request.tables, starts, strict=True))
+        return sum(len(self._seen(g, t, num_tokens, length)) for g, t in zip(self._groups, request.tables, strict=True))
+
+    def _seen(self, group: KvGroup, table: array[int], num_tokens: int, length: int) -> list[int]:
+        """Of the blocks that a table of `length` blocks lacks, those that are seen from token `num_tokens` on."""
+        gap = group.gap(num_tokens, self.block_size)
+        return [index for index in range(len(table), length) if index not in gap]
 
     def grow(self, request: Request, num_tokens: int, *, passed: bool = False) -> None:
         """Allocate what is `missing`. Raises InternalError if the pool has less."""
         length = self.pool.blocks_for(num_tokens)
         for group, table in zip(self._groups, request.tables, strict=True):
-            if passed:
-                skipped = group.first_needed(num_tokens, self.block_size) - len(table)
-                table.extend([self._null] * skipped)
-            if length > len(table):
-                table.extend(self.pool.allocate(length - len(table)))
+            if not passed:
+                table.extend(self.pool.allocate(max(0, length - len(table))))
+                continue
+            seen, begin = self._seen(group, table, num_tokens, length), len(table)
+            table.extend([self._null] * max(0, length - begin))
+            for index, block in zip(seen, self.pool.allocate(len(seen)), strict=True):
+                table[index] = block
+
+    def beyond(self, request: Request) -> list[int]:
+        """What `cut` frees."""
+        length = self.pool.blocks_for(request.num_computed)
+        return [block for table in request.tables for block in table[length:] if block != self._null]
 
     def cut(self, request: Request) -> None:
         """Free what was grown beyond the tokens that are computed."""
@@ -94,10 +105,9 @@ class BlockTables:
     def trim(self, request: Request) -> None:
         """Free the blocks that no window of the request's next token reaches."""
         for g, group in enumerate(self._groups):
-            if group.window is None:
-                continue
-            table, start = request.tables[g], request.num_released[g]
-            end = min(group.first_needed(request.num_computed, self.block_size), len(table))
+            gap = group.gap(request.num_computed, self.block_size)
+            table, start = request.tables[g], max(request.num_released[g], gap.start)
+            end = min(gap.stop, len(table))
             passed = [block for block in table[start:end] if block != self._null]
             for index in range(start, end):
                 table[index] = self._null

@@ -27,7 +27,7 @@ from motet_kernels.device import NARROW, check_float16, dtype_name
 from motet_shared.errors import ConfigError
 from motet_shared.seeing import MODEL_TYPES
 
-from . import attention, language_part, mixers, support
+from . import attention, language_part, mixers, quantized, support
 
 INDEX = "model.safetensors.index.json"
 SPARSE_LAYERS = {
@@ -52,6 +52,7 @@ UNUSABLE = (
     StrictDataclassError,
 )
 QUANTIZED = {"I8", "F8_E4M3", "F8_E5M2"}  # types of safetensors that mean nothing without their scales
+KV_CODES = ("int8", "float8_e4m3fn")  # of the KV cache, with scales
 UNLIMITED = 1 << 20  # tokens: up to where masks are looked at, for a model that names no limit
 
 
@@ -98,8 +99,8 @@ def _reasons(config: PreTrainedConfig) -> Iterator[str]:
         yield f"{found.__name__} computes the logits of every token"
     if sparse := SPARSE_LAYERS & set(getattr(config, "layer_types", None) or ()):
         yield f"it attends to tokens that it selects itself (layers of kind {', '.join(sorted(sparse))})"
-    if getattr(config, "quantization_config", None) is not None:
-        yield "its weights are quantized; give the original ones"
+    if (refusal := quantized.refusal(config)) is not None:
+        yield refusal
 
 
 def find_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
@@ -146,6 +147,8 @@ def context_of(config: PreTrainedConfig, wanted: int) -> int:
 def resolve_kv_dtype(config: PreTrainedConfig, wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype of the KV cache: as wide as the checkpoint was made for, where there is a choice."""
     check_float16("kv_dtype", wanted, device, ConfigError)
+    if wanted in KV_CODES and gpu.is_gpu(device):
+        raise ConfigError(f"kv_dtype={wanted!r}: GPUs have no kernel for it yet; give auto, bfloat16 or float16")
     if wanted != "auto":
         return getattr(torch, wanted)
     if gpu.is_gpu(device) and dtype in NARROW:
@@ -208,11 +211,16 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
 
     Raises ConfigError naming every tensor that is missing, left over or misshapen.
     """
-    _check_readable(folder)
-    disable_progress_bar()  # standard error is the service's log
     found: Any = find_class(config)
     options: dict[str, Any] = {}
-    if language_part.sees(_read_config(folder)):
+    sees = language_part.sees(_read_config(folder))
+    if quantized.is_quantized(folder, config):
+        if sees:
+            raise ConfigError(f"{folder}: quantized weights of a model that sees are not read; give the original ones")
+        return prepare(quantized.load(folder, config, found, dtype))
+    _check_readable(folder)
+    disable_progress_bar()  # standard error is the service's log
+    if sees:
         found, options = language_part.without_eyes(found), {"key_mapping": language_part.RENAMED}
     try:
         model, report = found.from_pretrained(

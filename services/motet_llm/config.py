@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from motet_shared.capacity import Recent
 from motet_shared.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-WEIGHTS = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+KV_DTYPES = (*DTYPES, "int8", "float8_e4m3fn")
+WEIGHTS = ("auto", "float32", "bfloat16", "float16", "int8", "int4", "float8")
+MOST_DRAFTED = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +24,9 @@ class EngineConfig:
     dtype: of activations; "auto" is float32, on a GPU the checkpoint's. "float16" is for GPUs.
     weights: format of the matrices: "auto" is the checkpoint's (float16 becomes float32), on a GPU that of the
         activations; "int8" rounds weights per output channel and activations per token, "int4" rounds weights in
-        groups of 32. "float16" is for GPUs.
+        groups of 32, "float8" (e4m3) weights per output channel alone. "float16" is for GPUs.
     kv_dtype: of the KV cache; "auto" is bfloat16 if the checkpoint is, else float32; on a GPU as the activations.
+        "int8" and "float8_e4m3fn" have a scale per token and head.
     threads: cores that compute; 0 leaves torch's own choice.
     deterministic: a request's tokens do not depend on what else is in the batch.
     overlap: the model computes on a thread of its own, and a step's tokens are handled while it computes the next.
@@ -38,10 +42,19 @@ class EngineConfig:
     decode_slowdown: prefilling may stretch a step of running streams to this multiple of a step without it; 0: to any.
     max_running: most requests in one step.
     max_waiting: most requests in the queue; further ones are refused as overloaded.
+    speculate: who guesses tokens that the model then only checks: "off", "ngram" (what the request has said before),
+        or the folder of a smaller model of the same vocabulary, of Medusa's heads, or of EAGLE's layer.
+    draft_tokens: most tokens that are guessed at a time.
+    adapters: LoRA adapters as PEFT saves them, "name=folder" each; requests choose one by its name.
+    adapter_folder: whose subfolders are adapters too, by their own names; empty: none.
+    max_adapters: that are in memory at a time. max_rank: most ranks that an adapter may have.
+    attention_window, attention_sinks: layers that see everything see these tokens at the end and at the beginning of
+        what there is, in whole blocks; a window of 0: everything.
     context: longest prompt plus output in tokens; 0: the model's own limit. The pool's capacity also bounds it.
     max_logprobs: most alternatives a request may ask for per token.
     static_batching, contiguous_kv: for comparisons in benchmarks. A batch is filled only when the one before has ended;
         a request holds the blocks of its longest possible answer from the start.
+    always_speculate: for comparisons too. Guesses are made whether they pay or not.
     """
 
     model: str
@@ -66,18 +79,34 @@ class EngineConfig:
     latency_goal: float = 0.0
     max_running: int = 64
     max_waiting: int = 256
+    speculate: str = "off"
+    draft_tokens: int = 5
+    adapters: tuple[str, ...] = ()
+    adapter_folder: str = ""
+    max_adapters: int = 16
+    max_rank: int = 64
+    attention_window: int = 0
+    attention_sinks: int = 16
     context: int = 0
     max_logprobs: int = 20
     static_batching: bool = False
     contiguous_kv: bool = False
+    always_speculate: bool = False
+
+    @property
+    def recent(self) -> Recent | None:
+        """What layers see that would see everything; None: everything."""
+        return Recent(self.attention_sinks, self.attention_window) if self.attention_window else None
 
     def __post_init__(self) -> None:
         if not (Path(self.model) / "config.json").is_file():
             raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
-        for field, choices in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", DTYPES)):
+        for field, choices in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", KV_DTYPES)):
             if (value := getattr(self, field)) not in choices:
                 raise ConfigError(f"{field}={value!r}: choose one of {', '.join(choices)}")
-        for field in ("block_size", "token_budget", "max_running", "max_waiting"):
+        for field in ("block_size", "token_budget", "max_running", "max_waiting", "draft_tokens"):
+            self._at_least(field, 1)
+        for field in ("max_adapters", "max_rank"):
             self._at_least(field, 1)
         for field in ("threads", "num_blocks", "kv_memory", "context", "max_logprobs", "host_cache", "disk_cache"):
             self._at_least(field, 0)
@@ -86,6 +115,20 @@ class EngineConfig:
                 f"token_budget={self.token_budget}: every running request needs a token per step; "
                 f"give at least max_running={self.max_running}"
             )
+        if self.draft_tokens > MOST_DRAFTED:
+            raise ConfigError(f"draft_tokens={self.draft_tokens}: give at most {MOST_DRAFTED}")
+        if self.speculate not in ("off", "ngram") and not (Path(self.speculate) / "config.json").is_file():
+            raise ConfigError(
+                f"speculate={self.speculate!r}: no config.json there; give off, ngram, or the folder of a draft model "
+                "or of heads"
+            )
+        for field in ("attention_window", "attention_sinks") if self.attention_window else ():
+            if (value := getattr(self, field)) < 0 or value % self.block_size:
+                below = max(0, value) // self.block_size * self.block_size
+                raise ConfigError(
+                    f"{field}={value}: whole blocks are seen or not; give a multiple of block_size={self.block_size}, "
+                    f"say {below or self.block_size}"
+                )
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(f"gpu_share={self.gpu_share}: give a share of the free memory, above 0 and up to 1")
         if self.decode_slowdown != 0 and not self.decode_slowdown > 1:

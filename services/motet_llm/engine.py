@@ -14,11 +14,12 @@ from typing import ParamSpec, TypeVar, Unpack
 from motet_shared.errors import BadRequest, ContextTooLong, DeadlineExceeded, InternalError, MotetError
 from motet_shared.messages import TIERS, ModelCard, Sampling, TokenLogprob, Usage
 
-from . import invariance, validation
+from . import invariance, speculation, validation
 from .block_pool import BlockPool
 from .block_tables import BlockTables
 from .config import EngineConfig
 from .grammar import Sentence
+from .keeping import Kept, keep
 from .kv_transfer import fingerprint
 from .model_runner import ModelRunner
 from .offload import Offload
@@ -26,7 +27,7 @@ from .pace import Pace
 from .prefix_cache import PrefixCache
 from .receiver import Handover, KvReceiver
 from .request import Key, Options, Request
-from .sampler import Sampled, sample
+from .sampler import Drawn, Sampled, sample
 from .scheduler import Limits, Scheduler, Work
 from .sender import KvSender, Packed
 from .sights import Sight, place
@@ -64,9 +65,12 @@ Emit = Callable[[list[StepOutput]], object]
 
 @dataclass(slots=True, frozen=True)
 class Computed:
-    """What the model made of a step, and how long it had waited for it, computed, and computed and sampled."""
+    """What the model made of a step, and how long it had waited for it, computed, and computed and sampled.
 
-    finite: list[bool]
+    num_finite: of each work, its first tokens without NaN or infinity.
+    """
+
+    num_finite: list[int]
     sampled: Sampled
     waited: float
     model_seconds: float
@@ -86,6 +90,12 @@ class StepCounts:
     python_seconds: float = 0.0
     masked_steps: int = 0
     mask_seconds: float = 0.0
+    # Of steps with rows that decode: those with nothing else, and those that prefill too.
+    decode_steps: int = 0
+    decode_seconds: float = 0.0
+    mixed_steps: int = 0
+    mixed_seconds: float = 0.0
+    mixed_tokens: int = 0  # that they prefilled
 
     def note(self, batch_size: int, num_tokens: int, computed: Computed) -> None:
         self.steps += 1
@@ -94,6 +104,15 @@ class StepCounts:
         self.step_seconds = computed.waited + computed.seconds
         self.model_seconds += computed.model_seconds
         self.python_seconds += computed.waited
+
+    def note_mix(self, seconds: float, num_decodes: int, num_prefill_tokens: int) -> None:
+        if num_decodes and num_prefill_tokens:
+            self.mixed_steps += 1
+            self.mixed_seconds += seconds
+            self.mixed_tokens += num_prefill_tokens
+        elif num_decodes:
+            self.decode_steps += 1
+            self.decode_seconds += seconds
 
     def note_mask(self, mask: TokenMask) -> None:
         self.masked_steps += not mask.empty
@@ -111,9 +130,10 @@ class Engine:
         """`runner`: of another engine for the same model and memory, which runs nothing while this one does."""
         self.config = config
         self._model_thread = ThreadPoolExecutor(1, "motet-model") if config.overlap else None
-        self.runner = runner or self._in_model_thread(ModelRunner, config)
+        self.runner = runner or self.in_model_thread(ModelRunner, config)
         if config.deterministic:
-            self._in_model_thread(invariance.check, self.runner)
+            self.in_model_thread(invariance.check, self.runner, speculates=config.speculate != "off")
+        self.speculation = self.in_model_thread(speculation.build, config, self.runner)
         self.pool = BlockPool(self.runner.kv.num_blocks, config.block_size)
         self.pace = Pace()
         self._tables = BlockTables(
@@ -137,9 +157,12 @@ class Engine:
         self._counts = StepCounts()
         self._weight_bytes = self.runner.weight_bytes
 
-    def _in_model_thread(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        """Compute where steps are computed. OpenMP keeps threads for each thread that computes, and lets none of them
-        spin from one kernel to the next once they are more than there are cores: a third of a small step's time."""
+    def in_model_thread(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Compute where steps are computed, between them.
+
+        OpenMP keeps threads for each thread that computes, and lets none of them spin from one kernel to the next once
+        they are more than there are cores: a third of a small step's time.
+        """
         if self._model_thread is None:
             return function(*args, **options)
         return self._model_thread.submit(function, *args, **options).result()
@@ -172,7 +195,7 @@ class Engine:
             created=created,
             vocab=self.runner.vocab,
             block_size=self.config.block_size if self.prefix_cache is not None else 0,
-            kv="" if self.runner.states else fingerprint(self.runner, self.config.deterministic),
+            kv="" if self.runner.states or self.config.recent else fingerprint(self.runner, self.config.deterministic),
         )
 
     def add(
@@ -221,8 +244,9 @@ class Engine:
             return
         num_prefill = self.scheduler.tokens_before(request)
         if self.prefix_cache is not None:
-            num_prefill -= len(self.prefix_cache.match(request.names).nodes) * self.pool.block_size
-        least = self.pace.at_least(num_prefill, request.sampling.min_tokens)
+            num_prefill -= len(self.prefix_cache.match(request.names, request.root).nodes) * self.pool.block_size
+        per_step = 1 if self.speculation is None else 1 + self.config.draft_tokens
+        least = self.pace.at_least(num_prefill, -(-request.sampling.min_tokens // per_step))
         left = request.deadline - time.monotonic()
         if left < least:
             raise DeadlineExceeded(f"{max(left, 0):.3g} s are left, and the first token takes at least {least:.3g} s")
@@ -232,6 +256,8 @@ class Engine:
         request = self._requests.pop(key, None)
         if request is not None:
             self.scheduler.finish(request)
+            if self.speculation is not None:
+                self.speculation.forget(request)
 
     def grant(self, key: Key, total: int) -> None:
         """Allow `total` `StepOutput`s with tokens since `add`. Cumulative; a lower total changes nothing."""
@@ -256,20 +282,39 @@ class Engine:
         or returned if there is nothing to compute next.
         """
         ended = self._expire() + self._end_full()
+        self._pending = ended + self._pending
         works = self.scheduler.schedule()
         if not works:
-            return ended + self._handed_over()
-        mask = TokenMask([work.request for work in works if work.draws], self.runner.vocab, self.runner.device)
+            return self._handed_over()
+        works = self._with_drafts(works, emit)
+        mask = TokenMask([row for work in works for row in work.rows], self.runner.vocab, self.runner.device)
         if emit is None or self._model_thread is None:
             mask.compute()
-            self._take(works, self._in_model_thread(self._compute, works, mask))
-            return ended + self._handed_over()
+            self._take(works, self.in_model_thread(self._compute, works, mask))
+            return self._handed_over()
         computing = self._model_thread.submit(self._compute, works, mask)
-        if ready := ended + self._handed_over():
-            emit(ready)
+        self._say(emit)
         mask.compute()
         self._take(works, computing.result())
         return [] if self.scheduler.has_work else self._handed_over()
+
+    def _say(self, emit: Emit) -> None:
+        if ready := self._handed_over():
+            emit(ready)
+
+    def _with_drafts(self, works: list[Work], emit: Emit | None) -> list[Work]:
+        """The works of a step, and what may come next of those that decode, if somebody guesses it."""
+        if self.speculation is None or not (wanted := self.speculation.wanted(works)):
+            return works
+        if self._model_thread is None or not self.speculation.drafts.needs_model:
+            return self.scheduler.widen(works, self.speculation.draft(wanted))
+        drafting = self._model_thread.submit(self.speculation.draft, wanted)
+        if emit is not None:
+            self._say(emit)
+        drafts = drafting.result()
+        if self._idle_since is not None:
+            self._idle_since += self.speculation.seconds  # in which the thread was not idle
+        return self.scheduler.widen(works, drafts)
 
     def _handed_over(self) -> list[StepOutput]:
         """What there is to say; and what goes to or came from other engines, for which this is the time: the model may
@@ -300,34 +345,27 @@ class Engine:
         waited = 0.0 if self._idle_since is None else started - self._idle_since
         forward = self.runner.forward(works)
         model_seconds = time.perf_counter() - started
-        sampled = sample(forward.logits_RV, [work.request for work in works if work.draws], mask)
+        drawing = [work for work in works if work.draws]
+        rows = [row for work in drawing for row in work.rows]
+        sampled = sample(forward.logits_RV, rows, mask, [work.draft for work in drawing])
         self._counts.note_mask(mask)
-        finite = forward.finite
+        if self.speculation is not None:
+            self.speculation.drafts.observe(works, forward, sampled)
+        num_finite = forward.num_finite
         self._idle_since = time.perf_counter()
         seconds = self._idle_since - started
         if self.runner.on_gpu:  # which computes until the tokens are read
             model_seconds = seconds
-        return Computed(finite, sampled, waited, model_seconds, seconds)
+        return Computed(num_finite, sampled, waited, model_seconds, seconds)
 
     def _take(self, works: list[Work], computed: Computed) -> None:
         """Append the tokens of a step, and end what has ended: all that the next schedule depends on."""
         self._account(works, computed)
-        drawn = iter(zip(computed.sampled.ids, computed.sampled.logprobs, strict=True))
-        for work, finite in zip(works, computed.finite, strict=True):
-            request, draws = work.request, work.draws
-            token, logprob = next(drawn) if draws else (None, None)
-            if finite and draws and token is None and request.sentence is not None:
-                self._pending.append(self._end_of_grammar(request, request.sentence))
-                continue
-            if not finite or (draws and token is None):
-                self._pending.append(self._fail_not_finite(request))
-                continue
-            request.num_computed += work.num_tokens
-            if self.prefix_cache is not None:
-                self.prefix_cache.publish(request, keep_state=work.num_tokens > 1)
-            self._tables.trim(request)
-            if token is not None:
-                self._pending.append(self._append(request, token, logprob))
+        drawn = iter(computed.sampled.by_draft([work.draft for work in works if work.draws]))
+        draws = [next(drawn) if work.draws else Drawn([], []) for work in works]
+        right = list(map(self._take_one, works, draws, computed.num_finite))
+        if self.speculation is not None:
+            self.speculation.note(works, right, computed.seconds)
         if not self.scheduler.has_work:
             self._idle_since = None
 
@@ -335,7 +373,9 @@ class Engine:
         now = time.monotonic()
         num_decodes = sum(work.request.num_uncomputed == 1 for work in works)
         total = sum(work.num_tokens for work in works)
-        self.pace.note(computed.seconds, num_decodes, total - num_decodes)
+        num_prefill = total - num_decodes - sum(len(work.draft) for work in works)
+        self.pace.note(computed.seconds, num_decodes, num_prefill)
+        self._counts.note_mix(computed.seconds, num_decodes, num_prefill)
         self._counts.note(len(works), total, computed)
         for work in works:
             if work.request.started_at is None:
@@ -343,18 +383,48 @@ class Engine:
                 work.request.started_at = now - computed.seconds - work.request.transfer_seconds
             work.request.model_seconds += computed.model_seconds * work.num_tokens / total
 
-    def _append(self, request: Request, token: int, logprob: TokenLogprob | None) -> StepOutput:
+    def _take_one(self, work: Work, drawn: Drawn, num_finite: int) -> int:
+        """What came of one work; how many tokens of its draft were right."""
+        request = work.request
+        if (failure := self._failure(work, drawn, num_finite)) is not None:
+            self._pending.append(failure)
+            return 0
+        kept = keep(work, drawn, num_finite)
+        request.num_computed += work.num_tokens - len(work.draft) + kept.num_right
+        if self.prefix_cache is not None:
+            self.prefix_cache.publish(request, keep_state=work.num_tokens > 1)
+        self._tables.trim(request)
+        if work.draft:
+            self._take_back(work, kept, num_finite)
+        if drawn.ids:
+            self._pending.append(self._tell(request, kept))
+        return kept.num_right
+
+    def _failure(self, work: Work, drawn: Drawn, num_finite: int) -> StepOutput | None:
+        """What ends a request, if not even the first of its tokens could be drawn."""
+        request = work.request
+        is_finite = num_finite >= work.num_tokens - len(work.draft)
+        if is_finite and (not drawn.ids or drawn.ids[0] is not None):
+            return None
+        if is_finite and request.sentence is not None:
+            return self._end_of_grammar(request, request.sentence)
+        return self._fail_not_finite(request)
+
+    def _take_back(self, work: Work, kept: Kept, num_finite: int) -> None:
+        """Only what was right of a draft was computed for somebody, who pays for it."""
+        if num_finite < work.num_tokens:
+            self.runner.scrub(self._tables.beyond(work.request))
+        self.scheduler.take_back(work.request)
+        self.scheduler.counts.serve(work.request.tenant, kept.num_right)
+        work.request.accepted += kept.num_right
+        work.request.rejected += len(work.draft) - kept.num_right
+
+    def _tell(self, request: Request, kept: Kept) -> StepOutput:
         request.first_token_at = request.first_token_at or time.monotonic()
-        if token in request.stop_ids:
-            return self._finish(request, [], None, "stop")
-        request.append(token)
-        request.emitted += 1
-        logprobs = None if logprob is None else [logprob]
-        if request.sentence is not None:
-            request.sentence.accept([token])
-        if end := request.end:
-            return self._finish(request, [token], logprobs, end)
-        return StepOutput(request.key, [token], logprobs)
+        request.emitted += bool(kept.ids)
+        if kept.finish is not None:
+            return self._finish(request, kept.ids, kept.logprobs, kept.finish)
+        return StepOutput(request.key, kept.ids, kept.logprobs)
 
     def _end_of_grammar(self, request: Request, sentence: Sentence) -> StepOutput:
         """No token may come next: the reply ends if it may, and is lost if not."""
@@ -368,6 +438,8 @@ class Engine:
             prompt_tokens=request.num_prompt,
             completion_tokens=request.num_output,
             cached_tokens=request.num_cached or 0,
+            accepted_tokens=request.accepted,
+            rejected_tokens=request.rejected,
         )
         timing = request.timing(time.monotonic())
         return StepOutput(request.key, ids, logprobs, finish=reason, usage=usage, timing=timing)
@@ -396,12 +468,14 @@ class Engine:
             "waiting": len(self.scheduler.waiting),
             "paused": self.scheduler.num_paused,
             "preemptions": self.scheduler.preemptions,
+            "recomputed_tokens": self.prefix_cache.ghosts.recomputed if self.prefix_cache is not None else 0,
             **asdict(self._counts),
             "kv_bytes": self.runner.kv.nbytes,
             "weight_bytes": self._weight_bytes,
             "rss": _resident_bytes(),
             **self.receiver.stats(),
             **self.sender.stats(),
+            **(self.speculation.stats() if self.speculation is not None else {}),
         }
         if self._offload is not None:
             stats |= {
@@ -424,6 +498,8 @@ class Engine:
             raise InternalError("the scheduler's lists and the engine's requests disagree")
         self.scheduler.check_integrity()
         self.receiver.check_integrity()
+        if self.speculation is not None:
+            self.speculation.check_integrity(set(self._requests.values()))
 
 
 def _limits(config: EngineConfig) -> Limits:

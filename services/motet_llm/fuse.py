@@ -19,7 +19,8 @@ from motet_kernels import gpu
 from motet_kernels.head_linear import HeadLinear
 from motet_kernels.linear import Linear
 
-from . import lean
+from . import coded, lean
+from .adapter_bank import Matrix, find_matrices
 from .joined import Joined, Part
 from .kv_cache import CPU
 from .mla import LatentHeads
@@ -28,15 +29,22 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 EXACT = ("float32", "bfloat16", "float16")
 
 
-def optimize(model: PreTrainedModel, weights: str, dtype: torch.dtype, device: torch.device = CPU) -> dict[str, int]:
+def optimize(
+    model: PreTrainedModel,
+    weights: str,
+    dtype: torch.dtype,
+    device: torch.device = CPU,
+    matrices: dict[str, Matrix] | None = None,
+) -> dict[str, int]:
     """Pack a model that is ready to run on the CPU, in place. How many parts were packed, joined or replaced.
 
     weights: a format of `motet_kernels.linear`; in quantized ones the embeddings stay exact. dtype: of activations.
-    device: where it will run. Each original matrix is freed once it is packed.
+    device: where it will run. matrices: takes up where those are computed that adapters may change. Each original
+    matrix is freed once it is packed.
     """
-    counts = {"packed": 0, "joined": 0}
+    counts = {"packed": coded.pack(model, SIBLINGS, dtype, device), "joined": 0}
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
+    tied = isinstance(head, nn.Linear) and head.weight is getattr(embedding, "weight", None)  # none: in codes
     for parent in list(model.modules()):
         if isinstance(parent, LatentHeads):
             parent.pack(weights, device)
@@ -52,6 +60,8 @@ def optimize(model: PreTrainedModel, weights: str, dtype: torch.dtype, device: t
     if tied and weights in EXACT and isinstance(head, Linear) and type(embedding) is nn.Embedding:
         model.set_input_embeddings(TiedEmbedding(head, dtype))
     _settle(model, dtype, device)
+    if matrices is not None:  # while modules have the checkpoint's names
+        matrices |= find_matrices(model)
     return counts | (lean.install(model, device) if dtype == torch.float32 or gpu.is_gpu(device) else {})
 
 

@@ -58,6 +58,10 @@ class Sentence:
         """Go on by some tokens; whether all of them are in the grammar."""
         return self._matcher.try_consume_tokens(list(tokens)) == len(tokens)
 
+    def copy(self) -> Sentence:
+        """The same, to go on otherwise."""
+        return Sentence(self._matcher.deep_copy(), self._wish, self._seconds)
+
     @property
     def failed(self) -> bool:
         """It takes too long."""

@@ -25,8 +25,11 @@ COMPANY = (1, 2, 5, 13, 30)  # prompt lengths of the others
 CUTS = (4, 16, 1)  # the sequence's prompt in pieces
 
 
-def check(runner: ModelRunner) -> None:
-    """Raises ConfigError if any logit of a sequence changes with what is computed beside it."""
+def check(runner: ModelRunner, *, speculates: bool = False) -> None:
+    """Raises ConfigError if any logit of a sequence changes with what is computed beside it.
+
+    speculates: or with whether its output is computed a token at a time, or as drafts.
+    """
     num_sequences = 1 + 3 * len(COMPANY)
     longest = max(PROMPT, *COMPANY) + OUTPUT + len(CUTS)
     with runner.other_caches(num_sequences, longest):
@@ -37,6 +40,11 @@ def check(runner: ModelRunner) -> None:
                     f"deterministic=true: {runner.model_type} computes other bits in company than alone; "
                     "leave it off for this model"
                 )
+        if speculates and not torch.equal(alone, _Trial(runner).run_drafted()):
+            raise ConfigError(
+                f"deterministic=true: {runner.model_type} computes other bits for a draft than token by token; "
+                "leave it or speculate off for this model"
+            )
 
 
 class _Trial:
@@ -53,6 +61,20 @@ class _Trial:
         company = [self._sequence(1 + i, length) for i, length in enumerate(others)]
         found = [self._step(subject, size, company) for size in (*cuts, *[1] * OUTPUT)]
         return torch.cat(found[len(cuts) - 1 :])
+
+    def run_drafted(self) -> Tensor:
+        """The same logits with the output as a draft, in company of another one's."""
+        subject, other = self._sequence(0, PROMPT), self._sequence(1, COMPANY[-1])
+        found = [self._step(subject, PROMPT, [other])]
+        draft, token = [], subject.tokens[-1]
+        for _ in range(OUTPUT - 1):
+            draft.append(token := self._next(token))
+        works = [Work(request, 1 + len(draft), tuple(draft)) for request in (other, subject)]
+        found.append(self._runner.forward(works).logits_RV[-OUTPUT:])
+        return torch.cat(found)
+
+    def _next(self, token: int) -> int:
+        return (token * 5 + 3) % self._runner.vocab
 
     def _sequence(self, number: int, length: int) -> Request:
         vocab, size = self._runner.vocab, self._runner.kv.block_size
@@ -74,5 +96,5 @@ class _Trial:
         for request, num_tokens in sizes.items():
             request.num_computed += num_tokens
             if request in drawing:
-                request.tokens.append((request.tokens[-1] * 5 + 3) % self._runner.vocab)
+                request.tokens.append(self._next(request.tokens[-1]))
         return logits_RV[drawing.index(subject)][None] if subject in drawing else logits_RV[:0]

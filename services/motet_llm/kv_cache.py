@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from motet_kernels.blocks import Blocks
-from motet_kernels.kv import store_kv
+from motet_kernels.kv import row_size, store_kv
 from motet_kernels.memory import huge_zeros
 from motet_kernels.rotary import PackedHeads, rotate_store_kv
-from motet_shared.capacity import KvLayout, kv_layout, slot_sizes
+from motet_shared.capacity import KvLayout, Recent, kv_layout, slot_sizes
 
 CPU = torch.device("cpu")
 
@@ -36,13 +36,16 @@ class LayerShape:
     window: int | None = None
 
     def nbytes(self, dtype: torch.dtype) -> int:
-        return self.heads * (self.key_dim + self.value_dim) * dtype.itemsize
+        elements = sum(row_size(dim, dtype) for dim in (self.key_dim, self.value_dim) if dim)
+        return self.heads * elements * dtype.itemsize
 
 
-def layout_of(shapes: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype) -> KvLayout:
+def layout_of(
+    shapes: Mapping[int, LayerShape], block_size: int, dtype: torch.dtype, recent: Recent | None = None
+) -> KvLayout:
     """How these layers share blocks."""
     windows = {layer: shape.window for layer, shape in shapes.items()}
-    return kv_layout(windows, {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, block_size)
+    return kv_layout(windows, {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, block_size, recent)
 
 
 def _touched_zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
@@ -65,12 +68,13 @@ class KvCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device = CPU,
+        recent: Recent | None = None,
     ):
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.dtype = dtype
         self.null_block = num_blocks
-        self.layout = layout_of(shapes, block_size, dtype)
+        self.layout = layout_of(shapes, block_size, dtype, recent)
         self.groups = self.layout.groups
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
         sizes = slot_sizes({layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, self.groups)
@@ -83,25 +87,32 @@ class KvCache:
 
     def _views(self, storage: Tensor, shape: LayerShape) -> tuple[Tensor, Tensor]:
         elements = storage.view(self.dtype)
-        split = shape.heads * self.block_size * shape.key_dim
-        key = elements[:, :split].unflatten(1, (shape.heads, self.block_size, shape.key_dim))
+        rows, key_size = shape.heads * self.block_size, row_size(shape.key_dim, self.dtype)
+        key = elements[:, : rows * key_size].unflatten(1, (shape.heads, self.block_size, key_size))
         if not shape.value_dim:
             return key, key
-        end = split + shape.heads * self.block_size * shape.value_dim
-        return key, elements[:, split:end].unflatten(1, (shape.heads, self.block_size, shape.value_dim))
+        value_size = row_size(shape.value_dim, self.dtype)
+        values = elements[:, rows * key_size :][:, : rows * value_size]
+        return key, values.unflatten(1, (shape.heads, self.block_size, value_size))
 
     @property
     def nbytes(self) -> int:
         return sum(t.nbytes for t in self._storage)
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values `[P + 1, K, S, D]` of a layer; of a latent layer the same tensor twice."""
+        """Keys and values `[P + 1, K, S, D]` of a layer, of 8 bits with scales behind; of a latent layer one twice."""
         return self._layers[layer]
 
     def write(self, layer: int, key_NKD: Tensor, value_NKD: Tensor | None, slots_N: Tensor) -> None:
         """Store the packed tokens of a step. A slot is `block · block_size + offset`. A latent layer has no values."""
         key, value = self._layers[layer]
         store_kv(key_NKD, value_NKD, key, None if value_NKD is None else value, slots_N)
+
+    def put(self, layer: int, rows: Sequence[Tensor], slots_N: Tensor) -> None:
+        """Store rows of keys and of values `[N, K, …]` that are of the cache's type, scales included, as they are."""
+        for cache, row in zip(self._layers[layer], rows, strict=False):
+            blocks_N, places_N = slots_N // self.block_size, slots_N % self.block_size
+            cache.view(torch.uint8)[blocks_N, :, places_N] = row.view(torch.uint8)
 
     def write_heads(self, layer: int, heads: PackedHeads, slots_N: Tensor) -> Tensor:
         """Store a step's keys, rotated, and values; its rotated queries `[N, H, D]`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,11 +20,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from motet_kernels.kv import CODED, decode, dim_of, row_size
 from motet_shared.errors import BadRequest
 
 from .kv_cache import KvCache
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
 Tables = Sequence[Sequence[int]]  # a request's blocks, by group of layers
 
 
@@ -87,8 +95,9 @@ def _cut(
 
 def part_bytes(kv: KvCache, part: Part, dtype: torch.dtype) -> int:
     """Bytes of a part that a cache of `dtype` sends."""
-    per_token = sum(token_bytes(kv, layer) for layer in part.layers)
-    return per_token // kv.dtype.itemsize * dtype.itemsize * (part.end - part.first)
+    tensors = [tensor for layer in part.layers for tensor in _tensors(kv, layer)]
+    per_token = sum(t.shape[1] * row_size(dim_of(t), dtype) for t in tensors) * dtype.itemsize
+    return per_token * (part.end - part.first)
 
 
 def pack(kv: KvCache, tables: Tables, part: Part) -> Tensor:
@@ -101,8 +110,10 @@ def pack(kv: KvCache, tables: Tables, part: Part) -> Tensor:
         slots_N = slots[kv.group_of[layer]]
         blocks_N, places_N = slots_N // kv.block_size, slots_N % kv.block_size
         for cache_PKSD in _tensors(kv, layer):
+            if kv.dtype in CODED:  # as bytes: torch picks no float8 out of places
+                cache_PKSD = cache_PKSD.view(torch.uint8)
             rows_NKD = cache_PKSD[blocks_N, :, places_N]
-            out[at : at + rows_NKD.nbytes].view(kv.dtype).view(rows_NKD.shape).copy_(rows_NKD)
+            out[at : at + rows_NKD.nbytes].view(rows_NKD.dtype).view(rows_NKD.shape).copy_(rows_NKD)
             at += rows_NKD.nbytes
     return out.cpu()
 
@@ -114,14 +125,22 @@ def unpack(kv: KvCache, tables: Tables, part: Part, content: Tensor, dtype: torc
     slots = {g: _slots(kv, tables[g], part) for g in {kv.group_of[layer] for layer in part.layers}}
     at, count = 0, part.end - part.first
     for layer in part.layers:
-        rows: list[Tensor | None] = []
+        rows: list[Tensor] = []
         for cache_PKSD in _tensors(kv, layer):
-            heads, dim = cache_PKSD.shape[1], cache_PKSD.shape[3]
-            rows.append(elements[at : at + count * heads * dim].view(count, heads, dim).to(kv.dtype))
-            at += count * heads * dim
-        key_NKD, value_NKV = [*rows, None][:2]
-        assert key_NKD is not None
-        kv.write(layer, key_NKD, value_NKV, slots[kv.group_of[layer]])
+            shape = (count, cache_PKSD.shape[1], row_size(dim_of(cache_PKSD), dtype))
+            rows.append(elements[at : at + math.prod(shape)].view(shape))
+            at += math.prod(shape)
+        if kv.dtype == dtype and dtype in CODED:  # to be rounded again would change them
+            kv.put(layer, rows, slots[kv.group_of[layer]])
+            continue
+        rows = [_converted(row, kv.dtype) for row in rows]
+        kv.write(layer, rows[0], rows[1] if len(rows) > 1 else None, slots[kv.group_of[layer]])
+
+
+def _converted(rows_NKD: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of any type as numbers that a cache of `dtype` takes."""
+    wide = decode(rows_NKD) if rows_NKD.dtype in CODED else rows_NKD
+    return wide.float() if dtype in CODED else wide.to(dtype)
 
 
 def _tensors(kv: KvCache, layer: int) -> tuple[Tensor, ...]:
@@ -161,6 +180,11 @@ class Range:
             raise BadRequest(f"layers {missing[:8]} have not come up to token {self.stop}")
 
 
+def adapted(kv: str, digest: str) -> str:
+    """The fingerprint of what an engine computes with an adapter, from its own; empty where that is."""
+    return hashlib.blake2b(f"{kv} {digest}".encode(), digest_size=8).hexdigest() if kv else ""
+
+
 class Computes(Protocol):
     """What is asked of a `ModelRunner`."""
 
@@ -176,7 +200,7 @@ def fingerprint(runner: Computes, deterministic: bool) -> str:
     """
     kv, computed = runner.kv, runner.describe()
     shapes = {
-        layer: [[t.shape[1], t.shape[3]] for t in _tensors(kv, layer)] + [kv.groups[g].window]
+        layer: [[t.shape[1], dim_of(t)] for t in _tensors(kv, layer)] + [kv.groups[g].window]
         for layer, g in sorted(kv.group_of.items())
     }
     settings = computed if deterministic else {name: computed[name] for name in ("dtype", "weights")}

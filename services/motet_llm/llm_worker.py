@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from motet_shared.actor import Actor, operation
 from motet_shared.blobs import BlobStore
@@ -14,13 +18,28 @@ from motet_shared.call import Call
 from motet_shared.messages import Become, ModelCard
 
 from . import role
+from .adapter_bank import Adapter
 from .engine import Engine, StepOutput
+from .residents import Residents
 from .thread import EngineThread
 
 if TYPE_CHECKING:
     from .worker import DecodeConfig
 
 log = logging.getLogger(__name__)
+
+# Counts since the beginning, and the size of the cache: what `motet doctor` judges an engine by.
+_DIAGNOSED = (
+    "decode_steps",
+    "decode_seconds",
+    "mixed_steps",
+    "mixed_seconds",
+    "mixed_tokens",
+    "preemptions",
+    "evictions",
+    "recomputed_tokens",
+    "kv_bytes",
+)
 
 
 class LlmWorker(Actor):
@@ -34,16 +53,45 @@ class LlmWorker(Actor):
         self.store = store
         self._thread: EngineThread | None = None
         self._card: ModelCard | None = None
+        self._adapter_cards: list[ModelCard] = []
+        self._residents: Residents | None = None
 
     async def warm(self) -> None:
         engine = await asyncio.to_thread(Engine, self.config.engine())
         self._card = engine.card()
         await self.store.start()
         self._thread = EngineThread.on_loop(engine, self._deliver, self.crash)
+        self._know_adapters(engine)
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
 
+    def _know_adapters(self, engine: Engine) -> None:
+        bank = engine.runner.adapters
+        if bank is not None:
+            self._adapter_cards = [bank.card(name, self.card) for name in bank.names]
+            self._residents = Residents(bank, self._after_step)
+
+    def _after_step(self, function: Callable[[], None]) -> None:
+        """Call it on the loop once the step that may be running now has ended."""
+        loop = asyncio.get_running_loop()
+        self.thread.between_steps(lambda: _call_on(loop, function))
+
+    @asynccontextmanager
+    async def adapter_of(self, model: str, deadline: float | None) -> AsyncIterator[Adapter | None]:
+        """What `model` stands for: the model itself, or an adapter that is there for as long as this lasts.
+
+        Leave it after the request has left the engine, or has been cancelled there.
+        """
+        self.check_served(model)
+        if self._residents is None or model == self.card.name:
+            yield None
+            return
+        async with self._residents.holding(model, deadline) as adapter:
+            yield adapter
+
     async def close(self) -> None:
+        if self._residents is not None:
+            self._residents.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop)
             await self.store.close()
@@ -83,20 +131,34 @@ class LlmWorker(Actor):
             "kv_free": stats["blocks_free"] / max(stats["blocks_total"], 1),
             "batch": stats["batch_size"],
             "tokens": stats["tokens"],
+            **{name: stats[name] for name in _DIAGNOSED},
             **self._thread.engine.load(),
+            **({} if self._residents is None else {"adapter_load": self._residents.load_seconds}),
         }
 
     def models(self) -> list[ModelCard]:
-        return [self._card] if self._card else []
+        """The model, then its adapters."""
+        if self._card is None or self._residents is None:
+            return [self._card] if self._card else []
+        is_resident = self._residents.is_resident
+        return [self._card, *(replace(card, resident=is_resident(card.name)) for card in self._adapter_cards)]
 
     def stats(self) -> dict[str, Any]:
         """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
         if self._thread is None:
             return {}
-        return self._thread.stats() | self.store.stats() | self._thread.engine.runner.describe()
+        adapters = self._residents.stats() if self._residents is not None else {}
+        return self._thread.stats() | self.store.stats() | adapters | self._thread.engine.runner.describe()
 
     def check_integrity(self) -> None:
         """For an idle actor: the engine is checked on this thread."""
         super().check_integrity()
         self.thread.engine.check_integrity()
         self.store.check_integrity()
+        if self._residents is not None:
+            self._residents.check_integrity()
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with suppress(RuntimeError):  # it is closed: there is nothing to tell
+        loop.call_soon_threadsafe(function)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from motet_kernels import gpu
 from motet_kernels.attention import PagedBatch
@@ -25,12 +26,15 @@ from motet_kernels.replay import can_replay
 from motet_kernels.spans import upload
 from motet_shared.capacity import KvLayout
 from motet_shared.errors import ConfigError
+from motet_shared.starts import START
 
-from . import checkpoint
+from . import checkpoint, quantized
+from .adapter_bank import AdapterBank, Matrix, named_folders, slot_of
 from .attention import GroupStep, Layout, ShapeProbe, StepLayout
 from .config import EngineConfig
 from .fuse import optimize
 from .kv_cache import KvCache, layout_of
+from .recent_rows import rows_of
 from .scheduler import Work
 from .state_cache import StateCache
 from .step_memory import MAX_ROWS, StepMemory
@@ -40,19 +44,24 @@ MEMORY = 256 << 20  # bytes of the KV cache on a CPU, unless said otherwise
 
 @dataclass(slots=True, frozen=True)
 class Forward:
-    """Logits `[R, V]` of the works that draw, in order; on a GPU they may be on their way still, as all there is."""
+    """Logits `[R, V]` of the works that draw, in order; on a GPU they may be on their way still, as all there is.
+
+    hidden_ND, draws_R: the last hidden states, which the next step may overwrite, and which of them the logits are of.
+    """
 
     logits_RV: Tensor
     num_tokens: list[int]
     finite_N: Download
+    hidden_ND: Tensor
+    draws_R: Tensor
 
     @property
-    def finite(self) -> list[bool]:
-        """Per work: no NaN or infinity in its tokens' last hidden states, hence none in the cache either."""
+    def num_finite(self) -> list[int]:
+        """Per work: its first tokens without NaN or infinity in their last hidden states, hence none in the cache."""
         finite_N = self.finite_N.wait()
         if finite_N.all():
-            return [True] * len(self.num_tokens)
-        return [bool(part.all()) for part in finite_N.split(self.num_tokens)]
+            return self.num_tokens
+        return [int(part.int().cumprod(0).sum()) for part in finite_N.split(self.num_tokens)]
 
 
 class ModelRunner:
@@ -72,18 +81,41 @@ class ModelRunner:
         self.vocab: int = model_config.vocab_size
         self._weights = checkpoint.resolve_weights(model_config, config.weights, self.dtype, self.device)
         loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
-        self.model = checkpoint.load_model(folder, model_config, loaded)
-        self.fused = optimize(self.model, self._weights, self.dtype, self.device)
+        self.model = self._load_model(folder, model_config, loaded)
+        START.mark("weights")
+        matrices: dict[str, Matrix] = {}
+        self.fused = optimize(self.model, self._weights, self.dtype, self.device, matrices)
+        START.mark("packing")
+        self.adapters = self._make_adapters(config, matrices)
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
         self._hidden_1ND = torch.empty(0)
-        self._memories: dict[int, StepMemory] = {}  # by number of rows
+        self._memories: dict[tuple[int, bool], StepMemory] = {}  # by number of rows, and whether any has an adapter
         self._shapes = self._probe()
         self._kv_dtype = checkpoint.resolve_kv_dtype(model_config, config.kv_dtype, self.dtype, self.device)
         num_snapshots = config.max_running if config.prefix_cache else 0
         self.states = self._make_states(config.max_running, num_snapshots)
-        layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype)
+        self._recent = config.recent
+        layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype, self._recent)
         self.kv = self._make_kv(config.num_blocks or self._blocks_in_memory(config, layout), config.block_size)
         return_freed()
+
+    def _load_model(self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+        return checkpoint.load_model(folder, config, dtype)
+
+    def _make_adapters(self, config: EngineConfig, matrices: dict[str, Matrix]) -> AdapterBank | None:
+        """None where no adapters are served. Their factors are as wide as the activations of a GPU, else as weights."""
+        folders = named_folders(config.adapters, config.adapter_folder, config.model_name)
+        if not folders:
+            return None
+        narrow = torch.float32 if self._weights == "float32" else torch.bfloat16
+        return AdapterBank(
+            folders,
+            matrices,
+            slots=config.max_adapters,
+            max_rank=config.max_rank,
+            dtype=self.dtype if self.on_gpu else narrow,
+            device=self.device,
+        )
 
     def _keep_hidden(self, _module: Any, _args: Any, output: Any) -> None:
         self._hidden_1ND = output[0]
@@ -100,7 +132,12 @@ class ModelRunner:
         return StateCache(shapes, num_running, num_snapshots, self.device) if shapes else None
 
     def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
-        return KvCache(self._shapes.layers, num_blocks, block_size, self._kv_dtype, self.device)
+        return KvCache(self._shapes.layers, num_blocks, block_size, self._kv_dtype, self.device, self._recent)
+
+    def resize(self, blocks_per_group: int) -> None:
+        """Begin again with an empty cache in which each group of layers has so many blocks."""
+        self.kv = self._make_kv(blocks_per_group * len(self.kv.groups), self.kv.block_size)
+        self._memories = {}
 
     @contextmanager
     def other_caches(self, num_sequences: int, length: int) -> Iterator[None]:
@@ -119,6 +156,11 @@ class ModelRunner:
         return self.model.config.model_type
 
     @property
+    def weights(self) -> str:
+        """Format in which matrices are packed, unless their checkpoint brings them packed."""
+        return self._weights
+
+    @property
     def weight_bytes(self) -> int:
         """Memory of the model, tensors that share it counted once."""
         tensors = chain(self.model.parameters(), self.model.buffers())
@@ -127,7 +169,8 @@ class ModelRunner:
     def describe(self) -> dict[str, str]:
         """What was chosen when the model was loaded."""
         dtype, kv_dtype = dtype_name(self.dtype), dtype_name(self._kv_dtype)
-        return {"dtype": dtype, "weights": self._weights, "kv_dtype": kv_dtype, **describe(self.device)}
+        weights = ", ".join(filter(None, (quantized.formats(self.model), self._weights)))
+        return {"dtype": dtype, "weights": weights, "kv_dtype": kv_dtype, **describe(self.device)}
 
     def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout) -> int:
         """As many blocks as `kv_memory` holds, but no more than `max_running` requests of full length can use."""
@@ -147,18 +190,21 @@ class ModelRunner:
         """Compute `works`: those of a single token first, as the scheduler gives them."""
         positions_N = np.concatenate([np.arange(*work.span) for work in works])
         ids_N = np.fromiter(
-            (t for w in works for t in w.request.tokens[slice(*w.span)]),
+            (t for w in works for t in w.tokens),
             dtype=np.int64,
             count=len(positions_N),
         )
         ends = np.cumsum([work.num_tokens for work in works])
-        draws_R = ends[[work.draws for work in works]] - 1
+        draws = [np.arange(end - 1 - len(work.draft), end) for end, work in zip(ends, works, strict=True) if work.draws]
+        draws_R = np.concatenate(draws) if draws else np.empty(0, np.int64)
         arrays = (ids_N, self._turned(positions_N, works), draws_R)
-        ids, positions, draws = upload_all(arrays, self.device)
+        ids, positions, draws_at = upload_all(arrays, self.device)
         layout = self._layout(works, positions_N, ends)
-        logits_RV = self._call(self._see(ids, works), positions, layout, draws)
-        finite_N = self._hidden_1ND[0].sum(-1, dtype=torch.float32).isfinite()
-        return Forward(logits_RV, [work.num_tokens for work in works], Download(finite_N))
+        with self._adapted(works, layout):
+            logits_RV = self._call(self._see(ids, works), positions, layout, draws_at)
+        hidden_ND = self._hidden_1ND[0]
+        finite_N = hidden_ND.sum(-1, dtype=torch.float32).isfinite()
+        return Forward(logits_RV, [work.num_tokens for work in works], Download(finite_N), hidden_ND, draws_at)
 
     def _call(self, inputs: dict[str, Any], positions: Tensor, layout: Layout, draws_R: Tensor) -> Tensor:
         """`inputs` of N tokens, as the model names them; `positions` are `[N]` or, of several axes, `[3, N]`."""
@@ -201,35 +247,48 @@ class ModelRunner:
         return turned_3N
 
     def _layout(self, works: list[Work], positions_N: np.ndarray, ends: np.ndarray) -> StepLayout:
-        starts = [0, *ends.tolist()]
-        lengths_B = torch.tensor([w.request.num_computed + w.num_tokens for w in works], dtype=torch.int32)
+        spans = [work.span for work in works]
         tables = [self._tables(works, g) for g in range(len(self.kv.groups))]
         state_slots_B = np.array([work.request.state_slot for work in works])
         slots_N = [self._slots(works, tables_BM, positions_N) for tables_BM in tables]
         *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
-        pages = [torch.from_numpy(tables_BM) for tables_BM in tables]
-        memory = self._memory(len(works), max(table.shape[1] for table in pages)) if ends[-1] == len(works) else None
+        size = self.kv.block_size
+        rows = [rows_of(group, size, table, spans) for group, table in zip(self.kv.groups, tables, strict=True)]
+        memory = self._memory(works, max(row.tables_BM.shape[1] for row in rows)) if ends[-1] == len(works) else None
         if memory is not None:
-            memory.write(pages, slots, lengths_B)
+            memory.write(rows, slots)
             layout = StepLayout(self.kv, list(map(GroupStep, memory.slots, memory.batches)), memory=memory)
         else:
-            starts_B1 = torch.tensor(starts, dtype=torch.int32)
-            batches = [PagedBatch(table, starts_B1, lengths_B) for table in pages]
+            batches = [PagedBatch(row.tables_BM, row.starts, row.lengths_B) for row in rows]
             if self.device.type != "cpu":
                 batches = [batch.to(self.device) for batch in batches]
             layout = StepLayout(self.kv, list(map(GroupStep, slots, batches)))
         if self.states is not None:
-            layout.states, layout.state_rows = self.states, PackedRows(state_slots, starts)
+            layout.states, layout.state_rows = self.states, PackedRows(state_slots, [0, *ends.tolist()])
         return layout
 
-    def _memory(self, rows: int, num_blocks: int) -> StepMemory | None:
-        """Where a step of so many rows lies, whose tables have so many blocks; None if it is not to be replayed."""
+    @contextmanager
+    def _adapted(self, works: list[Work], layout: StepLayout) -> Iterator[None]:
+        """Within, each row has its request's adapter."""
+        if self.adapters is None or not _any_adapter(works):
+            yield
+            return
+        slots_B = [slot_of(work.request.adapter) for work in works]
+        segments = self.adapters.segments(np.repeat(slots_B, [work.num_tokens for work in works]))
+        if layout.memory is not None:
+            segments = layout.memory.keep_segments(segments)
+        with self.adapters.using(segments):
+            yield
+
+    def _memory(self, works: list[Work], num_blocks: int) -> StepMemory | None:
+        """Where a step of a row per work lies, whose tables have so many blocks; None if it is not to be replayed."""
+        rows, key = len(works), (len(works), _any_adapter(works))
         if self.on_gpu or not self.fused.get("layers") or rows > MAX_ROWS or not can_replay():
             return None
-        memory = self._memories.get(rows)
+        memory = self._memories.get(key)
         if memory is None or memory.max_blocks < num_blocks:
             longest = max(num_blocks, -(-self.context // self.kv.block_size))
-            memory = self._memories[rows] = StepMemory(rows, len(self.kv.groups), longest)
+            memory = self._memories[key] = StepMemory(rows, len(self.kv.groups), longest)
         return memory
 
     def _tables(self, works: list[Work], group: int) -> np.ndarray:
@@ -248,6 +307,10 @@ class ModelRunner:
     def scrub(self, blocks: list[int]) -> None:
         """Clean blocks that hold NaN before they are freed."""
         self.kv.scrub(blocks)
+
+
+def _any_adapter(works: list[Work]) -> bool:
+    return any(work.request.adapter is not None for work in works)
 
 
 def _starts(works: list[Work]) -> list[int]:

@@ -15,6 +15,7 @@ from motet_shared.call import Call
 from motet_shared.errors import BadRequest
 from motet_shared.messages import BlobRef, KvPiece, Prefill, Sampling
 
+from .adapter_bank import Adapter
 from .engine import StepOutput
 from .llm_worker import LlmWorker
 from .request import Key
@@ -45,6 +46,10 @@ class PrefillWorker(LlmWorker):
         """`KvPiece` items while the prompt is computed; it ends when the caller has read all of their blobs."""
         self.check_served(request.model)
         self._check(request)
+        async with self.adapter_of(request.model, call.expires) as adapter:
+            await self._prefill(call, request, adapter)
+
+    async def _prefill(self, call: Call, request: Prefill, adapter: Adapter | None) -> None:
         outputs = self._outputs[call.id] = asyncio.Queue()
         self.thread.submit(
             call.id,
@@ -54,6 +59,7 @@ class PrefillWorker(LlmWorker):
             deadline=call.expires,
             priority=request.priority,
             tenant=request.tenant,
+            adapter=adapter,
             send_from=request.start,
         )
         lent: list[BlobRef] = []
@@ -70,11 +76,11 @@ class PrefillWorker(LlmWorker):
         call.finish("stop", last.usage, timing)
 
     def _check(self, request: Prefill) -> None:
-        card = self.card
+        card = next(card for card in self.models() if card.name == request.model)
         if not card.kv or request.kv != card.kv:
             raise BadRequest(
                 f"kv: {request.kv!r} is not {card.kv!r}: keys and values of {self.bus.instance} are of another kind; "
-                "serve the same checkpoint with the same --dtype, --weights and --deterministic",
+                "serve the same checkpoint and adapters with the same --dtype, --weights and --deterministic",
                 param="kv",
             )
         if not 0 <= request.start < len(request.prompt):

@@ -1,7 +1,8 @@
 """Blocks of earlier requests, found again by the tokens that lead to them.
 
 A tree whose edges are the tokens of one block: a child is found by the tokens themselves, so that two prompts never
-meet in a block by chance. (Tokens that stand for a picture go by its name instead: `Request.names`.) A node knows the
+meet in a block by chance. (Tokens that stand for a picture go by its name instead: `Request.names`.) What an adapter
+computes has a tree of its own. A node knows the
 block of each KV group that holds its tokens, or that the offload tiers have a copy. What a sliding window has passed is
 not needed: a match wants, per group, only the blocks that the next token still sees. Where a prompt leaves the tree in
 the middle of a block, that block is copied and used up to there (copy on write). A model with recurrent layers also
@@ -23,6 +24,7 @@ from torch import Tensor
 from motet_shared import prefixes
 
 from .block_pool import BlockPool
+from .ghosts import Ghosts
 from .kv_cache import KvCache
 from .offload import Offload
 from .request import Request
@@ -40,13 +42,13 @@ class Node:
 
     __slots__ = ("blocks", "called", "children", "parent", "pins", "tokens", "told")
 
-    def __init__(self, parent: Node | None, tokens: tuple[int, ...], num_groups: int):
+    def __init__(self, parent: Node | None, tokens: tuple[int, ...], num_groups: int, root: int = prefixes.ROOT):
         self.parent = parent
         self.tokens = tokens
         self.children: dict[tuple[int, ...], Node] = {}
         self.blocks: list[int | None] = [None] * num_groups
         self.pins = 0
-        self.called: int = prefixes.ROOT if parent is None else prefixes.chained(parent.called, tokens)
+        self.called: int = root if parent is None else prefixes.chained(parent.called, tokens)
         self.told = False
 
 
@@ -57,9 +59,15 @@ Entry = tuple[Node, int]  # a node's block of one group
 class Match:
     """A prefix that need not be computed: whole blocks, and perhaps the first tokens of one more to copy."""
 
+    root: Node
     nodes: list[Node] = field(default_factory=list)
     partial: Node | None = None
     num_partial: int = 0
+
+    @property
+    def end(self) -> Node:
+        """Below which the request goes on."""
+        return self.nodes[-1] if self.nodes else self.root
 
 
 class PrefixCache:
@@ -74,8 +82,9 @@ class PrefixCache:
         self._groups = kv.groups
         self._offload = offload
         self._states = states
-        self._root = Node(None, (), len(kv.groups))
+        self._roots: dict[int, Node] = {}
         self.changes: deque[tuple[int, bool]] = deque(maxlen=_MOST_CHANGES)
+        self.ghosts = Ghosts(pool.num_blocks)
         pool.on_evict = self._on_evict
         if offload is not None:
             offload.on_drop = lambda key: self._prune(cast(Entry, key)[0])
@@ -88,11 +97,11 @@ class PrefixCache:
         return self._states is not None
 
     # ------------------------------------------------------------------------------------------------------- finding
-    def match(self, tokens: Sequence[int]) -> Match:
-        """The longest cached prefix that leaves at least one token to compute."""
+    def match(self, tokens: Sequence[int], root: int = prefixes.ROOT) -> Match:
+        """The longest cached prefix that leaves at least one token to compute, of what was computed below `root`."""
         size = self._pool.block_size
         path: list[Node] = []
-        node = self._root
+        node = top = self._top(root)
         for start in range(0, len(tokens) - size + 1, size):
             child = node.children.get(tuple(tokens[start : start + size]))
             if child is None:
@@ -100,26 +109,38 @@ class PrefixCache:
             path.append(child)
             node = child
         whole = self._usable(path[: (len(tokens) - 1) // size])
-        match = Match(path[:whole])
+        match = Match(top, path[:whole])
         if self._states is None:
             self._extend(match, tokens[whole * size : len(tokens) - 1])
         return match
+
+    def _top(self, root: int) -> Node:
+        """The root of a tree."""
+        if root not in self._roots:
+            self._roots[root] = Node(None, (), len(self._groups), root)
+        return self._roots[root]
 
     def _usable(self, path: list[Node]) -> int:
         """The largest number of nodes after which every group has all that the next token sees."""
         size = self._pool.block_size
         usable = 0
-        unbroken = [0] * len(self._groups)  # present blocks up to here, per group
+        leading = [0] * len(self._groups)  # present blocks from the beginning on, per group
+        unbroken = [0] * len(self._groups)  # and up to here
         for count, node in enumerate(path, start=1):
             unbroken = [run + 1 if self._has(node, g) else 0 for g, run in enumerate(unbroken)]
-            needed = (count - group.first_needed(count * size, size) for group in self._groups)
-            if all(run >= need for run, need in zip(unbroken, needed, strict=True)) and self._has_state(node):
+            leading = [run if run == count else lead for run, lead in zip(unbroken, leading, strict=True)]
+            gaps = [group.gap(count * size, size) for group in self._groups]
+            is_whole = all(
+                run >= count - gap.stop and lead >= min(gap.start, count)
+                for run, lead, gap in zip(unbroken, leading, gaps, strict=True)
+            )
+            if is_whole and self._has_state(node):
                 usable = count
         return usable
 
     def _extend(self, match: Match, rest: Sequence[int]) -> None:
         """Look for a child whose block begins as `rest` does."""
-        node = match.nodes[-1] if match.nodes else self._root
+        node = match.end
         for tokens, child in list(node.children.items())[:MAX_SIBLINGS]:
             if None in child.blocks:
                 continue
@@ -142,8 +163,8 @@ class PrefixCache:
     def _needed(self, match: Match) -> Iterator[Entry]:
         covered = len(match.nodes) * self._pool.block_size
         for g, group in enumerate(self._groups):
-            for node in match.nodes[group.first_needed(covered, self._pool.block_size) :]:
-                yield node, g
+            gap = group.gap(covered, self._pool.block_size)
+            yield from ((node, g) for index, node in enumerate(match.nodes) if index not in gap)
 
     # -------------------------------------------------------------------------------------------------------- taking
     def take(self, request: Request, match: Match) -> None:
@@ -152,9 +173,9 @@ class PrefixCache:
         What comes from the tiers is checked; where it is damaged, a shorter match is taken and the rest computed again.
         """
         while (fetched := self._fetch(match)) is None:
-            match = self.match(request.names)
+            match = self.match(request.names, request.root)
         # Before anything is evicted for it: a node whose only copy that drops would leave the tree.
-        self._pin(request, match.nodes[-1] if match.nodes else self._root)
+        self._pin(request, match.end)
         for node, g in self._needed(match):
             if (block := node.blocks[g]) is not None:
                 self._pool.share(block)
@@ -162,14 +183,15 @@ class PrefixCache:
             self._share_partial(match, len(fetched))
         self._restore(fetched)
         size = self._pool.block_size
-        for group, table in zip(self._groups, request.tables, strict=True):
-            table.extend([self._kv.null_block] * group.first_needed(len(match.nodes) * size, size))
-        for node, g in self._needed(match):
-            request.tables[g].append(cast(int, node.blocks[g]))
+        for g, group in enumerate(self._groups):
+            gap = group.gap(len(match.nodes) * size, size)
+            blocks = (self._kv.null_block if i in gap else node.blocks[g] for i, node in enumerate(match.nodes))
+            request.tables[g].extend(cast(Iterator[int], blocks))
         request.num_computed = len(match.nodes) * size + self._copy_partial(match, request.tables)
         if match.nodes and self._states is not None:
             self._states.restore(match.nodes[-1], request.state_slot)
         request.num_published = len(match.nodes)
+        self.ghosts.count(match.end.called, request.names[len(match.nodes) * size :], size)
 
     def _fetch(self, match: Match) -> dict[Entry, Tensor] | None:
         """What only the tiers have of the match; None if some of it is damaged, and no longer there."""
@@ -219,7 +241,7 @@ class PrefixCache:
         keep_state: and the recurrent state, if it is that after a whole block. It is large, so not after every step.
         """
         size = self._pool.block_size
-        node = request.node or self._root
+        node = request.node or self._top(request.root)
         for index in range(request.num_published, request.num_computed // size):
             tokens = tuple(request.names[index * size : (index + 1) * size])
             child = node.children.get(tokens)
@@ -270,9 +292,10 @@ class PrefixCache:
     def _tell(self, node: Node) -> None:
         """Note if something of a node has come, or the last of it gone."""
         held = self._holds_something(node)
-        if held != node.told and node is not self._root:
+        if held != node.told and node.parent is not None:
             node.told = held
             self.changes.append((node.called, held))
+            self.ghosts.note(node.called, held)
 
     def _holds_something(self, node: Node) -> bool:
         has_block = any(self._has(node, g) for g in range(len(self._groups)))
@@ -280,7 +303,7 @@ class PrefixCache:
 
     def __len__(self) -> int:
         """Number of nodes."""
-        count, open_nodes = -1, [self._root]
+        count, open_nodes = -len(self._roots), [*self._roots.values()]
         while open_nodes:
             count += 1
             open_nodes += open_nodes.pop().children.values()
@@ -288,7 +311,7 @@ class PrefixCache:
 
     def check_integrity(self) -> None:
         """Raise InternalError if the tree and the pool disagree. For tests and idle engines: walks the whole tree."""
-        open_nodes = [self._root]
+        open_nodes = [*self._roots.values()]
         while open_nodes:
             node = open_nodes.pop()
             open_nodes += node.children.values()

@@ -1,4 +1,4 @@
-"""Records a torch trace of a live engine, one engine step at a time, on the engine's thread.
+"""Records a torch trace of a live engine, one engine step at a time, on the thread where its model computes.
 
 When a recording stops, torch holds Python's interpreter lock for microseconds per event. So each step is a recording
 of its own, written before the next one begins: with many steps in one, the worker would be silent for so long that
@@ -124,22 +124,23 @@ class Recording:
         self.end()
 
     def _step(self, step: Step) -> list[StepOutput]:
-        if not self._host.engine.has_work:
+        engine = self._host.engine
+        if not engine.has_work:
             return step()
-        recorded = _profile(self._request)
+        recorded, mark = _profile(self._request), record_function(f"engine step {self.steps}")
         try:
-            recorded.start()
+            engine.in_model_thread(_start, recorded, mark)
         except Exception as error:
             self._fail(error)
             return step()
-        with native.named_calls(), record_function(f"engine step {self.steps}"):
+        with native.named_calls():
             outputs = step()
-        self._stop(recorded)
+        self._stop(recorded, mark)
         return outputs
 
-    def _stop(self, recorded: profile) -> None:
+    def _stop(self, recorded: profile, mark: record_function) -> None:
         try:
-            recorded.stop()
+            self._host.engine.in_model_thread(_end, recorded, mark)
             self._file.add(recorded)
         except Exception as error:
             self._fail(error)
@@ -157,10 +158,20 @@ class Recording:
         self._file.close()
 
 
+def _start(recorded: profile, mark: record_function) -> None:
+    recorded.start()
+    mark.__enter__()
+
+
+def _end(recorded: profile, mark: record_function) -> None:
+    mark.__exit__(None, None, None)
+    recorded.stop()
+
+
 def _profile(request: Profile) -> profile:
-    # Operators run on threads of their own too, where a model spreads them. Nobody reads the events in Python; but
-    # torch needs them to put stacks together.
-    options = torch._C._profiler._ExperimentalConfig(profile_all_threads=True, trace_only=not request.stacks)
+    # Of the thread that starts it alone: torch cannot begin or end to record others while they compute. Nobody reads
+    # the events in Python; but torch needs them to put stacks together.
+    options = torch._C._profiler._ExperimentalConfig(trace_only=not request.stacks)
     supported = torch.profiler.supported_activities()
     return profile(
         activities=[activity for activity in (ProfilerActivity.CPU, ProfilerActivity.CUDA) if activity in supported],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -39,14 +39,18 @@ class RemotePrefill:
         bus: Bus,
         store: BlobStore,
         thread: EngineThread,
-        card: ModelCard,
+        cards: Sequence[ModelCard],
         policy: Policy,
         patience: float,
         on_bug: Callable[[BaseException], None],
     ):
-        self._bus, self._store, self._thread, self._card = bus, store, thread, card
+        """`cards`: of the model, and then of its adapters."""
+        self._bus, self._store, self._thread = bus, store, thread
+        self._name = cards[0].name
+        self._kv = {card.name: card.kv for card in cards if card.kv}
         self._policy, self._patience, self._on_bug = policy, patience, on_bug
-        self._workers: tuple[Heartbeat, ...] = ()  # replaced as a whole: the engine's thread reads it
+        # By the model's or adapter's name; replaced as a whole: the engine's thread reads it.
+        self._workers: dict[str, tuple[Heartbeat, ...]] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
         self._given: Counter[str] = Counter()  # tokens by worker: of the engine's thread
         self._back: Counter[str] = Counter()  # those of them that are no longer to come: of the loop
@@ -57,7 +61,7 @@ class RemotePrefill:
 
     def start(self) -> None:
         """Begin to hand over, where that is wanted and the model's keys and values can travel."""
-        if self._policy != "never" and self._card.kv:
+        if self._policy != "never" and self._kv:
             self._bus.monitor.duties.append(self._look)
             self._bus.directory.on_gone.append(self._store.forget)
             self._thread.engine.receiver.choose = self._choose
@@ -67,7 +71,7 @@ class RemotePrefill:
         """Workers that may be asked, how often their requests went on without them, by cause, and what asking costs."""
         fallbacks = dict(self._thread.engine.receiver.fallbacks)
         return {
-            "prefill_workers": len(self._workers),
+            "prefill_workers": len(self._workers.get(self._name, ())),
             "prefill_fallbacks": fallbacks,
             "prefill_delay": self._delay.seconds,
         }
@@ -81,14 +85,18 @@ class RemotePrefill:
     # --------------------------------------------------------------------------------------------------------- choosing
     async def _look(self, _elapsed: float) -> None:
         """Who there is to ask: ready, not suspected, and with keys and values as ours."""
-        name, kv = self._card.name, self._card.kv
-        ready = self._bus.directory.ready(ROLE, model=name)
-        self._workers = tuple(b for b in ready if any(c.name == name and c.kv == kv for c in b.models))
+        found: dict[str, list[Heartbeat]] = {}
+        for beat in self._bus.directory.ready(ROLE, model=self._name):
+            for card in beat.models:
+                if card.kv and self._kv.get(card.name) == card.kv:
+                    found.setdefault(card.name, []).append(beat)
+        self._workers = {name: tuple(beats) for name, beats in found.items()}
 
     def _choose(self, request: Request, here: Here) -> str | None:
         """On the engine's thread."""
         tokens = request.num_uncomputed - 1
-        there = [self._there(beat, request.priority) for beat in self._workers]
+        name = self._name if request.adapter is None else request.adapter.name
+        there = [self._there(beat, request.priority) for beat in self._workers.get(name, ())]
         transfer_token = self._speed.seconds_per_byte * self._token_bytes
         choice = choose(self._policy, tokens, here, there, transfer_token, self._delay.seconds)
         if choice is None:
@@ -136,7 +144,7 @@ class RemotePrefill:
         prefill = Prefill(
             model=request.model,
             prompt=list(handover.tokens),
-            kv=self._card.kv,
+            kv=self._kv[request.model],
             start=handover.start,
             request_id=request.request_id,
             priority=request.priority,

@@ -9,10 +9,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypedDict
 
 from motet_shared.messages import Sampling
+from motet_shared.prefixes import ROOT
 
 from .sights import Sights
 
 if TYPE_CHECKING:
+    from .adapter_bank import Adapter
     from .grammar import Sentence
     from .prefix_cache import Node
 
@@ -35,6 +37,7 @@ class Options(TypedDict, total=False):
     priority: higher ones go first, and may take the place of lower ones; 0 by default.
     tenant: whose share of the engine the request uses.
     sentence: the reply in its grammar, `output` included; it ends with it.
+    adapter: what changes the model for this request; it stays in its slot until the request has left.
     send_from: the prompt is computed for another engine, which has its tokens up to here; nothing is drawn.
     """
 
@@ -44,6 +47,7 @@ class Options(TypedDict, total=False):
     priority: int
     tenant: str
     sentence: Sentence | None
+    adapter: Adapter | None
     send_from: int
 
 
@@ -59,6 +63,8 @@ class Request:
     """
 
     __slots__ = (
+        "accepted",
+        "adapter",
         "arrival",
         "credit",
         "deadline",
@@ -78,6 +84,7 @@ class Request:
         "priority",
         "queued_at",
         "receiving",
+        "rejected",
         "sampling",
         "sent",
         "sentence",
@@ -110,6 +117,7 @@ class Request:
         tenant: str = "",
         sights: Sights | None = None,
         sentence: Sentence | None = None,
+        adapter: Adapter | None = None,
         send_from: int = -1,
     ):
         self.key = key
@@ -117,6 +125,7 @@ class Request:
         self.tokens = [*prompt, *output]
         self.sights = sights
         self.sentence = sentence
+        self.adapter = adapter
         self.names = self.tokens if sights is None else [*sights.names, *output]
         self.num_prompt = len(prompt)
         self.sampling = sampling
@@ -135,6 +144,7 @@ class Request:
         self.num_computed = 0
         self.num_cached: int | None = None  # of the prompt, when it was first admitted
         self.emitted = 0
+        self.accepted = self.rejected = 0  # tokens of drafts
         self.preemptions = 0
         self.status = Status.WAITING
         self.queued_at = time.monotonic()
@@ -156,6 +166,11 @@ class Request:
     def rank(self) -> tuple[int, int]:
         """Sorts those first that are served first and give way last."""
         return -self.priority, self.arrival
+
+    @property
+    def root(self) -> int:
+        """Where its blocks begin in the prefix cache: adapters share nothing, neither with each other nor with none."""
+        return ROOT if self.adapter is None else self.adapter.root
 
     @property
     def output(self) -> list[int]:

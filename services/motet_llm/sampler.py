@@ -14,48 +14,80 @@ Shapes: R rows, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
-from motet_kernels import sampling
+from motet_kernels import sampling, speculation
 from motet_kernels.sampling import Choice, Edits
 from motet_shared.messages import TokenLogprob
 
-from .request import Request
+from .supposed import Row
 from .token_mask import TokenMask
 
 
 @dataclass(slots=True)
-class Sampled:
-    """One entry per row. `ids[row]` is None where nothing can be drawn: NaN, infinities, or no token is allowed."""
+class Drawn:
+    """What the rows of one work drew. agreed: of its draft, how many tokens are what was drawn in their places."""
 
     ids: list[int | None]
     logprobs: list[TokenLogprob | None]
+    agreed: int = 0
 
 
-def sample(logits_RV: Tensor, requests: list[Request], mask: TokenMask | None = None) -> Sampled:
+@dataclass(slots=True)
+class Sampled:
+    """One entry per row. `ids[row]` is None where nothing can be drawn: NaN, infinities, or no token is allowed.
+
+    agreed: of each draft, how many of its tokens were drawn.
+    """
+
+    ids: list[int | None]
+    logprobs: list[TokenLogprob | None]
+    agreed: list[int] = field(default_factory=list)
+
+    def by_draft(self, drafts: Sequence[Sequence[int]]) -> list[Drawn]:
+        """What was drawn for each draft, in the rows before its tokens and behind them."""
+        found, start = [], 0
+        for draft, agreed in zip(drafts, self.agreed, strict=True):
+            end = start + 1 + len(draft)
+            found.append(Drawn(self.ids[start:end], self.logprobs[start:end], agreed))
+            start = end
+        return found
+
+
+def sample(
+    logits_RV: Tensor, requests: Sequence[Row], mask: TokenMask | None = None, drafts: Sequence[Sequence[int]] = ()
+) -> Sampled:
     """Draw one token per row. `requests[r]` tells how, and what stands before it. `logits_RV` is left as it is.
 
-    mask: of those that are held to a grammar.
+    mask: of those that are held to a grammar. drafts: what the rows were guessed to draw, if it was: each draft has a
+    row more than tokens.
     """
+    ids_R = choose(logits_RV, requests, mask)
+    agreed = speculation.agreement(ids_R, drafts).tolist() if any(drafts) else [0] * len(drafts)
+    logprobs = _logprobs(logits_RV, requests, ids_R)
+    return Sampled([None if token < 0 else token for token in ids_R.tolist()], logprobs, agreed)
+
+
+def choose(logits_RV: Tensor, requests: Sequence[Row], mask: TokenMask | None = None) -> Tensor:
+    """The tokens of `sample`, `[R]`, int64, -1 where there is none."""
     edits = edits_of(requests)
     edited_RV = logits_RV if edits is None else sampling.edit(logits_RV, edits)
     if mask is not None:
         edited_RV = mask.apply(edited_RV)
-    ids_R = sampling.draw(edited_RV, [_choice(request) for request in requests])
-    logprobs = _logprobs(logits_RV, requests, ids_R)
-    return Sampled([None if token < 0 else token for token in ids_R.tolist()], logprobs)
+    return sampling.draw(edited_RV, [_choice(request) for request in requests])
 
 
-def _choice(request: Request) -> Choice:
+def _choice(request: Row) -> Choice:
     s = request.sampling
     return Choice(s.temperature, s.top_k, s.top_p, s.min_p, s.seed, request.num_output)
 
 
 # ------------------------------------------------------------------------------------------------ bias and penalties
-def edits_of(requests: list[Request]) -> Edits | None:
+def edits_of(requests: Sequence[Row]) -> Edits | None:
     """Bias, min_tokens and penalties of all rows; None if no row has any."""
     rows = [(row, _row_edits(request)) for row, request in enumerate(requests) if _edits(request)]
     if not rows:
@@ -64,7 +96,7 @@ def edits_of(requests: list[Request]) -> Edits | None:
     return Edits(np.concatenate(numbers), *map(np.concatenate, zip(*(columns for _, columns in rows), strict=True)))
 
 
-def _edits(request: Request) -> bool:
+def _edits(request: Row) -> bool:
     s = request.sampling
     return bool(
         s.logit_bias
@@ -75,7 +107,7 @@ def _edits(request: Request) -> bool:
     )
 
 
-def _row_edits(request: Request) -> tuple[np.ndarray, ...]:
+def _row_edits(request: Row) -> tuple[np.ndarray, ...]:
     """The columns of one row: tokens, bias, factor, less."""
     s = request.sampling
     biased = np.fromiter(s.logit_bias, np.int64, len(s.logit_bias))
@@ -95,7 +127,7 @@ def _row_edits(request: Request) -> tuple[np.ndarray, ...]:
 
 
 # -------------------------------------------------------------------------------------------------- log-probabilities
-def _logprobs(logits_RV: Tensor, requests: list[Request], ids_R: Tensor) -> list[TokenLogprob | None]:
+def _logprobs(logits_RV: Tensor, requests: Sequence[Row], ids_R: Tensor) -> list[TokenLogprob | None]:
     """Rows that want as many alternatives go together: which of equals are listed is not to depend on the others."""
     result: list[TokenLogprob | None] = [None] * len(requests)
     rows_by_most: dict[int, list[int]] = {}

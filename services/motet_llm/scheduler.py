@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -25,6 +25,7 @@ from .fairness import Shares, house
 from .pace import Pace
 from .prefix_cache import PrefixCache
 from .request import Request, Status
+from .supposed import Row, Supposed
 
 _rank = attrgetter("rank")
 SMALLEST_CHUNK = 8  # tokens: below, a step's fixed costs outweigh what streams gain from shorter steps
@@ -32,14 +33,30 @@ SMALLEST_CHUNK = 8  # tokens: below, a step's fixed costs outweigh what streams 
 
 @dataclass(slots=True, frozen=True)
 class Work:
-    """Compute the next `num_tokens` tokens of `request`; if those are all, draw one, unless they are for others."""
+    """Compute the next `num_tokens` tokens of `request`; if those are all, draw one, unless they are for others.
+
+    draft: tokens that may come next. They are computed too, `num_tokens` counts them, and behind each one is drawn.
+    """
 
     request: Request
     num_tokens: int
+    draft: tuple[int, ...] = ()
 
     @property
     def draws(self) -> bool:
-        return self.num_tokens == self.request.num_uncomputed and self.request.sent < 0
+        return self.num_tokens - len(self.draft) == self.request.num_uncomputed and self.request.sent < 0
+
+    @property
+    def rows(self) -> list[Row]:
+        """What tokens are drawn for."""
+        if not self.draws:
+            return []
+        return [self.request, *(Supposed(self.request, self.draft[:n]) for n in range(1, 1 + len(self.draft)))]
+
+    @property
+    def tokens(self) -> list[int]:
+        """What is computed."""
+        return [*self.request.tokens[slice(*self.span)], *self.draft]
 
     @property
     def span(self) -> tuple[int, int]:
@@ -164,6 +181,30 @@ class Scheduler:
                 return whole - request.num_computed
         return count
 
+    def widen(self, works: Sequence[Work], drafts: Mapping[Request, Sequence[int]]) -> list[Work]:
+        """The works of a step with drafts, as far as the budget and the free blocks reach: nobody gives way for one."""
+        left = self.limits.token_budget - sum(work.num_tokens for work in works)
+        widened = []
+        for work in works:
+            draft = self._that_fits(work, tuple(drafts.get(work.request, ())[: max(left, 0)]))
+            left -= len(draft)
+            widened.append(Work(work.request, work.num_tokens + len(draft), draft) if draft else work)
+        return sorted(widened, key=lambda work: work.num_tokens > 1)
+
+    def _that_fits(self, work: Work, draft: tuple[int, ...]) -> tuple[int, ...]:
+        """The beginning of a draft for which there is room, which it gets."""
+        _, end = work.span
+        while draft and self._tables.missing(work.request, end + len(draft)) > self._tables.num_free:
+            draft = draft[:-1]
+        if draft:
+            self._tables.grow(work.request, end + len(draft))
+        return draft
+
+    def take_back(self, request: Request) -> None:
+        """Free the blocks that only a draft has filled, and what was wrong in it."""
+        if not self.limits.contiguous_kv:
+            self._tables.cut(request)
+
     def _plan(self, request: Request, num_tokens: int) -> int:
         """Find blocks for `num_tokens` more tokens, by preemption if need be. The number that will be computed."""
         if num_tokens <= 0 or request.status is not Status.RUNNING:
@@ -215,7 +256,7 @@ class Scheduler:
         insort(self.running, request, key=_rank)
         self._tables.open(request)
         if self._prefix_cache is not None:
-            self._prefix_cache.take(request, self._prefix_cache.match(request.names))
+            self._prefix_cache.take(request, self._prefix_cache.match(request.names, request.root))
         if request.num_cached is None:
             request.num_cached = min(request.num_computed, request.num_prompt)
         if self.limits.contiguous_kv:
@@ -246,7 +287,7 @@ class Scheduler:
         needed = self._tables.blocks_for(length)
         if self._prefix_cache is None or needed <= self._tables.num_free - self._promised([]):
             return needed
-        return needed - self._prefix_cache.num_held(self._prefix_cache.match(request.names))
+        return needed - self._prefix_cache.num_held(self._prefix_cache.match(request.names, request.root))
 
     def _fits(self, needed: int, victims: list[Request]) -> bool:
         """Whether a request that needs so many blocks could run if `victims` did not."""

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from motet_kernels.attention import PagedBatch
+from motet_kernels.lora import Segments
 from motet_kernels.replay import Tape
+
+from .recent_rows import Rows
 
 MAX_ROWS = 4  # a step of more rows is busy with its matrices, and a tape keeps what the step makes on its way
 
@@ -28,20 +31,29 @@ class StepMemory:
     def __init__(self, rows: int, num_groups: int, max_blocks: int):
         self.max_blocks = max_blocks
         self.slots = [torch.zeros(rows, dtype=torch.int64) for _ in range(num_groups)]
-        starts, lengths = torch.arange(rows + 1, dtype=torch.int32), torch.ones(rows, dtype=torch.int32)
+        starts = torch.arange(rows + 1, dtype=torch.int32)
         tables = [torch.zeros(rows, max_blocks, dtype=torch.int32) for _ in range(num_groups)]
-        self.batches = [PagedBatch(table, starts, lengths) for table in tables]
+        self.batches = [PagedBatch(table, starts, torch.ones(rows, dtype=torch.int32)) for table in tables]
+        self._segments: Segments | None = None
         self._tapes: dict[int, _LayerTape] = {}
         self._last: Tensor | None = None  # what the layer before gave, in memory of its own
         self._turns: Turns | None = None
         self._given: Turns | None = None
 
-    def write(self, tables: Sequence[Tensor], slots: Sequence[Tensor], lengths_B: Tensor) -> None:
-        """The next step: by group the block tables `[B, ≤M]` and the slots `[B]` of its tokens."""
-        for batch, table, into, slot in zip(self.batches, tables, self.slots, slots, strict=True):
-            batch.tables_BM[:, : table.shape[1]] = table
+    def keep_segments(self, segments: Segments) -> Segments:
+        """Which rows have which adapters in the next step, at addresses that stay."""
+        if self._segments is None:
+            self._segments = segments
+        else:
+            self._segments.write(segments)
+        return self._segments
+
+    def write(self, rows: Sequence[Rows], slots: Sequence[Tensor]) -> None:
+        """The next step: by group its rows, of tables `[B, ≤M]`, and the slots `[B]` of its tokens."""
+        for batch, row, into, slot in zip(self.batches, rows, self.slots, slots, strict=True):
+            batch.tables_BM[:, : row.tables_BM.shape[1]] = row.tables_BM
+            batch.lengths_B.copy_(row.lengths_B)
             into.copy_(slot)
-        self.batches[0].lengths_B.copy_(lengths_B)
         self._last = self._given = None
 
     def run(self, index: int, layer: Layer, x: Tensor, turns: Turns) -> Tensor:

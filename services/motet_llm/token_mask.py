@@ -16,15 +16,15 @@ from torch import Tensor
 
 from motet_kernels.spans import upload
 
-from .grammar import words
-from .request import Request
+from .grammar import Sentence, words
+from .supposed import Row, Supposed
 
 
 class TokenMask:
     """Of the rows of one step, whose logits are on `device`. `seconds`: what it took to compute."""
 
-    def __init__(self, requests: Sequence[Request], vocab: int, device: torch.device):
-        self._sentences = [(row, r.sentence, r.stop_ids) for row, r in enumerate(requests) if r.sentence is not None]
+    def __init__(self, requests: Sequence[Row], vocab: int, device: torch.device):
+        self._held = [(row, request) for row, request in enumerate(requests) if request.sentence is not None]
         self._rows = len(requests)
         self._vocab = vocab
         self._device = device
@@ -35,13 +35,13 @@ class TokenMask:
     @property
     def empty(self) -> bool:
         """No row is held to a grammar."""
-        return not self._sentences
+        return not self._held
 
     def compute(self) -> None:
         """Ask the grammars; at once if there are none."""
         began = time.perf_counter()
         try:
-            if self._sentences:
+            if self._held:
                 self._mask = self._ask()
         finally:
             self.seconds = time.perf_counter() - began
@@ -50,8 +50,11 @@ class TokenMask:
     def _ask(self) -> Tensor:
         """For the CPU a bool of each logit, so that less is left for the thread that has the logits; else bits."""
         bits_RW = np.full((self._rows, words(self._vocab)), 0xFFFFFFFF, np.uint32)
-        for row, sentence, stop_ids in self._sentences:
-            sentence.fill(bits_RW[row], stop_ids)
+        ahead: Sentence | None = None
+        for row, request in self._held:
+            ahead = _next(ahead, request)
+            if ahead is not None:
+                ahead.fill(bits_RW[row], request.stop_ids)
         if self._device.type != "cpu":
             return torch.from_numpy(bits_RW.view(np.int32))
         return torch.from_numpy(np.unpackbits(bits_RW.view(np.uint8), axis=1, bitorder="little") == 0)
@@ -64,6 +67,18 @@ class TokenMask:
         if self._mask.dtype == torch.bool:
             return logits_RV.masked_fill(self._mask[:, : logits_RV.shape[1]], -torch.inf)
         return forbid(logits_RV, upload(self._mask, self._device))
+
+
+def _next(before: Sentence | None, row: Row) -> Sentence | None:
+    """Where the grammar of a row is; `before`: that of the row before it. None where its draft has left the grammar:
+    nothing that is drawn there counts."""
+    if not isinstance(row, Supposed):
+        return row.sentence
+    if before is None:
+        return None
+    if len(row.ahead) == 1:
+        before = before.copy()  # it may be wrong, and the request's own has not seen it
+    return before if before.accept(row.ahead[-1:]) else None
 
 
 def forbid(logits_RV: Tensor, bits_RW: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ from motet_shared.call import Call
 from motet_shared.config import Bytes, Duration, ProcessConfig, setting
 from motet_shared.messages import Cached, Generate, Profile, Tokens
 
+from .adapter_bank import Adapter
 from .cache_news import CacheReporter
-from .config import EngineConfig
+from .config import MOST_DRAFTED, EngineConfig
 from .engine import StepOutput
 from .grammar import Sentence
 from .grammars import Grammars
@@ -41,8 +42,8 @@ class DecodeConfig(ProcessConfig):
     name: str = setting("what clients call the model (default: the folder's name)", default="")
     device: str = setting("where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
     dtype: str = setting("of activations: auto, float32, bfloat16 or float16", default="auto")
-    weights: str = setting("of matrices: auto, float32, bfloat16, float16, int8 or int4", default="auto")
-    kv_dtype: str = setting("of the KV cache: auto, float32, bfloat16 or float16", default="auto")
+    weights: str = setting("of matrices: auto, float32, bfloat16, float16, int8, int4 or float8", default="auto")
+    kv_dtype: str = setting("of the KV cache: auto, float32, bfloat16, float16, int8 or float8_e4m3fn", default="auto")
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     deterministic: bool = setting("a request's tokens do not depend on the rest of the batch", default=False)
     overlap: bool = setting("handle the tokens of a step while the next one is computed", default=True)
@@ -61,6 +62,19 @@ class DecodeConfig(ProcessConfig):
     max_waiting: int = setting("most requests in the queue; further ones are refused", default=256, min=1)
     image_memory: Bytes = setting("embeddings of images that requests hold", default=1 << 30, min=1 << 20)
     step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+    speculate: str = setting(
+        "who guesses tokens ahead: off, ngram (what was said before), or the folder of a draft model or of heads",
+        default="off",
+    )
+    draft_tokens: int = setting("most tokens that are guessed at a time", default=5, min=1, max=MOST_DRAFTED)
+    adapters: tuple[str, ...] = setting("LoRA adapters as PEFT saves them, name=folder", default=())
+    adapter_folder: str = setting("whose subfolders are adapters too, by their own names", default="")
+    max_adapters: int = setting("adapters in memory at a time", default=16, min=1)
+    max_rank: int = setting("most ranks that an adapter may have", default=64, min=1)
+    attention_window: int = setting(
+        "tokens that layers see which would see all that came before, whole blocks; 0: all", default=0, min=0
+    )
+    attention_sinks: int = setting("first tokens that they see besides", default=16, min=0)
     context: int = setting("longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0)
     grammar_timeout: float = setting("seconds that a request's grammar may take to compile", default=10.0, min=0.1)
     grammar_cache: int = setting("compiled grammars that are kept", default=128, min=1)
@@ -73,7 +87,10 @@ class DecodeConfig(ProcessConfig):
 
     def engine(self) -> EngineConfig:
         shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
-        return EngineConfig(**{name: getattr(self, name) for name in shared})
+        given = {name: getattr(self, name) for name in shared}
+        if self.role == "prefill":
+            given["speculate"] = "off"  # it draws nothing
+        return EngineConfig(**given)
 
 
 class Decode(LlmWorker):
@@ -97,7 +114,7 @@ class Decode(LlmWorker):
             self._reporter = CacheReporter(self.bus, prefix_cache.changes)
             self.bus.monitor.duties.append(self._reporter.tick)
         self._remote = RemotePrefill(
-            self.bus, self.store, self.thread, self.card, config.remote_prefill, config.prefill_patience, self.crash
+            self.bus, self.store, self.thread, self.models(), config.remote_prefill, config.prefill_patience, self.crash
         )
         self._remote.start()
         self._grammars.prepare()
@@ -115,12 +132,17 @@ class Decode(LlmWorker):
     @operation(Generate)
     async def generate(self, call: Call, request: Generate) -> None:
         """Tokens of one request, one item per engine step, until it ends."""
-        self.check_served(request.model)
-        async with self._sights.reading(request.sights) as sights:
+        asked = time.perf_counter()
+        async with (
+            self.adapter_of(request.model, call.expires) as adapter,
+            self._sights.reading(request.sights) as sights,
+        ):
             began = time.perf_counter()
+            timing = {"decode.adapter": began - asked} if adapter is not None else {}
             sentence = await self._sentence(call, request)
-            timing = {"decode.grammar": time.perf_counter() - began} if sentence is not None else {}
-            last = await self._generate(call, request, sights, sentence)
+            if sentence is not None:
+                timing["decode.grammar"] = time.perf_counter() - began
+            last = await self._generate(call, request, sights, sentence, adapter)
         timing |= {f"decode.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
         call.finish(last.finish or "stop", last.usage, timing)
 
@@ -131,7 +153,12 @@ class Decode(LlmWorker):
         return await self._grammars.sentence(request.grammar, request.output, call.expires)
 
     async def _generate(
-        self, call: Call, request: Generate, sights: list[Sight], sentence: Sentence | None
+        self,
+        call: Call,
+        request: Generate,
+        sights: list[Sight],
+        sentence: Sentence | None,
+        adapter: Adapter | None,
     ) -> StepOutput:
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)
@@ -147,6 +174,7 @@ class Decode(LlmWorker):
             tenant=request.tenant,
             sights=sights,
             sentence=sentence,
+            adapter=adapter,
         )
         try:
             return await done

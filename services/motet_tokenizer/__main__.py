@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
+from motet_shared.starts import importing
+
 
 def main() -> None:
     # Where torch is installed for other services, transformers would load it here too: two seconds of start-up and
@@ -12,9 +14,10 @@ def main() -> None:
     sys.modules["torch"] = None  # type: ignore[assignment]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # transformers would warn that it is missing
 
-    from motet_shared.actor import run
-    from motet_tokenizer.config import TokenizerConfig
-    from motet_tokenizer.service import Tokenizer
+    with importing():
+        from motet_shared.actor import run
+        from motet_tokenizer.config import TokenizerConfig
+        from motet_tokenizer.service import Tokenizer
 
     run(Tokenizer, TokenizerConfig)
 

@@ -117,12 +117,13 @@ class Generation:
         instance = router.pick(self._request.model, avoid, load)
         if instance is not None:
             return instance
-        counters.note_waiting(self._request.model, 1)
+        model = self._vocabulary.name  # a planner counts an adapter's requests as its model's
+        counters.note_waiting(model, 1)
         try:
             with self._watch.stage("wait"):
                 return await router.wait(self._request.model, avoid, self._around.config.decode_wait, load)
         finally:
-            counters.note_waiting(self._request.model, -1)
+            counters.note_waiting(model, -1)
 
     def _load(self) -> Load:
         """What decode has to prefill: the prompt, and what was emitted before a move."""
@@ -224,4 +225,6 @@ class Generation:
             self._watch.merge(self._end.timing)
             if self._end.usage is not None:
                 usage.cached_tokens = min(self._end.usage.cached_tokens, usage.prompt_tokens)
+                usage.accepted_tokens = self._end.usage.accepted_tokens
+                usage.rejected_tokens = self._end.usage.rejected_tokens
         self._call.finish(self._text.status, usage, self._watch.as_dict())

@@ -6,7 +6,8 @@ A request goes where it is to cost the fewest seconds:
     + streams there · tokens that a reply has left · seconds that a stream adds to a step
 
 What is cached is known block by block (`PrefixIndex`), so a conversation stays where it was as long as that is worth
-more than a shorter queue. Queues and speeds come with heartbeats; what was sent there since the last one is added.
+more than a shorter queue. An adapter that is not resident costs what loading one takes. Queues and speeds come with
+heartbeats; what was sent there since the last one is added.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from random import Random
 
 from motet_shared.discovery import Directory
 from motet_shared.errors import Unavailable
-from motet_shared.messages import Heartbeat, tier_of
-from motet_shared.prefixes import chain
+from motet_shared.messages import Heartbeat, ModelCard, tier_of
+from motet_shared.prefixes import ROOT, chain
 from motet_tokenizer.prefix_index import ROLE, PrefixIndex
 
 FIRST_GUESS = 64.0  # tokens of a reply
+LOADING = 0.2  # seconds for an adapter, where nobody has loaded one yet
 MEMORY = 0.05  # weight of the newest reply in their mean
 
 
@@ -32,13 +34,14 @@ class Load:
 
     names: Sequence[int] = ()
     priority: int = 0
-    _chains: dict[int, list[int]] = field(default_factory=dict)
+    _chains: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
-    def chain(self, block_size: int) -> list[int]:
-        """Its blocks, but for the last token's, which is always computed."""
-        if block_size not in self._chains:
-            self._chains[block_size] = chain(self.names[: max(0, len(self.names) - 1)], block_size)
-        return self._chains[block_size]
+    def chain(self, block_size: int, root: int = ROOT) -> list[int]:
+        """Its blocks, but for the last token's, which is always computed; `root`: what the chain begins with."""
+        key = block_size, root
+        if key not in self._chains:
+            self._chains[key] = chain(self.names[: max(0, len(self.names) - 1)], block_size, root)
+        return self._chains[key]
 
     @property
     def tier(self) -> str:
@@ -53,6 +56,7 @@ class Router:
         directory.on_gone.append(self._forget)
         self._index = index
         self._sent: dict[str, tuple[int, int]] = {}  # instance: heartbeat number, tokens given to it since then
+        self._given: dict[tuple[str, str], int] = {}  # instance and adapter: heartbeat number when it was sent there
         self._turn = 0
         self._random = Random()
         self._reply = FIRST_GUESS  # tokens, on average
@@ -72,6 +76,8 @@ class Router:
         start = self._turn % len(ready)
         load = load or Load()
         chosen = self._choose(ready[start:] + ready[:start], model, load)
+        if (card := _card(chosen, model)) is not None and card.parent:
+            self._given[chosen.instance, model] = chosen.seq
         self._sent[chosen.instance] = chosen.seq, self._sent_since(chosen) + self._uncached(chosen, model, load)
         return chosen.instance
 
@@ -107,21 +113,34 @@ class Router:
         ahead = beat.load.get(f"prefill_{load.tier}", 0.0) + self._sent_since(beat)
         prefilled = (ahead + self._uncached(beat, model, load)) * (beat.load.get("prefill_token") or prefill)
         # All streams go by one rate: that of an instance with few of them says what is the price of a step.
-        return prefilled + self._directory.active(beat.instance) * self._reply / 2 * row
+        return prefilled + self._directory.active(beat.instance) * self._reply / 2 * row + self._loading(beat, model)
+
+    def _loading(self, beat: Heartbeat, model: str) -> float:
+        """What it takes until the adapter is there, if `model` is one; it is, or soon, where it was just asked for."""
+        card = _card(beat, model)
+        if card is None or card.resident or self._given.get((beat.instance, model)) == beat.seq:
+            return 0.0
+        return beat.load.get("adapter_load") or LOADING
 
     def _uncached(self, beat: Heartbeat, model: str, load: Load) -> int:
         """Tokens that it would have to prefill."""
-        size = next((card.block_size for card in beat.models if card.name == model), 0)
-        if not size or self._index is None or not self._sees_caches:
+        card = _card(beat, model)
+        if card is None or not card.block_size or self._index is None or not self._sees_caches:
             return len(load.names)
-        return len(load.names) - size * self._index.held(beat.instance, load.chain(size))
+        chain = load.chain(card.block_size, card.root)
+        return len(load.names) - card.block_size * self._index.held(beat.instance, chain)
 
     def _forget(self, instance: str) -> None:
         self._sent.pop(instance, None)
+        self._given = {key: seq for key, seq in self._given.items() if key[0] != instance}
 
     def _sent_since(self, beat: Heartbeat) -> int:
         number, tokens = self._sent.get(beat.instance, (-1, 0))
         return tokens if number == beat.seq else 0
+
+
+def _card(beat: Heartbeat, model: str) -> ModelCard | None:
+    return next((card for card in beat.models if card.name == model), None)
 
 
 def _typical(beats: Sequence[Heartbeat], name: str) -> float:

@@ -45,17 +45,18 @@ class Eyes:
         """On whichever instance lives. Gives up after a time without any, or after too many that died of it."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + self._config.decode_wait
+        model = self._bus.directory.base_of(request.model)  # adapters see what their model sees
         failures = 0
         avoid: set[str] = set()
         while True:
-            instance = await self._choose(request.model, image, avoid, max(give_up - loop.time(), 0.0))
+            instance = await self._choose(model, image, avoid, max(give_up - loop.time(), 0.0))
             try:
                 return await self._ask(call, request, image, instance)
             except _ELSEWHERE as error:
                 failures += not isinstance(error, Overloaded)
                 if loop.time() >= give_up or failures > self._config.max_moves:
                     raise
-                avoid = self._leave(error, instance, avoid, request.model)
+                avoid = self._leave(error, instance, avoid, model)
                 await asyncio.sleep(PAUSE)
 
     def _leave(self, error: MotetError, instance: str, avoid: set[str], model: str) -> set[str]:
@@ -80,7 +81,7 @@ class Eyes:
         return max(names, key=lambda name: hashlib.blake2b(f"{key}/{name}".encode()).digest(), default=None)
 
     async def _ask(self, call: Call, request: Chat, image: Image, instance: str) -> Seen:
-        encode = Encode(model=request.model, image=image, request_id=request.request_id)
+        encode = Encode(model=self._bus.directory.base_of(request.model), image=image, request_id=request.request_id)
         stream = self._bus.open(ROLE, encode, instance=instance, deadline=call.remaining(), epoch=call.epoch)
         async with stream:
             async for item in stream:

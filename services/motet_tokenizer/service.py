@@ -149,7 +149,7 @@ class Tokenizer(Actor):
 
     # --------------------------------------------------------------------------------------------------------- helpers
     def _vocabulary(self, model: str) -> Vocabulary:
-        vocabulary = self.vocabularies.get(model)
+        vocabulary = self.vocabularies.get(model) or self.vocabularies.get(self.bus.directory.base_of(model))
         if vocabulary is None:
             names = ", ".join(sorted(self.vocabularies))
             raise UnknownModel(f"model: {model!r} is not served; choose one of {names}", param="model")

@@ -1,9 +1,12 @@
 """`python -m motet_tts --model FOLDER`: one speech worker."""
 
-from motet_shared.actor import run
+from motet_shared.starts import importing
 
-if __name__ == "__main__":
+with importing():
+    from motet_shared.actor import run
+
     from .config import TtsConfig
     from .service import Tts
 
+if __name__ == "__main__":
     run(Tts, TtsConfig)

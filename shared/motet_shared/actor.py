@@ -35,6 +35,7 @@ from .call import Call
 from .config import ProcessConfig, load
 from .errors import ConfigError, MotetError, UnknownModel
 from .messages import ModelCard, Request
+from .starts import START, go_on, process_began
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,10 @@ class Actor:
         """Numbers for people and tests: `$SRV.STATS` carries them as `data`."""
         return {}
 
+    def described(self) -> dict[str, Any]:
+        """`stats`, and the seconds of each stage of this process's start."""
+        return self.stats() | ({"start_seconds": START.stages} if START.stages else {})
+
     def check_integrity(self) -> None:
         """Raises if the state of an idle actor is inconsistent."""
         self.bus.check_integrity()
@@ -126,14 +131,18 @@ class Actor:
     async def start(self) -> None:
         """Subscribe, warm up, become ready."""
         self.bus.calls.max_active = self.max_active
-        self.bus.describe = self.stats
+        self.bus.describe = self.described
         self.bus.integrity = self.integrity
         self.bus.presence = lambda: (self.models(), self.load())
         self.bus.set_state("warming")
         await self.warm()
+        START.mark("warm-up")
         await self.bus.serve(self.operations())
         self.bus.set_state("ready")
-        log.info("ready", extra={"instance": self.bus.instance})
+        START.mark("registered")
+        START.end()
+        told: dict[str, Any] = {"instance": self.bus.instance, **START.told()}
+        log.info("ready", extra=told)
 
     async def stop(self) -> None:
         """Take no new work, finish what runs, release everything."""
@@ -148,6 +157,8 @@ def run(actor: type[Actor], config: type[ProcessConfig], argv: list[str] | None 
 
     A second signal ends the drain: calls that still run are told to go on elsewhere.
     """
+    START.begin(process_began())
+    START.mark("imports")
     try:
         settings = load(config, argv, prog=f"motet-{actor.role}")
         if settings.stop_with_parent:
@@ -165,9 +176,10 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
     instance = config.instance_id(actor_class.role)
     metrics = telemetry.setup(actor_class.role, instance, config)
     bus = await Bus.connect(instance, config)
+    START.mark("connected")
     actor = actor_class(config, bus)
     actor.metrics = metrics
-    metrics.watch(lambda: bus.stats() | actor.stats())
+    metrics.watch(lambda: bus.stats() | actor.described())
     if (port := metrics.serve(config.metrics_port, config.metrics_host)) >= 0:
         log.info("metrics on http://%s:%d/metrics", config.metrics_host, port)
     stopping = _on_signals(actor.leave, actor.hurry)
@@ -188,6 +200,7 @@ async def _live(actor_class: type[Actor], config: ProcessConfig) -> int:
     telemetry.shutdown()
     if actor.becomes:
         os.environ.pop("MOTET_INSTANCE", None)  # every process has an instance id of its own
+        go_on()
         os.execv(actor.becomes[0], actor.becomes)
     return 0
 

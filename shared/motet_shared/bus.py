@@ -24,6 +24,7 @@ from .outbox import Outbox
 from .peers import Monitor
 from .stream import Caller, Stream
 from .transport import Message, NatsTransport, Transport
+from .vitals import Vitals
 
 HOST = socket.gethostname()
 
@@ -45,6 +46,7 @@ class Bus:
         self.describe: Callable[[], dict[str, Any]] = dict
         self.integrity: Callable[[], str] = lambda: "unknown"
         self.presence: Callable[[], tuple[list[ModelCard], dict[str, float]]] = lambda: ([], {})
+        self._vitals = Vitals(lambda: self.monitor.late)
         self._events = Outbox(control, lambda parts: parts[-1])  # heartbeats: only the newest matters
         self._beats = 0
         self._since_beat = 0.0
@@ -127,13 +129,21 @@ class Bus:
             state=self.state,
             seq=self._beats,
             models=models,
-            load={"active": float(len(self.calls.active)), "requests": float(self.calls.requests)} | load,
+            load=self._vitals.read() | self._counts() | load,
             host=HOST,
             pid=os.getpid(),
         )
         self._beats += 1
         self._since_beat = 0.0
         self._events.put(subjects.heartbeat(self.instance), encode(beat))
+
+    def _counts(self) -> dict[str, float]:
+        calls = self.calls
+        return {
+            "active": float(len(calls.active)),
+            "requests": float(calls.requests),
+            "unread": float(calls.unread),
+        }
 
     async def _beat_when_due(self, elapsed: float) -> None:
         self._since_beat += elapsed

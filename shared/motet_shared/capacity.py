@@ -19,18 +19,33 @@ SMALL_BYTES = 4  # norms, biases and other vectors are float32: they are few
 
 
 @dataclass(frozen=True, slots=True)
+class Recent:
+    """What layers that see everything are made to see, in tokens that are whole blocks.
+
+    The `first` tokens of a sequence, the `last` ones before the query's own block, and that block up to the query.
+    """
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class KvGroup:
     """Layers with one block table, by their indices in the model. Layer `layers[j]` lives in storage tensor `j`.
 
-    window: how many tokens a query sees, itself included; None: all.
+    window: how many tokens a query sees, itself included; None: all, or what `recent` says.
     """
 
     layers: tuple[int, ...]
     window: int | None = None
+    recent: Recent | None = None
 
-    def first_needed(self, position: int, block_size: int) -> int:
-        """Index of the first block that a query at `position`, or any later one, can see."""
-        return 0 if self.window is None else max(0, position - self.window + 1) // block_size
+    def gap(self, position: int, block_size: int) -> range:
+        """Indices of the blocks that neither a query at `position` nor any later one can see."""
+        if self.recent is not None:
+            first = self.recent.first // block_size
+            return range(first, max(first, (position - self.recent.last) // block_size))
+        return range(0 if self.window is None else max(0, position - self.window + 1) // block_size)
 
     def most_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
         """Most blocks that a sequence of `tokens` tokens holds at a time, computing up to `step_tokens` per step.
@@ -38,20 +53,23 @@ class KvGroup:
         Of a sliding group: those of the window and of the chunk, which may begin and end inside a block.
         """
         whole = -(-tokens // block_size)
+        if self.recent is not None:
+            kept = (self.recent.first + self.recent.last) // block_size
+            return min(whole, kept + (step_tokens + block_size - 2) // block_size + 1)
         if self.window is None:
             return whole
         kept = self.window - 1 + step_tokens
         return min(whole, (kept + block_size - 2) // block_size + 1)
 
 
-def group_layers(windows: Mapping[int, int | None]) -> list[KvGroup]:
-    """Layers (index: window) into groups: those that never forget first, then by window."""
+def group_layers(windows: Mapping[int, int | None], recent: Recent | None = None) -> list[KvGroup]:
+    """Layers (index: window) into groups: those that never forget, or see what is `recent`, first, then by window."""
     kinds: dict[int | None, list[int]] = {}
     for layer, window in sorted(windows.items()):
         kinds.setdefault(window, []).append(layer)
     size = min(map(len, kinds.values()), default=1)
     return [
-        KvGroup(tuple(layers[start : start + size]), window)
+        KvGroup(tuple(layers[start : start + size]), window, recent if window is None else None)
         for window, layers in sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
         for start in range(0, len(layers), size)
     ]
@@ -93,11 +111,16 @@ class KvLayout:
         return low
 
 
-def kv_layout(windows: Mapping[int, int | None], token_bytes: Mapping[int, int], block_size: int) -> KvLayout:
+def kv_layout(
+    windows: Mapping[int, int | None],
+    token_bytes: Mapping[int, int],
+    block_size: int,
+    recent: Recent | None = None,
+) -> KvLayout:
     """Of layers that cache `token_bytes` per token each. Both by index. Raises ConfigError if there is none."""
     if not windows:
         raise ConfigError("no layer has a KV cache: models without attention are not served")
-    groups = group_layers(windows)
+    groups = group_layers(windows, recent)
     return KvLayout(tuple(groups), block_size, sum(slot_sizes(token_bytes, groups)) * block_size)
 
 

@@ -67,6 +67,11 @@ class Directory:
             and (model is None or any(card.name == model for card in peer.heartbeat.models))
         ]
 
+    def base_of(self, model: str) -> str:
+        """The model that an adapter of this name changes; any other model is its own."""
+        cards = (card for peer in self._peers.values() for card in peer.heartbeat.models)
+        return next((card.parent for card in cards if card.name == model and card.parent), model)
+
     def outstanding(self, instance: str) -> int:
         """Streams that this process has open at an instance."""
         return len(self._caller.by_peer.get(instance, ()))

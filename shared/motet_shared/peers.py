@@ -43,6 +43,7 @@ class Monitor:
         self._probe = encode(Controls(PROTOCOL, caller.instance, []))
         self.duties: list[Callable[[float], Awaitable[None]]] = []
         self.lag = 0.0  # how late the last tick was, seconds
+        self.late = 0.0  # how late all ticks were together, seconds
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="monitor")
@@ -58,6 +59,7 @@ class Monitor:
             before = self._clock.now()
             await self._clock.sleep(PERIOD)
             self.lag = max(0.0, self._clock.now() - before - PERIOD)
+            self.late += self.lag
             try:
                 await self.tick()
             except Exception:

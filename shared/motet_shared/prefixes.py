@@ -11,7 +11,7 @@ import hashlib
 from array import array
 from collections.abc import Sequence
 
-ROOT = 0  # what a chain begins with
+ROOT = 0  # what a chain begins with, unless an adapter has a root of its own
 _PICTURE_BITS = 32  # of a place within a picture
 
 
@@ -25,9 +25,9 @@ def chained(parent: int, names: Sequence[int]) -> int:
     return int.from_bytes(digest, "little")
 
 
-def chain(names: Sequence[int], block_size: int) -> list[int]:
-    """What the whole blocks of a prompt are called, from the first one on."""
-    called, parent = [], ROOT
+def chain(names: Sequence[int], block_size: int, root: int = ROOT) -> list[int]:
+    """What the whole blocks of a prompt are called, from the first one on; `root`: of the adapter that computes it."""
+    called, parent = [], root
     for start in range(0, len(names) - block_size + 1, block_size):
         parent = chained(parent, names[start : start + block_size])
         called.append(parent)

@@ -22,6 +22,7 @@ DEVICE = "--use-fake-device-for-media-stream"  # there is one
 LOUD = 0.1  # of the tone that stands for a voice, which has 0.17
 MILLISECONDS = WAIT_SECONDS * 1000
 _BROKEN = re.compile(r"WebSocket connection|net::ERR_")  # what the browser says of a connection that broke
+_REFUSED = re.compile(r"status of (401|503)")  # and of requests without a key, or while no model is ready
 
 # Listens to what the page plays and to what it sends, without its knowledge.
 _TAPS = """
@@ -82,8 +83,13 @@ def microphone(folder: Path, pcm: bytes, *, loop: bool = False) -> tuple[str, ..
 
 
 @asynccontextmanager
-async def browsing(url: str, args: Sequence[str] = (), *, cut: bool = False, **options: Any) -> AsyncIterator[Page]:
-    """The page, which had no error by the end. `cut`: but for connections that broke. `options`: of the context."""
+async def browsing(
+    url: str, args: Sequence[str] = (), *, cut: bool = False, refused: bool = False, **options: Any
+) -> AsyncIterator[Page]:
+    """The page, which had no error by the end. `options`: of the context.
+
+    cut: but for connections that broke. refused: but for requests without a key, or while no model is ready.
+    """
     executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", *args])
@@ -99,8 +105,8 @@ async def browsing(url: str, args: Sequence[str] = (), *, cut: bool = False, **o
             yield page
         finally:
             await browser.close()
-        if cut:
-            problems = [told for told in problems if not _BROKEN.search(told)]
+        for allowed, pattern in ((cut, _BROKEN), (refused, _REFUSED)):
+            problems = [told for told in problems if not (allowed and pattern.search(told))]
         assert not problems, problems
 
 

@@ -7,13 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from checkpoints import tiny_checkpoint
 from e2e.stack import START_SECONDS, WAIT_SECONDS, MotetStack, until
+from lora_folders import make_adapter
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -64,6 +68,33 @@ def test_the_port_is_taken(own: MotetStack, folders: tuple[Path, Path]) -> None:
     assert done.returncode == 2
     assert f"{port} on 127.0.0.1 is in use" in done.stderr
     assert not done.stdout
+
+
+def test_adapters_are_models_with_a_parent(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    good, _ = folders
+    model = AutoModelForCausalLM.from_pretrained(good, dtype=torch.float32)
+    adapter = make_adapter(model, tmp_path / "adapter", strength=0.5)
+    options = ("--llm", str(good), "--adapter", f"polite={adapter}", "--decode", "2", "--prefill", "1")
+    with (
+        MotetStack(tmp_path, *options) as stack,
+        openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        until(lambda: "polite" in [m.id for m in client.models.list()], "the adapter is listed", START_SECONDS)
+        assert getattr(client.models.retrieve("polite"), "parent", "") == "my-llama"
+        wish: dict[str, Any] = {"prompt": list(range(40)), "max_tokens": 12, "temperature": 0}
+        said = {name: client.completions.create(model=name, **wish).choices[0].text for name in ("my-llama", "polite")}
+        assert said["my-llama"] != said["polite"]
+        for name in ("polite", "my-llama", "polite"):
+            assert client.completions.create(model=name, **wish).choices[0].text == said[name]
+        listed = subprocess.run(
+            [sys.executable, "-m", "motet_cli", "models", "--url", stack.url],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS,
+            env=stack.env,
+            check=True,
+        )
+        assert "polite  (adapter of my-llama)" in listed.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

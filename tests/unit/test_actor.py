@@ -1,6 +1,7 @@
 """The life of an actor process: states, refusals, crashes, exit codes, stats."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -140,6 +141,18 @@ async def test_a_crash_ends_the_process_and_says_why() -> None:
         code, trouble = await process("raise ValueError('weights are torn')", **env)
         assert code == EXIT_CRASH
         assert "weights are torn" in trouble
+
+
+async def test_a_process_tells_how_long_its_start_took() -> None:
+    async with NatsServer() as server:
+        env = {"MOTET_NATS_URL": server.url, "MOTET_NATS_PASSWORD": server.password}
+        warm = "await asyncio.sleep(0.25); self.crash(OSError('enough'))"
+        _, told = await process(warm, "--log-format", "json", **env)
+    lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    [ready] = [line for line in lines if line["message"] == "ready"]
+    stages = {name: ready[name] for name in ("imports", "connected", "warm-up", "registered")}
+    assert stages["warm-up"] >= 0.25
+    assert ready["start"] == pytest.approx(sum(stages.values()), abs=0.01)
 
 
 def test_what_runs_without_torch_imports_without_torch() -> None:

@@ -11,6 +11,7 @@ import faults
 import replicas
 import routing
 import sockets
+import starts
 from bench_stack import motet_stack
 from conversations import conversations
 from fake_engine import CHARS, MODEL
@@ -137,3 +138,15 @@ def test_a_conversation_goes_on_and_the_trace_is_that_of_its_seed() -> None:
     assert [c.start for c in trace] == sorted(c.start for c in trace)
     assert len({tuple(c.turns[0].tokens[:400]) for c in trace}) <= 4
     assert all(100 <= token < 500 for c in trace for turn in c.turns for token in turn.tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_start_is_told_stage_by_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    starts.main(["--quick", "--output", str(tmp_path / "starts.json")])
+    assert "| first chat token |" in capsys.readouterr().out
+    [run] = json.loads((tmp_path / "starts.json").read_text())["findings"]["runs"]
+    assert {"gateway", "tokenizer", "decode"} <= run["stages"].keys()
+    assert 0 < sum(run["stages"]["gateway"].values()) < run["ready"] < run["first_token"]
+    assert {"imports", "weights", "packing", "warm-up"} <= run["worker_stages"].keys()
+    assert run["worker"] > run["worker_stages"]["imports"] > 0

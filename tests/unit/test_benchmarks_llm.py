@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import adapters
 import llm
 import serving
+import speculation
 import switches
 import techniques
 from goodput import Trace
@@ -172,3 +174,26 @@ def test_a_stack_is_compared_with_its_engine(cache: Path, tmp_path: Path, capsys
         for pair in json.loads((tmp_path / "serving.json").read_text())["findings"]["full_stack"]
         for rate in pair
     )
+
+
+def test_streams_with_drafts_are_compared_with_those_without(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--cache", str(cache), "--output", str(tmp_path / "speculation.json")]
+    speculation.main(["--quick", "--streams", "2", "--temperatures", "0.8", *output])
+    found = json.loads((tmp_path / "speculation.json").read_text())
+    assert len(found["findings"]) == 4
+    assert all(gain > 0 for finding in found["findings"] for gain in finding["gains"])
+    assert all(finding["accepted"] <= finding["drafted"] for finding in found["findings"])
+    assert "| n-gram, repeated text, temperature 0.8, c=2 |" in capsys.readouterr().out
+
+
+def test_streams_with_adapters_are_compared_with_those_without(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--cache", str(cache), "--output", str(tmp_path / "adapters.json")]
+    adapters.main(["--quick", "--threads", "1", "--rank", "3", *output])
+    costs = json.loads((tmp_path / "adapters.json").read_text())["findings"]
+    assert [cost["mix"] for cost in costs] == [mix.name for mix in (*adapters.MIXES, adapters.NONE)]
+    assert all(gain > 0 for cost in costs for gain in cost["gains"])
+    assert "4 adapters in one batch / the base model" in capsys.readouterr().out

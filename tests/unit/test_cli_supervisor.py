@@ -155,6 +155,22 @@ async def test_stop_during_back_off_starts_nothing_more(log: Log) -> None:
         assert supervisor.describe()[0]["state"] == "stopped"
 
 
+async def test_what_waits_at_a_gate_starts_when_it_opens(log: Log, output: Output) -> None:
+    supervisor, gate = Supervisor(log, policy=QUICK), asyncio.Event()
+    supervisor.add(spec("late", SLEEPS), gate=gate)
+    supervisor.add(spec("never", SLEEPS), gate=asyncio.Event())
+    supervisor.start([spec("early", SLEEPS)])
+    try:
+        await until(lambda: output.has("early │ up"))
+        assert [slot["state"] for slot in supervisor.describe()] == ["waiting", "waiting", "running"]
+        gate.set()
+        await until(lambda: output.has(" late │ up"))
+        assert await supervisor.stop()
+        assert supervisor.slots[1].child is None
+    finally:
+        await supervisor.kill()
+
+
 async def test_a_stopped_process_can_be_killed(log: Log, output: Output) -> None:
     async with supervised(log, spec("frozen", SLEEPS, grace=0.2)) as supervisor:
         await until(lambda: output.has("up"))

@@ -10,23 +10,31 @@ from rich.console import Console
 
 from motet_cli.main import main
 from motet_cli.top import View, screen
-from motet_cli.trace import Span, spans, waterfall
+from motet_cli.trace import waterfall
 
 
 def seen(time: float, **tokens: float) -> dict[str, Any]:
     """A look at a stack of decode instances that have computed so many tokens."""
-    instances = [
+    instances: list[dict[str, Any]] = [
         {
             "role": "decode",
             "instance": f"decode-{name}",
             "state": "ready",
             "models": ["m"],
-            "load": {"running": 2.0, "queued": 1.0, "kv_free": 0.25, "batch": 4.0, "tokens": count},
+            "load": {"running": 2.0, "queued": 1.0, "kv_free": 0.25, "batch": 4.0},
+            "work": {"done": count, "unit": "tokens/s"},
         }
         for name, count in tokens.items()
     ]
     instances.append(
-        {"role": "gateway", "instance": "gateway-g", "state": "draining", "models": [], "load": {"active": 0.0}}
+        {
+            "role": "gateway",
+            "instance": "gateway-g",
+            "state": "draining",
+            "models": [],
+            "load": {"active": 0.0},
+            "work": None,
+        }
     )
     replies = {
         "active": 3,
@@ -68,27 +76,17 @@ def test_everything_is_on_the_screen() -> None:
     assert "draining" in text
 
 
-def test_stages_follow_one_another_inside_their_service() -> None:
-    timing = {
-        "gateway.first": 0.3,
-        "gateway.total": 1.0,
-        "tokenizer.total": 0.9,
-        "tokenizer.encode": 0.125,
-        "decode.queue": 0.025,
-        "decode.prefill": 0.125,
-        "decode.decode": 0.5,
-        "decode.model": 0.5,
-    }
-    assert spans(timing) == [
-        Span("gateway", 0.0, 1.0),
-        Span("tokenizer", 0.0, 0.9),
-        Span("  tokenizer.encode", 0.0, 0.125),
-        Span("  decode.queue", 0.125, 0.025),
-        Span("  decode.prefill", 0.15, 0.125),
-        Span("  decode.decode", 0.275, 0.5),
+def test_a_waterfall_has_a_line_for_each_stage_and_one_for_the_first_token() -> None:
+    spans = [
+        {"name": "gateway", "start": 0.0, "seconds": 1.0},
+        {"name": "tokenizer.encode", "start": 0.25, "seconds": 0.5},
     ]
-    rows = waterfall({"total": 1.0, "first": 0.3, "timing": timing}).row_count
-    assert rows == 7
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(waterfall({"total": 1.0, "first": 0.5, "spans": spans}))
+    lines = [line.rstrip() for line in console.export_text().splitlines()]
+    assert [line.count("█") for line in lines if "█" in line] == [48, 24]
+    assert any("  tokenizer.encode" in line and " " * 12 + "█" in line for line in lines)
+    assert any(line.strip().startswith("first token") and line.endswith("▏") for line in lines)
 
 
 def test_wrong_options_are_refused_before_anything_is_asked(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from motet_cli import models, nats, up
 from motet_cli.main import main, parser
-from motet_cli.stack import Stack, compute_cores
+from motet_cli.stack import Stack, compute_cores, goes_first
 from motet_shared.errors import ConfigError
 
 
@@ -135,6 +135,19 @@ def test_prompts_may_be_computed_apart(folder: Path, monkeypatch: pytest.MonkeyP
     assert all(s.argv[s.argv.index("--role") + 1] == s.role for s in engines)
     assert {s.env["OMP_NUM_THREADS"] for s in engines} == {str(max(1, compute_cores() // 4))}
     assert "--prefill" in refusal(*common, "--prefill", "-1")
+
+
+def test_decode_is_told_who_guesses_ahead(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def told(*argv: str) -> list[list[str]]:
+        services = plan("--llm", str(folder), "--port", "0", "--prefill", "1", *argv).stack.services()
+        engines = [list(s.argv) for s in services if s.role in ("decode", "prefill")]
+        return [one[one.index("--speculate") + 1 :][:1] if "--speculate" in one else [] for one in engines]
+
+    assert told() == [[], []]
+    assert told("--speculate", "ngram") == [["ngram"], []]
+    assert told("--speculate", "draft") == [[str(tmp_path / "draft")], []]
 
 
 def test_voice_activity_may_be_left_out(folder: Path) -> None:
@@ -272,3 +285,14 @@ def test_a_wrong_setting_is_exit_code_2_and_one_line(
     assert error.startswith("motet up: ")
     assert word in error
     assert error.count("\n") == 1
+
+
+def test_where_cores_are_scarce_the_chat_goes_first(folder: Path) -> None:
+    services = plan("--llm", str(folder), "--prefill", "1").stack.services()
+    assert {spec.role for spec in services if goes_first(spec, len(services), 2)} == {
+        "gateway",
+        "tokenizer",
+        "decode",
+        "prefill",
+    }
+    assert all(goes_first(spec, len(services), 64) for spec in services)

@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from motet_gateway.recent import KEPT, Recent, Reply, percentiles
+from motet_gateway.spans import Span, spans
+from motet_gateway.stack_api import work
+from motet_shared.messages import PROTOCOL, Heartbeat
 
 
 def reply(**differing: Any) -> Reply:
@@ -76,3 +79,37 @@ def test_the_last_ones_are_found_by_request_and_the_oldest_are_forgotten() -> No
     assert [one.request for one in recent.last(2)] == [f"r{KEPT + 1}", f"r{KEPT}"]
     assert recent.last(5, "r1") == []
     assert [one.request for one in recent.last(5, "r2")] == ["r2"]
+
+
+def test_stages_follow_one_another_inside_their_service() -> None:
+    timing = {
+        "gateway.first": 0.3,
+        "gateway.total": 1.0,
+        "tokenizer.total": 0.9,
+        "tokenizer.encode": 0.125,
+        "decode.queue": 0.025,
+        "decode.prefill": 0.125,
+        "decode.decode": 0.5,
+        "decode.model": 0.5,
+    }
+    laid = [
+        Span("gateway", 0.0, 1.0),
+        Span("tokenizer", 0.0, 0.9),
+        Span("tokenizer.encode", 0.0, 0.125),
+        Span("decode.queue", 0.125, 0.025),
+        Span("decode.prefill", 0.15, 0.125),
+        Span("decode.decode", 0.275, 0.5),
+    ]
+    assert spans(timing) == laid
+    assert reply(timing=timing).document()["spans"][-1] == {"name": "decode.decode", "start": 0.275, "seconds": 0.5}
+
+
+def beat(role: str, load: dict[str, float]) -> Heartbeat:
+    return Heartbeat(v=PROTOCOL, role=role, instance=f"{role}-1", state="ready", seq=0, models=[], load=load)
+
+
+def test_work_is_counted_in_what_a_service_makes() -> None:
+    assert work(beat("decode", {"tokens": 7.0, "seconds": 3.0})) == {"done": 7.0, "unit": "tokens/s"}
+    assert work(beat("tts", {"tokens": 7.0, "seconds": 3.0})) == {"done": 3.0, "unit": "× real time"}
+    assert work(beat("decode", {})) is None
+    assert work(beat("gateway", {"tokens": 7.0})) is None

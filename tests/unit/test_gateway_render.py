@@ -151,6 +151,19 @@ def test_usage_counts_a_shared_prompt_once() -> None:
     assert add_usage(ends, prompts=2).completion_tokens == 16
 
 
+def test_guessed_tokens_are_told_where_there_were_any() -> None:
+    ends: list[End | None] = [End(0, 1, "stop", Usage(10, 4, accepted_tokens=3))] * 2
+    choice = Collected()
+    choice.end = ends[0]
+    body = chat_result(*HEAD, [choice], add_usage(ends))
+    usage = ChatCompletion.model_validate_json(body, strict=True).usage
+    assert usage is not None
+    details = usage.completion_tokens_details
+    assert details is not None
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (6, 0)
+    assert b"prediction" not in chat_result(*HEAD, [choice], USAGE)
+
+
 @pytest.mark.parametrize(("error", "code"), [(Overloaded("full"), "overloaded"), (WorkerLost("gone"), "worker_lost")])
 def test_errors_within_a_stream(error: Exception, code: str) -> None:
     (event,) = events(error_event(Problem.of(error)))

@@ -144,10 +144,10 @@ def test_layers_that_forget_alike_share_a_block_table_and_all_share_storage() ->
 
 @given(position=st.integers(0, 60), window=st.integers(1, 30), size=st.integers(1, 9))
 def test_no_block_before_the_first_needed_one_is_seen(position: int, window: int, size: int) -> None:
-    first = KvGroup((0,), window).first_needed(position, size)
+    first = KvGroup((0,), window).gap(position, size).stop
     oldest = max(0, position - window + 1)
     assert first == oldest // size
-    assert KvGroup((0,)).first_needed(position, size) == 0
+    assert not KvGroup((0,)).gap(position, size)
 
 
 @given(
@@ -163,7 +163,7 @@ def test_most_blocks_is_what_prefilling_and_decoding_ever_hold(
     held = 0
     for start in range(context):
         end = min(start + step, context)
-        held = max(held, -(-end // size) - group.first_needed(start, size))
+        held = max(held, -(-end // size) - group.gap(start, size).stop)
     assert held <= group.most_blocks(context, step, size) <= held + 1
 
 

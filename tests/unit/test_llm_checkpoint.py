@@ -82,7 +82,7 @@ def test_tensors_that_do_not_fit_are_named(damage: Callable[[Weights], None], co
         ({"num_hidden_layers": 3, "layer_types": None}, r"missing model\.layers\.2\."),
         ({"num_hidden_layers": 3}, "must be equal to the number of `layer_types`"),
         ({"num_key_value_heads": 1}, r"k_proj\.weight is \[32, 64\], not \[16, 64\]"),
-        ({"quantization_config": {"quant_method": "awq"}}, "its weights are quantized"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config.quant_method='hqq' is not read"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "its model code fails on 6 tokens of text"),
         ({"model_type": "house_made"}, r"not of a model that transformers knows.*house_made"),
     ],

@@ -56,14 +56,14 @@ def test_a_tied_head_costs_no_second_copy(tmp_path: Path) -> None:
     assert weights <= engine_of(folder).stats()["weight_bytes"] < weights + head
 
 
-@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4", "float8"])
 def test_rounding_keeps_no_layer_from_the_shorter_way(weights: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "head_dim": 64}
     folder = tiny_checkpoint("qwen3", tmp_path, num_hidden_layers=12, **sizes)
     assert engine_of(folder, weights=weights).runner.fused["layers"] == 12
 
 
-@pytest.mark.parametrize(("weights", "tolerance"), [("bfloat16", 0.1), ("int8", 0.3), ("int4", 1.5)])
+@pytest.mark.parametrize(("weights", "tolerance"), [("bfloat16", 0.1), ("int8", 0.3), ("int4", 1.5), ("float8", 1.0)])
 def test_formats_stay_near_the_exact_weights(weights: str, tolerance: float, tmp_path: Path) -> None:
     folder = tiny_checkpoint("qwen3", tmp_path)
     exact, rounded = (answer(engine_of(folder, weights=w))[1][0] for w in ("float32", weights))

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from motet_llm.adapter_bank import Adapter
 from motet_llm.block_pool import BlockPool
 from motet_llm.block_tables import BlockTables
 from motet_llm.kv_cache import KvCache, LayerShape
@@ -33,9 +34,12 @@ MIXED = {0: LayerShape(1, 1, 1), 1: LayerShape(1, 1, 1, WINDOW), 2: LayerShape(1
 WINDOWED = {0: LayerShape(1, 1, 1, WINDOW)}
 
 
-def content(tokens: list[int], position: int) -> float:
-    """What the stand-in stores for a token: exact in float32, and other for another beginning."""
-    return float(hash(tuple(tokens[: position + 1])) % (1 << 24))
+ADAPTERS = (None, None, Adapter("a", 0, root=11), Adapter("b", 1, root=12))
+
+
+def content(request: Request, position: int) -> float:
+    """What the stand-in stores for a token: exact in float32, and other for another beginning or adapter."""
+    return float(hash((request.root, *request.tokens[: position + 1])) % (1 << 24))
 
 
 class Stack:
@@ -79,7 +83,7 @@ class Stack:
         self.check_reads(request)
         draws = work.draws
         for position in range(request.num_computed, request.num_computed + work.num_tokens):
-            value = torch.full((1, 1, 1), content(request.tokens, position))
+            value = torch.full((1, 1, 1), content(request, position))
             for g, group in enumerate(self.kv.groups):
                 block = request.tables[g][position // SIZE]
                 assert self.pool.is_private(block), "a shared block is written"
@@ -105,10 +109,10 @@ class Stack:
                 block = request.tables[g][position // SIZE]
                 for layer in group.layers:
                     for stored in self.kv.layer(layer):
-                        assert float(stored[block, 0, position % SIZE, 0]) == content(request.tokens, position)
+                        assert float(stored[block, 0, position % SIZE, 0]) == content(request, position)
         if self.states is not None and request.num_computed:
             state = float(self.states.layer(9)[0][request.state_slot])
-            assert state == content(request.tokens, request.num_computed - 1)
+            assert state == content(request, request.num_computed - 1)
 
     def run(self, steps: int = 1000) -> None:
         while self.scheduler.has_work and steps:
@@ -232,7 +236,8 @@ def test_whatever_happens_a_request_reads_its_own(
     tiers: tuple[int, int],
     recurrent: bool,
 ) -> None:
-    """Random prompts of two tokens share prefixes of every length; arrivals, cancels, pauses, damaged copies."""
+    """Random prompts of two tokens share prefixes of every length, though not with what another adapter computed;
+    arrivals, cancels, pauses, damaged copies."""
     rng = random.Random(seed)
     offload = Offload(*tiers) if any(tiers) else None
     stack = Stack(shapes, num_blocks // (1 if len(shapes) == 3 else 2), offload, recurrent, token_budget=budget)
@@ -242,7 +247,11 @@ def test_whatever_happens_a_request_reads_its_own(
         if rng.random() < 0.5:
             live.append(
                 stack.add(
-                    alphabet_prompts(rng), rng.randint(1, 9), credit=rng.choice([1, 100]), tenant=rng.choice("ab")
+                    alphabet_prompts(rng),
+                    rng.randint(1, 9),
+                    credit=rng.choice([1, 100]),
+                    tenant=rng.choice("ab"),
+                    adapter=rng.choice(ADAPTERS),
                 )
             )
         live = [request for request in live if request.status is not Status.FINISHED]
@@ -273,12 +282,12 @@ def check_told(cache: PrefixCache, told: set[int]) -> None:
         assert (block in told) != held, "nothing changed"
         told ^= {block}
     here: set[int] = set()
-    open_nodes: list[tuple[Node, tuple[int, ...]]] = [(cache._root, ())]
+    open_nodes: list[tuple[int, Node, tuple[int, ...]]] = [(root, top, ()) for root, top in cache._roots.items()]
     while open_nodes:
-        node, tokens = open_nodes.pop()
-        open_nodes += [(child, tokens + child.tokens) for child in node.children.values()]
+        root, node, tokens = open_nodes.pop()
+        open_nodes += [(root, child, tokens + child.tokens) for child in node.children.values()]
         if tokens and cache._holds_something(node):
-            here.add(prefixes.chain(tokens, SIZE)[-1])
+            here.add(prefixes.chain(tokens, SIZE, root)[-1])
     assert told == here
 
 

@@ -47,7 +47,7 @@ def test_replayed_steps_say_the_same(
 ) -> None:
     folder = tiny_checkpoint(family, tmp_path)
     engine, answers = said(folder, weights=weights)
-    assert set(engine.runner._memories) == set(range(1, MAX_ROWS + 1))
+    assert set(engine.runner._memories) == {(rows, False) for rows in range(1, MAX_ROWS + 1)}
     monkeypatch.setattr(model_runner, "MAX_ROWS", 0)
     plain, expected = said(folder, weights=weights)
     assert not plain.runner._memories

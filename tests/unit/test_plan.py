@@ -62,7 +62,7 @@ def test_a_sliding_group_never_holds_more_than_it_is_planned(
     chunks = [min(chunk, step) for chunk in chunks]
     most = group.most_blocks(sum(chunks), step, block_size)
     for chunk in chunks:
-        held = -(-(computed + chunk) // block_size) - group.first_needed(computed, block_size)
+        held = -(-(computed + chunk) // block_size) - group.gap(computed, block_size).stop
         assert held <= most
         computed += chunk
 

@@ -14,10 +14,21 @@
 #include <vector>
 
 #include "attention_parts.h"
+#include "codes.h"
 #include "parallel.h"
 #include "replay.h"
 
 namespace {
+
+template <typename T>
+void widen_scaled(const T* from, int64_t dim, float* to, int64_t padded) {
+    float scale;
+    memcpy(&scale, from + dim, sizeof scale);
+    int64_t d = 0;
+    for (; d + W <= dim; d += W) vstore(to + d, vload(from + d) * vset(scale));
+    for (; d < dim; d++) to[d] = widen(from[d]) * scale;
+    std::fill(to + dim, to + padded, 0.0f);
+}
 
 template <typename T>
 void widen_row(const T* from, int64_t dim, float* to, int64_t padded) {
@@ -26,6 +37,10 @@ void widen_row(const T* from, int64_t dim, float* to, int64_t padded) {
     for (; d < dim; d++) to[d] = widen(from[d]);
     std::fill(to + dim, to + padded, 0.0f);
 }
+
+// Rows of 8 bits have their scale behind them.
+void widen_row(const int8_t* from, int64_t dim, float* to, int64_t padded) { widen_scaled(from, dim, to, padded); }
+void widen_row(const fp8* from, int64_t dim, float* to, int64_t padded) { widen_scaled(from, dim, to, padded); }
 
 template <typename T>
 void narrow_row(const float* from, int64_t dim, float factor, T* to) {
@@ -81,8 +96,17 @@ struct Walk {
                              int(std::min<int64_t>(KEYS, position + 1 - base))};
                 if (seen_L[l].empty()) seen_L[l] = {KEYS, KEYS};
             }
-            a.cache_bf16 ? block<bf16>(state, more || after) : block<float>(state, more || after);
+            block(state, more || after);
             now = next;
+        }
+    }
+
+    void block(State state, bool fetch) {
+        switch (a.cache_type) {
+            case 0: return block<float>(state, fetch);
+            case 1: return block<bf16>(state, fetch);
+            case 2: return block<int8_t>(state, fetch);
+            default: return block<fp8>(state, fetch);
         }
     }
 
@@ -91,8 +115,9 @@ struct Walk {
         const bool whole = a.key_dim == dp && a.value_dim == vp;
         const int64_t value_bytes = a.shared() ? 0 : a.value_dim * sizeof(T), key_bytes = fetch ? a.key_dim * sizeof(T) : 0;
         // A few lines widen what they load in registers; more of them share what was widened once.
-        if (whole && (std::is_same_v<T, float> || lines <= 4))
-            return attend<T>(state, now, value_bytes, key_bytes);
+        if constexpr (sizeof(T) > 1)
+            if (whole && (std::is_same_v<T, float> || lines <= 4))
+                return attend<T>(state, now, value_bytes, key_bytes);
         Rows wide = now;
         for (int k = now.from; k < now.to; k++) {
             wide.key[k] = wide.value[k] = reinterpret_cast<const char*>(wide_keys + k * dp);

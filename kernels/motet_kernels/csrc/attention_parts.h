@@ -18,7 +18,7 @@ struct Arguments {
     const void* query_NHD;
     int64_t query_bf16, query_token, query_head;
     const char* key_PKSD;
-    int64_t cache_bf16, key_block, key_head, key_slot;
+    int64_t cache_type, key_block, key_head, key_slot;  // 0 float, 1 bfloat16, 2 int8, 3 float8
     const char* value_PKSV;
     int64_t value_block, value_head, value_slot;
     const int32_t* tables_BM;
@@ -30,6 +30,7 @@ struct Arguments {
     double scale, softcap;
 
     int64_t group() const { return heads / kv_heads; }
+    int64_t cache_bytes() const { return cache_type == 0 ? 4 : cache_type == 1 ? 2 : 1; }
     int64_t queries(int64_t row) const { return starts[row + 1] - starts[row]; }
     // The last key that a query sees.
     int64_t position(int64_t row, int64_t query) const {
@@ -98,7 +99,7 @@ struct Rows {
 
     void locate(const Tile& tile, int64_t base) {
         const Arguments& a = tile.a;
-        const int64_t bytes = a.cache_bf16 ? 2 : 4, kv_head = tile.head / a.group();
+        const int64_t bytes = a.cache_bytes(), kv_head = tile.head / a.group();
         from = int(std::max<int64_t>(0, tile.first_key() - base));
         to = int(std::min<int64_t>(KEYS, tile.end_key() - base));
         const char *keys = a.key_PKSD + kv_head * a.key_head * bytes, *values = a.value_PKSV + kv_head * a.value_head * bytes;

@@ -1,8 +1,7 @@
 // What the products of int8 and int4 weights share: dot products of four bytes, the input rounded to int8.
 #pragma once
 
-#include <cmath>
-
+#include "codes.h"
 #include "linear.h"
 
 namespace {
@@ -111,36 +110,6 @@ INLINE word wload(const int32_t* p) {
 }
 INLINE void wstore(int32_t* p, word x) { memcpy(p, &x, sizeof x); }
 #endif
-
-// `count` values in int8 steps of the returned scale: the largest becomes 127. NaN where one is not finite.
-template <typename T>
-float quantize(const T* from, int64_t count, int8_t* to, int32_t* sum) {
-    int32_t largest = 0;
-    for (int64_t i = 0; i < count; i++) {
-        float x = widen(from[i]);
-        int32_t bits;
-        memcpy(&bits, &x, 4);
-        largest = std::max(largest, bits & 0x7fffffff);
-    }
-    float most;
-    memcpy(&most, &largest, 4);
-    const bool finite = largest < 0x7f800000;
-    const float scale = most / 127.0f;
-    // A row of subnormals has no reciprocal: it counts as zeros.
-    const float inverse = finite && scale >= 1.2e-38f ? 1.0f / scale : 0.0f;
-    int32_t total = 0;
-    for (int64_t i = 0; i < count; i++) {
-        // Adding 1.5 · 2^23 rounds to the nearest integer, ties to even, and leaves it in the low bits.
-        float shifted = (finite ? widen(from[i]) : 0.0f) * inverse + 12582912.0f;
-        int32_t bits;
-        memcpy(&bits, &shifted, 4);
-        int32_t q = bits - 0x4b400000;
-        to[i] = int8_t(q);
-        total += q;
-    }
-    *sum = total;
-    return finite ? scale : NAN;
-}
 
 struct IntegerProduct : Product {
     static constexpr int64_t GROUP = 32;

@@ -1,9 +1,9 @@
-// Storing keys or values in the pages of a paged cache.
+// Storing keys or values in the pages of a paged cache. A row of 8 bits has its scale, a float, behind it.
 //
 // Shapes: N packed tokens, K key/value heads, D dim, P blocks, S slots per block.
+#include "codes.h"
 #include "parallel.h"
 #include "replay.h"
-#include "simd.h"
 
 namespace {
 
@@ -14,12 +14,25 @@ void copy(const From* from, To* to, int64_t dim) {
     for (; d < dim; d++) narrow(widen(from[d]), to + d);
 }
 
-// As kv.py packs it, 64 bits each.
+template <typename From>
+void copy(const From* from, int8_t* to, int64_t dim) {
+    int32_t sum;
+    const float scale = quantize(from, dim, to, &sum);
+    memcpy(to + dim, &scale, sizeof scale);
+}
+
+template <typename From>
+void copy(const From* from, fp8* to, int64_t dim) {
+    const float scale = quantize(from, dim, to);
+    memcpy(to + dim, &scale, sizeof scale);
+}
+
+// As kv.py packs it, 64 bits each. cache_type: 0 float, 1 bfloat16, 2 int8, 3 float8.
 struct Store {
     const void* rows_NKD;
     int64_t rows_bf16, row_stride, head_stride, dim;
     void* cache_PKSD;
-    int64_t cache_bf16, block_stride, cache_head_stride, slot_stride;
+    int64_t cache_type, block_stride, cache_head_stride, slot_stride;
 
     template <typename From, typename To>
     void token(int64_t n, int64_t block, int64_t offset, int64_t heads) const {
@@ -28,11 +41,18 @@ struct Store {
         for (int64_t k = 0; k < heads; k++) copy(from + k * head_stride, to + k * cache_head_stride, dim);
     }
 
+    template <typename From>
     void token(int64_t n, int64_t block, int64_t offset, int64_t heads) const {
-        if (rows_bf16)
-            cache_bf16 ? token<bf16, bf16>(n, block, offset, heads) : token<bf16, float>(n, block, offset, heads);
-        else
-            cache_bf16 ? token<float, bf16>(n, block, offset, heads) : token<float, float>(n, block, offset, heads);
+        switch (cache_type) {
+            case 0: return token<From, float>(n, block, offset, heads);
+            case 1: return token<From, bf16>(n, block, offset, heads);
+            case 2: return token<From, int8_t>(n, block, offset, heads);
+            default: return token<From, fp8>(n, block, offset, heads);
+        }
+    }
+
+    void token(int64_t n, int64_t block, int64_t offset, int64_t heads) const {
+        rows_bf16 ? token<bf16>(n, block, offset, heads) : token<float>(n, block, offset, heads);
     }
 };
 

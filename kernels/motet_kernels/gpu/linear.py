@@ -34,7 +34,7 @@ _BLOCK, _HALF = tl.constexpr(BLOCK), tl.constexpr(BLOCK // 2)
 
 # ------------------------------------------------------------------------------------------------------------- products
 @triton.jit
-def _finish(out_NM, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride):
+def finish(out_NM, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride):
     seen = (n[:, None] < N) & (m[None, :] < M)
     wide_m = m[None, :].to(tl.int64)
     if bias_ptr is not None:
@@ -76,11 +76,11 @@ def _int8_linear(
         x_KM = tl.load(rows + first, mask=m[None, :] < M, other=0)
         sums_NM = tl.dot(w_NK, x_KM, sums_NM, out_dtype=tl.int32)
     if PARTIAL:
-        _finish(sums_NM, None, None, out_ptr + split.to(tl.int64) * M * N, n, m, M, N, 0)
+        finish(sums_NM, None, None, out_ptr + split.to(tl.int64) * M * N, n, m, M, N, 0)
     else:
         scales = tl.load(scale_ptr + n, mask=n < N, other=0.0)[:, None]
         scales = scales * tl.load(x_scale_ptr + m, mask=m < M, other=0.0)[None, :]
-        _finish(sums_NM.to(tl.float32) * scales, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride)
+        finish(sums_NM.to(tl.float32) * scales, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride)
 
 
 @triton.jit
@@ -132,9 +132,9 @@ def _int4_linear(
         sums_NM = tl.dot(low_NK.to(low_KM.dtype), low_KM, sums_NM)
         sums_NM = tl.dot(high_NK.to(high_KM.dtype), high_KM, sums_NM)
     if PARTIAL:
-        _finish(sums_NM, None, None, out_ptr + split.to(tl.int64) * M * N, n, m, M, N, 0)
+        finish(sums_NM, None, None, out_ptr + split.to(tl.int64) * M * N, n, m, M, N, 0)
     else:
-        _finish(sums_NM, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride)
+        finish(sums_NM, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride)
 
 
 @triton.jit
@@ -163,7 +163,7 @@ def _merge(
     out = sums.to(tl.float32)
     if scale_ptr is not None:
         out *= tl.load(scale_ptr + n, mask=n < N, other=0.0) * tl.load(x_scale_ptr + row)
-    _finish(out[:, None], bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride)
+    finish(out[:, None], bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride)
 
 
 def _tile(features: int, rows: int, *, warps: int, stages: int, inputs: int | None = None) -> Config:

@@ -36,6 +36,17 @@ export async function listVoices(key) {
   return voices.filter((voice) => voice.model === voices[0].model).map((voice) => voice.id);
 }
 
+const metrics = async (path, key) => (await request(`metrics/${path}`, { headers: headers(key) })).json();
+
+// The stack as it is now. `query`: `window`, `first` and `between` in seconds, as the gateway's README says.
+export const readStack = (key, query) => metrics(`stack?${new URLSearchParams(query)}`, key);
+
+// The last replies, the newest first.
+export const readReplies = async (key) => (await metrics("replies?count=100", key)).replies;
+
+// What limits the stack: the doctor's findings, those that cost most first.
+export const readDoctor = async (key) => (await metrics("doctor", key)).findings;
+
 // What the server lacks for spoken conversations: any of "asr", "vad" and "tts".
 export async function missingForSpeech() {
   const response = await fetch("health/ready").catch(() => null);

@@ -4,6 +4,7 @@ import { streamChat } from "./api.js";
 import { Attachments, picture } from "./attachments.js";
 import { bubble, clear, remove, setBusy, show } from "./bubbles.js";
 import { Drawing, Drawings, TOOL } from "./drawing.js";
+import { offerIdeas } from "./ideas.js";
 import { askForKey, loadLists, onKeyChange, onModelChange, settings } from "./settings.js";
 import { Talk } from "./talk.js";
 
@@ -31,6 +32,10 @@ message.addEventListener("keydown", (event) => {
     event.preventDefault();
     send();
   }
+});
+offerIdeas((idea) => {
+  message.value = idea;
+  send();
 });
 loadModels();
 

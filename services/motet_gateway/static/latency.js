@@ -1,5 +1,7 @@
 // How long a turn took from its end to the first sound of the reply, by stage.
 
+import { element } from "./elements.js";
+
 const STAGES = {
   ended: "pause", // the silence that shows that the user has finished
   understood: "transcript",
@@ -38,11 +40,7 @@ export class Latency {
 
 // The figures, below a bar that shows their shares.
 export function latencyLine(latency) {
-  const line = element("div", "latency");
-  line.setAttribute("role", "group");
-  line.setAttribute("aria-label", "Latency of this turn");
-  const bar = element("div", "bar");
-  bar.setAttribute("aria-hidden", "true");
+  const bar = element("div", { class: "bar", "aria-hidden": "true" });
   const figures = element("dl");
   let whole = 0;
   for (const { name, ms } of latency.stages) {
@@ -53,19 +51,9 @@ export function latencyLine(latency) {
     whole += ms;
   }
   figures.append(figure("in all", whole));
-  line.append(bar, figures);
-  return line;
+  return element("div", { class: "latency", role: "group", "aria-label": "Latency of this turn" }, bar, figures);
 }
 
 function figure(name, ms) {
-  const pair = element("div");
-  pair.append(element("dt", "", name), element("dd", "", `${ms} ms`));
-  return pair;
-}
-
-function element(tag, className = "", text = "") {
-  const made = document.createElement(tag);
-  made.className = className;
-  made.textContent = text;
-  return made;
+  return element("div", {}, element("dt", {}, name), element("dd", {}, `${ms} ms`));
 }

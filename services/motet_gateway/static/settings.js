@@ -9,6 +9,13 @@ let painters = []; // names of those that draw
 
 $("key").value = sessionStorage.getItem("motet-key") ?? "";
 
+$("key").addEventListener("change", () => sessionStorage.setItem("motet-key", $("key").value));
+$("key").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  event.preventDefault(); // or it would open the menu again, which has the keyboard by then
+  closeMenu();
+});
+
 export function settings() {
   const most = parseInt($("max-tokens").value, 10);
   const temperature = parseFloat($("temperature").value);
@@ -26,10 +33,7 @@ export function settings() {
 }
 
 export function onKeyChange(work) {
-  $("key").addEventListener("change", () => {
-    sessionStorage.setItem("motet-key", $("key").value);
-    work();
-  });
+  $("key").addEventListener("change", () => work());
 }
 
 // Fills the lists of models and voices. ApiError if no model can be talked to.
@@ -50,6 +54,12 @@ export function onModelChange(work) {
 export function askForKey() {
   $("settings").open = true;
   $("key").focus();
+}
+
+// Leaving a field takes what was written there.
+function closeMenu() {
+  $("settings").querySelector("summary").focus();
+  $("settings").open = false;
 }
 
 // A conversation that is spoken keeps the model that it began with.

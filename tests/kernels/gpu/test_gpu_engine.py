@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import families
+from lora_folders import make_adapter
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
 from motet_shared.messages import Sampling
@@ -88,3 +89,29 @@ def test_sixteen_bits_give_nearly_what_the_twins_give(
     with without_triton():
         _, due = answers(twins)
     torch.testing.assert_close(logprobs[:1], due[:1], rtol=0.05, atol=0.1)
+
+
+@pytest.mark.timeout(600)
+def test_adapters_say_what_they_say_on_the_cpu(device: torch.device, tmp_path: Path) -> None:
+    folder = families.write_checkpoint("LlamaForCausalLM", tmp_path / "model")
+    model = families.class_of("LlamaForCausalLM").from_pretrained(folder, dtype=torch.float32)
+    given = (f"one={make_adapter(model, tmp_path / 'one', target_modules=['k_proj', 'o_proj', 'up_proj'])}",)
+
+    def said(where: str) -> dict[str, list[int]]:
+        engine = engine_of(folder, where, adapters=given)
+        bank = engine.runner.adapters
+        assert bank is not None
+        for key, adapter in (("one", bank.load("one", 0)), ("free", None)):
+            engine.add(key, PROMPTS["short"], Sampling(max_tokens=2, temperature=0, ignore_eos=True), adapter=adapter)
+        ids: dict[str, list[int]] = {}
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None
+                ids.setdefault(str(output.key), []).extend(output.ids)
+        engine.close()
+        return ids
+
+    with without_triton():
+        due = said("cpu")
+    assert said(str(device)) == due
+    assert due["one"] != due["free"]

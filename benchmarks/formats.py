@@ -1,0 +1,180 @@
+"""Every format of weights and of the KV cache in one run: speed and memory on random weights, quality on pocket-chat.
+
+`python benchmarks/formats.py --help`. Formats are measured in turns, pair by pair with the exact one. The table goes to
+standard output, the numbers to `results/formats.json`. docs/techniques.md says what they mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cache import cache_folder
+from document import conditions, load_line, write
+from gguf_checkpoint import convert
+from llm_checkpoint import SHAPES
+from measures import median_interval, table
+from motet_llm.engine import Engine
+from motet_shared.capacity import format_bytes
+from replay import Job, Replay
+from serving import QUICK, Bench, Plan
+from switches import rate
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "formats.json"
+POCKET = HERE.parent / "models" / "pocket-chat"
+EXACT: dict[str, Any] = {"weights": "float32", "kv_dtype": "float32"}
+
+
+@dataclass(frozen=True)
+class Format:
+    """settings: of the engine, else as in EXACT. gguf: of a checkpoint that is made of the random one."""
+
+    name: str
+    settings: dict[str, Any]
+    gguf: str = ""
+
+
+FORMATS = (
+    Format("exact", {}),
+    *(Format(f"weights {name}", {"weights": name}) for name in ("bfloat16", "int8", "int4", "float8")),
+    *(Format(f"GGUF {name}", {"weights": "auto"}, name) for name in ("Q8_0", "Q4_0")),
+    *(Format(f"KV {name}", {"kv_dtype": name}) for name in ("bfloat16", "int8", "float8_e4m3fn")),
+    Format("weights int8, KV int8", {"weights": "int8", "kv_dtype": "int8"}),
+)
+
+
+@dataclass
+class Found:
+    """Tokens per second by run, and by the exact format in the same pair; bytes; quality where it was looked at."""
+
+    name: str
+    rates: list[float]
+    exact: list[float]
+    weight_bytes: float
+    kv_bytes: float
+    quality: dict[str, Any] | None = None
+
+    def cells(self) -> list[str]:
+        gains = [ours / theirs for ours, theirs in zip(self.rates, self.exact, strict=True)]
+        low, high = median_interval(gains)
+        quality = self.quality or {}
+        return [
+            self.name,
+            f"{statistics.median(self.rates):.0f}",
+            f"{statistics.median(gains):.2f} ({low:.2f}–{high:.2f})",
+            format_bytes(int(self.weight_bytes)),
+            format_bytes(int(self.kv_bytes)),
+            f"{quality['perplexity']:.4f}" if quality else "",
+            f"{quality['accuracy']:.1%}" if quality else "",
+        ]
+
+
+def gguf_folder(folder: Path, kind: str) -> Path:
+    """The checkpoint with its weights in a GGUF file; made once."""
+    made = folder.with_name(f"{folder.name}-{kind}")
+    if not (made / "model.gguf").is_file():
+        made.mkdir(exist_ok=True)
+        for path in folder.glob("*.json"):
+            if "index" not in path.name:
+                shutil.copy(path, made)
+        convert(folder, made / "part", kind)
+        (made / "part").replace(made / "model.gguf")
+    return made
+
+
+def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -> Found:
+    """Pairs of runs of the same load, exact and in the format, by turns."""
+    where = bench if not form.gguf else _elsewhere(bench, gguf_folder(bench.folder, form.gguf))
+    engine = where.engine(**{**EXACT, **form.settings}, max_running=max(streams, 2))
+    rates: list[list[float]] = [[], []]
+    for pair in range(pairs):
+        jobs = [Job(0.0, bench.tokens(bench.plan.prompt), bench.plan.output) for _ in range(streams)]
+        for which in (0, 1) if pair % 2 else (1, 0):
+            rates[which].append(rate(Replay((exact, engine)[which], jobs).run()))
+    stats = engine.stats()
+    engine.close()
+    return Found(form.name, rates[1], rates[0], stats["weight_bytes"], stats["kv_bytes"])
+
+
+def _elsewhere(bench: Bench, folder: Path) -> Bench:
+    other = object.__new__(Bench)
+    other.__dict__ |= bench.__dict__ | {"folder": folder}
+    return other
+
+
+def quality(form: Format, tasks: Path, limit: int) -> dict[str, Any] | None:
+    """Of pocket-chat; None for a format that is not made on load."""
+    if form.gguf:
+        return None
+    settings = [part for item in {**EXACT, **form.settings}.items() for part in ("--setting", "=".join(item))]
+    argv = [sys.executable, "-m", "motet_llm.evaluate", str(POCKET), "--tasks", str(tasks), "--limit", str(limit)]
+    done = subprocess.run([*argv, *settings], check=True, capture_output=True, text=True, timeout=3600)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def write_tasks(cache: Path, limit: int) -> Path:
+    """The held-out questions of pocket-chat."""
+    path = cache / f"pocket-tasks-{limit}.jsonl"
+    if not path.is_file():
+        recipe = HERE.parent / "models" / "recipes" / "chat_tasks.py"
+        argv = [sys.executable, str(recipe), str(POCKET), "--per-category", str(limit)]
+        made = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=3600)
+        path.write_text(made.stdout, encoding="utf-8")
+    return path
+
+
+def run(plan: Plan, streams: int, pairs: int, limit: int, wanted: str, cache: Path, output: Path) -> list[Found]:
+    """Measure, print, and write the JSON."""
+    before = conditions()
+    torch.set_num_threads(plan.threads or torch.get_num_threads())
+    bench = Bench(plan, cache)
+    tasks = write_tasks(cache, limit) if limit else None
+    exact = bench.engine(**EXACT, max_running=max(streams, 2))
+    findings = []
+    for form in FORMATS:
+        if wanted in form.name:
+            found = speed(form, bench, exact, streams, pairs)
+            found.quality = quality(form, tasks, limit) if tasks else None
+            findings.append(found)
+            print(f"  {' · '.join(found.cells())}", flush=True)
+    exact.close()
+    print(f"\n{load_line(before)}")
+    print(f"Random weights of the shape {plan.shape!r}, {streams} streams, {pairs} pairs; pocket-chat's answers.\n")
+    header = ["format", "tokens/s", "over exact", "weights", "KV", "perplexity", "right"]
+    print(table(header, [found.cells() for found in findings]))
+    write(output, before, plan, [asdict(found) for found in findings])
+    return findings
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="formats", description="What formats of weights and KV gain and cost.")
+    parser.add_argument("--quick", action="store_true", help="a tiny model, one pair, one question of each category")
+    parser.add_argument("--only", default="", metavar="TEXT", help="formats whose name contains TEXT (all)")
+    parser.add_argument("--pairs", type=int, default=6, help="interleaved pairs of runs (6)")
+    parser.add_argument("--streams", type=int, default=8, help="at a time (8)")
+    parser.add_argument("--limit", type=int, default=50, help="questions of each category; 0: no quality (50)")
+    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (middle)")
+    parser.add_argument("--threads", type=int, default=0, help="that compute (all cores)")
+    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    args = parser.parse_args(argv)
+    plan = replace(QUICK if args.quick else Plan(), threads=args.threads)
+    plan = replace(plan, shape=args.shape or plan.shape)
+    streams, pairs, limit = (2, 1, min(args.limit, 1)) if args.quick else (args.streams, args.pairs, args.limit)
+    run(plan, streams, pairs, limit, args.only, args.cache or cache_folder(), args.output)
+
+
+if __name__ == "__main__":
+    main()

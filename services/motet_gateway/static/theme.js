@@ -1,0 +1,17 @@
+// Light or dark: as the user has chosen, or else as the system has it. No module: it runs before anything is drawn.
+"use strict";
+{
+  const show = (theme) => {
+    if (theme) document.documentElement.dataset.theme = theme;
+    else delete document.documentElement.dataset.theme;
+  };
+  show(localStorage.getItem("motet-theme"));
+  document.addEventListener("DOMContentLoaded", () => {
+    const choice = document.getElementById("theme");
+    choice.value = document.documentElement.dataset.theme ?? "";
+    choice.addEventListener("change", () => {
+      localStorage.setItem("motet-theme", choice.value);
+      show(choice.value);
+    });
+  });
+}

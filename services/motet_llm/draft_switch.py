@@ -1,0 +1,159 @@
+"""Whether drafts pay, decided step by step from what is measured: they are to gain, and never to cost much.
+
+A step without drafts takes some seconds and brings a token for each of its rows: so that is what a token is worth. A
+drafted token adds seconds to the step, more of them the busier it is, and is right as often as those of its request
+were of late. The next token of a draft is worth its price as long as all before it are likely enough to be right; where
+not even the first is, the request goes without, and is tried again after a while, each time a longer one.
+
+All this is an estimate. What bounds the loss is an account: it earns a share of the time that passes, drafts pay in
+what they gained and take out what they cost, and there are none while it is empty.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+SHARE = 0.015  # of the time: what drafts may cost
+BALANCE = 32  # steps without drafts whose time the account holds at most
+START = 2  # the same, at the beginning
+FRESH = 48  # steps after which one goes without drafts, to know what that takes now
+HISTORY = 32
+OUTLIER = 3  # no step counts as one that took more than this multiple of what was to be expected
+MARGIN = 1.15  # by which a drafted token is to bring more than it costs: both are estimates
+LEAST = 3  # measurements without which nothing is known
+PRIOR = 0.7  # of a drafted token to be right, before anything is known
+PATIENCE = 32  # steps that a request goes without drafts before it is tried again, doubled up to...
+MOST_PATIENCE = 512
+
+
+@dataclass(slots=True)
+class Odds:
+    """How likely the next drafted token of a request is to be right. `right`, `seen`: those of late, fading."""
+
+    right: float
+    seen: float
+    patience: int = PATIENCE
+    skipped: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.right / self.seen
+
+    def note(self, drafted: int, right: int) -> None:
+        """Of `drafted` tokens the first `right` ones were; those behind the first wrong one say nothing."""
+        self.right = 0.9 * self.right + right
+        self.seen = 0.9 * self.seen + min(drafted, right + 1)
+
+    def length(self, price: float, most: int) -> int:
+        """Tokens to draft where one that is right brings 1 and each costs `price`."""
+        if self.rate > price:
+            self.patience, self.skipped = PATIENCE, 0
+            return next((n for n in range(1, most) if self.rate ** (n + 1) <= price), most)
+        self.skipped += 1
+        return 0
+
+    @property
+    def impatient(self) -> bool:
+        """It has gone without long enough to be tried again."""
+        return self.skipped >= self.patience
+
+    def try_again(self) -> None:
+        """With one token, and then not for longer."""
+        self.patience, self.skipped = min(2 * self.patience, MOST_PATIENCE), 0
+
+
+@dataclass(slots=True)
+class Prices:
+    """What steps of about so many rows take, in seconds: those without drafts, and more for each drafted token."""
+
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    more: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    since_plain: int = 0
+
+
+class Switch:
+    """Of one engine. `most`: tokens of a draft. `always`: it is never off, for comparisons and tests."""
+
+    def __init__(self, most: int, *, always: bool = False):
+        self.most = most
+        self.always = always
+        self._all = Odds(PRIOR, 1.0)
+        self._prices: dict[int, Prices] = {}
+        self._account = 0.0
+        self._most_in_account = 0.0
+
+    def odds(self) -> Odds:
+        """Of a new request: as those of late."""
+        return Odds(self._all.rate, 1.0)
+
+    def lengths(self, odds: Sequence[Odds]) -> list[int]:
+        """How many tokens to draft for each request that decodes in the next step."""
+        if self.always:
+            return [self.most] * len(odds)
+        none = [0] * len(odds)
+        prices = self._of(len(odds))
+        prices.since_plain += 1
+        if len(prices.plain) < LEAST or prices.since_plain > FRESH or self._account <= 0:
+            return none
+        if len(prices.more) < LEAST:
+            return _trial(len(odds), self.most)
+        price = MARGIN * len(odds) * _median(prices.more) / _median(prices.plain)
+        lengths = [one.length(price, self.most) for one in odds]
+        again = next((at for at, one in enumerate(odds) if one.impatient), None)
+        if again is not None and self._account > _median(prices.more):
+            odds[again].try_again()  # one at a time: together they would cost as much as a step
+            lengths[again] = 1
+        return lengths
+
+    def note_plain(self, rows: int, seconds: float) -> None:
+        """A step in which `rows` requests decoded, and nothing else happened."""
+        prices = self._of(rows)
+        prices.plain.append(seconds)
+        prices.since_plain = 0
+        plain = _median(prices.plain)
+        if not self._most_in_account:
+            self._account = START * plain
+        self._most_in_account = BALANCE * plain
+        self._earn(seconds)
+
+    def note_drafted(self, rows: int, drafted: int, right: int, seconds: float, *, caught_up: bool = True) -> None:
+        """A step in which `right` of `drafted` tokens were; with what it took to draft them.
+
+        caught_up: nothing but that; else it says nothing about what a drafted token takes.
+        """
+        prices = self._of(rows)
+        if drafted:
+            self._all.right = 0.98 * self._all.right + right / drafted
+            self._all.seen = 0.98 * self._all.seen + 1
+        if not prices.plain:
+            return
+        plain = _median(prices.plain)
+        if drafted and caught_up:
+            prices.more.append(max(0.0, seconds - plain) / drafted)
+        expected = plain + (drafted * _median(prices.more) if prices.more else 0.0)
+        taken = min(seconds, OUTLIER * expected) if caught_up else seconds
+        self._account -= taken - plain * (rows + right) / rows
+        self._earn(seconds)
+
+    def note_other(self, seconds: float) -> None:
+        """A step in which prompts were computed."""
+        self._earn(seconds)
+
+    def _earn(self, seconds: float) -> None:
+        self._account = min(self._account + SHARE * seconds, self._most_in_account)
+
+    def _of(self, rows: int) -> Prices:
+        """Alike are those of up to 1, 2, 4, 8 … rows."""
+        return self._prices.setdefault((rows - 1).bit_length(), Prices())
+
+
+def _trial(rows: int, most: int) -> list[int]:
+    """Drafts that are too few to cost much, to learn what they cost."""
+    return [min(2, most)] if rows == 1 else [int(row < max(1, rows // 4)) for row in range(rows)]
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

@@ -1,0 +1,61 @@
+"""Rows of a step that see the beginning of their sequences and what is recent, and nothing in between.
+
+Keys are kept with their positions turned in, so attention need not know that something was left out: a block table
+without those blocks is all it takes. Queries of each block are a row of their own, for they see blocks of their own;
+so what a token sees does not depend on how its prompt was cut into steps.
+
+(Attention sinks with a window, after Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2023,
+by whole blocks and with the positions that tokens have.)
+
+Shapes: B rows, M blocks per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from motet_shared.capacity import KvGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a `PagedBatch` is made of: block tables `[B, M]`, B + 1 cumulative counts of queries, keys of each row."""
+
+    tables_BM: Tensor
+    starts: Tensor
+    lengths_B: Tensor
+
+    @classmethod
+    def of(cls, tables_BM: np.ndarray, starts: Sequence[int], lengths: Sequence[int]) -> Rows:
+        counts = (torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, lengths))
+        return cls(torch.from_numpy(tables_BM), *counts)
+
+
+def rows_of(group: KvGroup, block_size: int, tables_BM: np.ndarray, spans: Sequence[tuple[int, int]]) -> Rows:
+    """The rows in which a group of layers sees what was computed of each sequence, and what `spans` of it are now.
+
+    `tables_BM`: one table per sequence, all of its blocks.
+    """
+    if group.recent is None:
+        ends = accumulate((stop - start for start, stop in spans), initial=0)
+        return Rows.of(tables_BM, list(ends), [stop for _, stop in spans])
+    tables: list[np.ndarray] = []
+    starts, lengths = [0], []
+    for table, (start, stop) in zip(tables_BM, spans, strict=True):
+        for block in range(start // block_size, -(-stop // block_size)):
+            gap = group.gap(block * block_size, block_size)
+            seen = np.delete(table[: block + 1], gap)
+            end = min(stop, (block + 1) * block_size)
+            tables.append(seen)
+            starts.append(starts[-1] + end - max(start, block * block_size))
+            lengths.append(len(seen) * block_size - (block + 1) * block_size + end)
+    padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+    for row, seen in zip(padded, tables, strict=True):
+        row[: len(seen)] = seen
+    return Rows.of(padded, starts, lengths)

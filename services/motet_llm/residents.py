@@ -1,0 +1,171 @@
+"""Which adapters lie in the slots of a worker's bank, and for whom: loaded in the background, the one used last kept.
+
+A request holds its adapter from before it enters the engine until it has left it. One whose adapter is not there waits
+while it is loaded on a thread of its own; no step waits. Where all slots are held, those who need one wait in line for
+the next; after a second in vain, requests of resident adapters line up behind them, so that slots come free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from motet_shared.errors import DeadlineExceeded
+
+from .adapter_bank import Adapter, AdapterBank
+
+PATIENCE = 1.0  # seconds for which others may go first
+Later = Callable[[Callable[[], None]], None]
+
+
+@dataclass(slots=True, eq=False)
+class _Resident:
+    """holders: requests that use it, or wait for it to be loaded."""
+
+    slot: int
+    loading: asyncio.Future[Adapter]
+    holders: int = 0
+
+
+class Residents:
+    """`after_step` calls something once no step computes with what has been cancelled before."""
+
+    def __init__(self, bank: AdapterBank, after_step: Later):
+        self._bank = bank
+        self._after_step = after_step
+        self._thread = ThreadPoolExecutor(1, "motet-adapters")
+        self._by_name: OrderedDict[str, _Resident] = OrderedDict()  # the one used last at the end
+        self._free = list(range(bank.slots))
+        self._door = asyncio.Lock()
+        self._freed = asyncio.Event()
+        self._stuck_since: float | None = None  # of who is at the door
+        self._loads = self._evictions = self._waiting = self._leaving = 0
+        self._seconds = 0.0
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def is_resident(self, name: str) -> bool:
+        resident = self._by_name.get(name)
+        return resident is not None and resident.loading.done()
+
+    @property
+    def load_seconds(self) -> float:
+        """What loading one takes on average; 0: not known yet."""
+        return self._seconds / self._loads if self._loads else 0.0
+
+    @asynccontextmanager
+    async def holding(self, name: str, deadline: float | None = None) -> AsyncIterator[Adapter]:
+        """An adapter that stays where it is. `deadline` is on the clock of `time.monotonic()`.
+
+        Raises BadRequest for one that cannot be served, or DeadlineExceeded.
+        """
+        self._bank.folder(name)
+        resident = await self._wait(name, deadline)
+        try:
+            yield resident.loading.result()
+        finally:
+            self._leaving += 1
+            self._after_step(lambda: self._leave(resident))
+
+    async def _wait(self, name: str, deadline: float | None) -> _Resident:
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(None if deadline is None else max(deadline - time.monotonic(), 0)):
+                return await self._enter(name)
+        except TimeoutError:
+            raise DeadlineExceeded(f"the deadline passed before adapter {name!r} was loaded") from None
+        finally:
+            self._waiting -= 1
+
+    async def _enter(self, name: str) -> _Resident:
+        resident = self._by_name.get(name)
+        if resident is None or self._is_stuck():
+            async with self._door:
+                resident = await self._at_the_door(name)
+                resident.holders += 1
+        else:
+            resident.holders += 1
+        self._by_name.move_to_end(name)
+        try:
+            await asyncio.shield(resident.loading)
+        except BaseException:
+            self._release(resident)
+            raise
+        return resident
+
+    def _is_stuck(self) -> bool:
+        return self._stuck_since is not None and time.monotonic() - self._stuck_since > PATIENCE
+
+    async def _at_the_door(self, name: str) -> _Resident:
+        try:
+            while (resident := self._by_name.get(name)) is None:
+                slot = self._take_slot()
+                if slot is not None:
+                    return self._load(name, slot)
+                self._stuck_since = self._stuck_since or time.monotonic()
+                self._freed.clear()
+                await self._freed.wait()
+            return resident
+        finally:
+            self._stuck_since = None
+
+    def _take_slot(self) -> int | None:
+        if self._free:
+            return self._free.pop()
+        unused = next((name for name, one in self._by_name.items() if not one.holders), None)
+        if unused is None:
+            return None
+        self._evictions += 1
+        return self._by_name.pop(unused).slot
+
+    def _load(self, name: str, slot: int) -> _Resident:
+        began = time.monotonic()
+        loading = asyncio.get_running_loop().run_in_executor(self._thread, self._bank.load, name, slot)
+        resident = self._by_name[name] = _Resident(slot, loading)
+        loading.add_done_callback(lambda done: self._loaded(name, resident, time.monotonic() - began))
+        return resident
+
+    def _loaded(self, name: str, resident: _Resident, seconds: float) -> None:
+        """A failure is not kept: the next one who asks tries again."""
+        if resident.loading.cancelled() or resident.loading.exception() is not None:
+            del self._by_name[name]
+            self._free.append(resident.slot)
+            self._freed.set()
+            return
+        self._loads += 1
+        self._seconds += seconds
+
+    def _leave(self, resident: _Resident) -> None:
+        self._leaving -= 1
+        self._release(resident)
+
+    def _release(self, resident: _Resident) -> None:
+        resident.holders -= 1
+        if not resident.holders:
+            self._freed.set()
+
+    def stats(self) -> dict[str, float]:
+        """Slots, adapters in them, requests that wait for one, loads and evictions since the start, and bytes."""
+        return {
+            "adapter_slots": self._bank.slots,
+            "adapters_resident": sum(one.loading.done() for one in self._by_name.values()),
+            "adapters_refused": len(self._bank.refused),
+            "adapters_waiting": self._waiting,
+            "adapter_loads": self._loads,
+            "adapter_seconds": self._seconds,
+            "adapter_evictions": self._evictions,
+            "adapter_bytes": self._bank.nbytes,
+        }
+
+    def check_integrity(self) -> None:
+        """For an idle actor: every slot is free or taken once, and only those who are leaving hold one."""
+        slots = sorted([*self._free, *(one.slot for one in self._by_name.values())])
+        held = sum(one.holders for one in self._by_name.values())
+        if slots != list(range(self._bank.slots)) or held != self._leaving:
+            raise RuntimeError(f"adapters: slots {slots} of {self._bank.slots}, held {held} times though nothing runs")

@@ -1,0 +1,60 @@
+"""Weights in groups as GPUs multiply them, in Triton, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from motet_kernels.grouped_linear import FLOAT8, GroupedLinear, GroupWeights
+
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
+# Few rows and many; a part of a block of inputs, and several; groups that end within one.
+SHAPES = [(1, 5, 33, 32), (3, 70, 128, 128), (17, 33, 200, 64), (2, 20, 300, 320)]
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+
+
+def weights(form: str, features: int, inputs: int, group: int, shifted: bool) -> GroupWeights:
+    given = torch.Generator().manual_seed(features)
+    codes = torch.randint(0, 256, (features, inputs), generator=given, dtype=torch.uint8)
+    if form == "int4":
+        codes = codes & 15
+    elif form == "int8":
+        codes = codes.view(torch.int8)
+    else:
+        codes = torch.where(codes & 0x7F == 0x7F, 0, codes).view(FLOAT8)
+    shape = (features, -(-inputs // group))
+    return GroupWeights(codes, randn(*shape) / 30, randn(*shape, seed=1) / 10 if shifted else None, group)
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
+@pytest.mark.parametrize(("form", "shifted"), [("int4", False), ("int4", True), ("int8", False), ("float8", False)])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_product(
+    device: torch.device, shape: tuple[int, int, int, int], form: str, shifted: bool, dtype: torch.dtype
+) -> None:
+    rows, features, inputs, group = shape
+    given = weights(form, features, inputs, group, shifted)
+    bias = randn(features, seed=2) if features % 2 else None
+    linear = GroupedLinear(given, bias, device)
+    x, residual = (randn(rows, width, seed=3).to(device, dtype) for width in (inputs, features))
+    used = given.dense().to(device, dtype).double()
+    due = x.double() @ used.T + (0 if bias is None else bias.double().to(device))
+    size = float(used.abs().max()) * inputs**0.5
+    for more in (None, residual):
+        out = linear(x, more)
+        assert out.dtype == dtype
+        wanted = due if more is None else due + more.double()
+        torch.testing.assert_close(out.double(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype] * size)
+
+
+def test_inputs_in_another_order(device: torch.device) -> None:
+    given = weights("int4", 20, 96, 32, True)
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(0))
+    given = GroupWeights(given.codes_NK, given.scale_NG, given.shift_NG, 32, order)
+    x = randn(3, 96).to(device)
+    out = GroupedLinear(given, None, device)(x)
+    torch.testing.assert_close(out, x @ given.dense().to(device).T, rtol=1e-4, atol=1e-3)

@@ -1,0 +1,141 @@
+"""When drafts pay: on a simulated engine whose steps take what is said, with no clock but its own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet_llm.draft_switch import Odds, Switch
+
+
+@dataclass
+class Engine:
+    """`rows` requests that decode. Seconds: a step takes 1, `fixed` more with any draft, `token` more for each token
+    of one; each is right with a probability of `right`. noise: by which steps vary, as a share."""
+
+    rows: int
+    token: float
+    right: float
+    fixed: float = 0.0
+    noise: float = 0.0
+    most: int = 5
+    seed: int = 0
+    switch: Switch = field(init=False)
+    seconds: float = 0.0
+    tokens: int = 0
+    drafted: int = 0
+
+    def __post_init__(self) -> None:
+        self.switch = Switch(self.most)
+        self.odds = [self.switch.odds() for _ in range(self.rows)]
+        self.rng = random.Random(self.seed)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            lengths = self.switch.lengths(self.odds)
+            drafted, right = sum(lengths), 0
+            for odds, length in zip(self.odds, lengths, strict=True):
+                hits = next((n for n in range(length) if self.rng.random() >= self.right), length)
+                right += hits
+                if length:
+                    odds.note(length, hits)
+            seconds = 1 + self.token * drafted + (self.fixed if drafted else 0.0)
+            seconds *= 1 + self.noise * (2 * self.rng.random() - 1)
+            if drafted:
+                self.switch.note_drafted(self.rows, drafted, right, seconds)
+            else:
+                self.switch.note_plain(self.rows, seconds)
+            self.seconds += seconds
+            self.tokens += self.rows + right
+            self.drafted += drafted
+
+    @property
+    def gain(self) -> float:
+        """Over an engine without drafts."""
+        return self.tokens / self.rows / self.seconds
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    rows=st.sampled_from([1, 2, 5, 16]),
+    token=st.floats(0, 2),
+    right=st.floats(0, 1),
+    fixed=st.floats(0, 2),
+    noise=st.sampled_from([0.0, 0.05, 0.1]),
+    seed=st.integers(0, 1000),
+)
+def test_it_never_costs_three_percent(
+    rows: int, token: float, right: float, fixed: float, noise: float, seed: int
+) -> None:
+    engine = Engine(rows, token, right, fixed, noise, seed=seed)
+    engine.run(600)
+    assert engine.gain > 0.97
+
+
+@pytest.mark.parametrize(
+    ("rows", "token", "right", "least"), [(1, 0.05, 0.95, 2.8), (1, 0.15, 0.7, 1.3), (8, 0.01, 0.9, 2.3)]
+)
+def test_what_pays_is_taken(rows: int, token: float, right: float, least: float) -> None:
+    engine = Engine(rows, token, right)
+    engine.run(1000)
+    assert engine.gain > least
+
+
+def test_a_step_that_costs_as_much_as_it_brings_is_left_out() -> None:
+    engine = Engine(32, 1 / 32, 0.5)
+    engine.run(1000)
+    assert engine.drafted < 0.05 * engine.tokens
+
+
+def test_it_comes_back_when_guesses_get_better() -> None:
+    engine = Engine(1, 0.1, 0.0)
+    engine.run(600)
+    before = engine.drafted
+    engine.right = 0.95
+    engine.run(1500)
+    assert engine.drafted > before + 1500
+
+
+def test_it_goes_off_when_they_get_worse() -> None:
+    engine = Engine(1, 0.1, 0.95)
+    engine.run(500)
+    engine.right, engine.seconds, engine.tokens = 0.0, 0.0, 0
+    engine.run(1000)
+    assert engine.gain > 0.95  # it gives back some of what it has gained
+
+
+def test_one_request_that_nobody_guesses_leaves_the_others_theirs() -> None:
+    good, bad = Odds(0.9, 1.0), Odds(0.7, 1.0)
+    for _ in range(10):
+        bad.note(3, 0)
+    assert good.length(0.2, 5) == 5
+    tried = 0
+    for _ in range(100):
+        assert bad.length(0.2, 5) == 0
+        if bad.impatient:
+            bad.try_again()
+            tried += 1
+    assert 0 < tried <= 3
+
+
+def test_always_is_always() -> None:
+    switch = Switch(4, always=True)
+    assert switch.lengths([switch.odds()] * 3) == [4, 4, 4]
+
+
+def test_a_prompt_of_the_draft_model_is_paid_for() -> None:
+    """Steps that only catch up are a loss, and there are none while the account is empty."""
+    switch = Switch(5)
+    odds = [switch.odds()]
+    caught, steps = 0, 2000
+    for _ in range(steps):
+        if any(switch.lengths(odds)):
+            switch.note_drafted(1, 0, 0, 1.5, caught_up=False)
+            caught += 1
+        else:
+            switch.note_plain(1, 1.0)
+    assert 0 < 0.5 * caught / steps < 0.03
