@@ -33,6 +33,7 @@ NOUNS: dict[str, Callable[[Sizes, torch.device], Iterator[Case]]] = {
     "sampling": sampling.draws,
     "candidates": sampling.filtered_draws,
     "logprobs": sampling.logprobs,
+    "speculation": sampling.agreements,
     "log_mel": sound.spectra,
     "codec_conv": sound.convolutions,
 }

@@ -7,11 +7,12 @@ from functools import partial
 
 import torch
 
-from motet_kernels import sampling
+from motet_kernels import sampling, speculation
 from motet_kernels.sampling import Choice
 
 from .case import Case, Run, Sizes, nbytes_of, random
 
+DRAFTED = 5  # tokens
 LIKELY = 20  # tokens whose log-probabilities are asked for
 
 
@@ -30,6 +31,16 @@ def _drawn(sizes: Sizes, device: torch.device, name: str, choice: Choice) -> Cas
     choices = [choice._replace(seed=row) for row in range(sizes.draws)]
     peers: dict[str, Run] = {"twin": partial(sampling.draw_torch, logits_RV, choices)}
     return Case(f"draw, {name}", partial(sampling.draw, logits_RV, choices), peers, nbytes_of(logits_RV))
+
+
+def agreements(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    drafts = [[row] * DRAFTED for row in range(sizes.draws)]
+    ids_R = torch.arange(sizes.draws * (DRAFTED + 1), device=device) // (DRAFTED + 1)
+    guesses = torch.tensor(drafts, device=device)
+    starts = torch.arange(sizes.draws, device=device) * (DRAFTED + 1)
+    peers: dict[str, Run] = {"twin": partial(speculation.agreement_torch, ids_R, guesses, starts)}
+    moved = nbytes_of(ids_R, guesses, starts)
+    yield Case(f"{DRAFTED} guesses checked", partial(speculation.agreement, ids_R, drafts), peers, moved)
 
 
 def logprobs(sizes: Sizes, device: torch.device) -> Iterator[Case]:

@@ -6,6 +6,7 @@ An application that finds `CHUNKS` in the scope's extensions may start a respons
 
 from __future__ import annotations
 
+import select
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -40,6 +41,13 @@ class ChunkProtocol(HttpToolsProtocol):
             readers = state.readers if isinstance(state, State) else Readers()
             # The task that will read it has been made, but has not run yet.
             self.scope["extensions"] = {CHUNKS: Chunks(cycle, readers)}  # type: ignore[dict-item]
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether something has come that nobody has read yet: who closes now, loses it, and the client is cut off."""
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
+        return bool(poll.poll(0))
 
 
 class Chunks:

@@ -136,7 +136,7 @@ class _Server(uvicorn.Server):
         self._state.leaving = True
         await asyncio.sleep(_LAST_CALL)
         for connection in list(self.server_state.connections):
-            if isinstance(connection, ChunkProtocol):
+            if isinstance(connection, ChunkProtocol) and not connection.has_unread:
                 connection.shutdown()
 
 

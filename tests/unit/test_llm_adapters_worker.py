@@ -217,10 +217,10 @@ async def test_a_slot_is_not_written_while_a_cancelled_step_still_reads_it(
 ) -> None:
     """Else the cache would keep what the next adapter made of the last one's tokens."""
     async with world(folder, adapters, max_adapters=1, token_budget=8) as here:
-        for _ in range(4):
+        for number in range(6):
             async with here.open("one", prompt=PROMPT[:-1]) as stream:
-                await asyncio.sleep(0.02)
-                assert stream.end is None or not stream.end.status
+                await stream.start()
+                await asyncio.sleep(0.003 * number)  # at one moment or another of its prompt
             assert await here.tokens("two") == due["two"]
             assert await here.tokens("one") == due["one"]
 

@@ -78,11 +78,17 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return folder, model.eval()
 
 
-@pytest.mark.parametrize("budget", [5, 64])
-def test_tokens_are_those_of_a_model_that_is_masked_so(family: tuple[Path, PreTrainedModel], budget: int) -> None:
-    """However prompts are cut, cached, preempted and moved; and longer ones than the window."""
+@pytest.mark.parametrize(
+    "settings", [{"token_budget": 5}, {"token_budget": 64}, {"token_budget": 24, "speculate": "ngram"}]
+)
+def test_tokens_are_those_of_a_model_that_is_masked_so(
+    family: tuple[Path, PreTrainedModel], settings: dict[str, Any]
+) -> None:
+    """However prompts are cut, cached, preempted, guessed and moved; and longer ones than the window."""
     folder, reference = family
-    engines = [engine_of(folder, token_budget=budget, num_blocks=blocks) for blocks in (32, 48)]
+    settings |= {"always_speculate": True}
+    engines = [engine_of(folder, num_blocks=blocks, **settings) for blocks in (32, 48)]
+    budget = engines[0].config.token_budget
     prompts = random_prompts(random.Random(budget), engines[0].card().vocab, 8)
     jobs = Schedule(engines, budget, prompts).run()
     assert max(len(job.prompt) + len(job.ids) for job in jobs) > RECENT.first + RECENT.last + 2 * SIZE
