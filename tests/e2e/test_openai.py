@@ -182,7 +182,7 @@ def test_plain_completions(client: openai.OpenAI) -> None:
 # --------------------------------------------------------------------------------------------- replies of a given shape
 def test_the_example_of_the_page_answers(stack: MotetStack, capsys: pytest.CaptureFixture[str]) -> None:
     """`client.chat.completions.parse` with a pydantic model."""
-    (block,) = [block for block in blocks("docs/techniques.md") if block.language == "python"]
+    (block,) = [block for block in blocks("docs/techniques.md") if block.language == "python" and block.shown]
     example: dict[str, Any] = {}
     code = block.code.replace("http://127.0.0.1:8000", stack.url)
     exec(compile(code, "techniques.md", "exec", dont_inherit=True), example)
