@@ -136,12 +136,12 @@ def table(found: Sequence[dict[str, Any]]) -> Table:
         f"{PLAIN}: weights {chosen['weights']}, KV {chosen['kv_dtype']}; perplexity of the {first['perplexity_of']}"
     )
     shown = Table(box=box.SIMPLE, header_style="bold", caption=caption, caption_justify="left")
-    shown.add_column("setting", no_wrap=True)
+    shown.add_column("setting", overflow="fold", min_width=16)
     for name in ("memory", "KV per token", "perplexity", "right", ""):
         shown.add_column(name, justify="right" if name else "left", no_wrap=bool(name))
     for one in found:
         shown.add_row(
-            one["setting"],
+            one["setting"].replace(",", ", "),  # where a line may end
             format_bytes(one["weight_bytes"]),
             format_bytes(one["kv_bytes_per_token"]),
             f"{one['perplexity']:.4f}",
