@@ -31,6 +31,7 @@ from .sampler import Drawn, Sampled, sample
 from .scheduler import Limits, Scheduler, Work
 from .sender import KvSender, Packed
 from .sights import Sight, place
+from .supposed import Row
 from .token_mask import TokenMask
 
 T = TypeVar("T")
@@ -287,12 +288,13 @@ class Engine:
         if not works:
             return self._handed_over()
         works = self._with_drafts(works, emit)
-        mask = TokenMask([row for work in works for row in work.rows], self.runner.vocab, self.runner.device)
+        rows = [row for work in works for row in work.rows]
+        mask = TokenMask(rows, self.runner.vocab, self.runner.device)
         if emit is None or self._model_thread is None:
             mask.compute()
-            self._take(works, self.in_model_thread(self._compute, works, mask))
+            self._take(works, self.in_model_thread(self._compute, works, rows, mask))
             return self._handed_over()
-        computing = self._model_thread.submit(self._compute, works, mask)
+        computing = self._model_thread.submit(self._compute, works, rows, mask)
         self._say(emit)
         mask.compute()
         self._take(works, computing.result())
@@ -339,15 +341,13 @@ class Engine:
         """Requests that arrived with all the output they may have."""
         return [self._finish(r, [], None, end) for r in self.scheduler.waiting[:] if (end := r.end)]
 
-    def _compute(self, works: list[Work], mask: TokenMask) -> Computed:
-        """What needs the model."""
+    def _compute(self, works: list[Work], rows: list[Row], mask: TokenMask) -> Computed:
+        """What needs the model. `rows`: those of all works that draw."""
         started = time.perf_counter()
         waited = 0.0 if self._idle_since is None else started - self._idle_since
         forward = self.runner.forward(works)
         model_seconds = time.perf_counter() - started
-        drawing = [work for work in works if work.draws]
-        rows = [row for work in drawing for row in work.rows]
-        sampled = sample(forward.logits_RV, rows, mask, [work.draft for work in drawing])
+        sampled = sample(forward.logits_RV, rows, mask, [work.draft for work in works if work.draws])
         self._counts.note_mask(mask)
         if self.speculation is not None:
             self.speculation.drafts.observe(works, forward, sampled)

@@ -34,7 +34,7 @@ from .attention import GroupStep, Layout, ShapeProbe, StepLayout
 from .config import EngineConfig
 from .fuse import optimize
 from .kv_cache import KvCache, layout_of
-from .recent_rows import rows_of
+from .recent_rows import rows_by_group
 from .scheduler import Work
 from .state_cache import StateCache
 from .step_memory import MAX_ROWS, StepMemory
@@ -252,8 +252,7 @@ class ModelRunner:
         state_slots_B = np.array([work.request.state_slot for work in works])
         slots_N = [self._slots(works, tables_BM, positions_N) for tables_BM in tables]
         *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
-        size = self.kv.block_size
-        rows = [rows_of(group, size, table, spans) for group, table in zip(self.kv.groups, tables, strict=True)]
+        rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans)
         memory = self._memory(works, max(row.tables_BM.shape[1] for row in rows)) if ends[-1] == len(works) else None
         if memory is not None:
             memory.write(rows, slots)

@@ -12,8 +12,8 @@ Shapes: B rows, M blocks per row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
@@ -32,19 +32,29 @@ class Rows:
     lengths_B: Tensor
 
     @classmethod
-    def of(cls, tables_BM: np.ndarray, starts: Sequence[int], lengths: Sequence[int]) -> Rows:
-        counts = (torch.tensor(numbers, dtype=torch.int32) for numbers in (starts, lengths))
+    def of(cls, tables_BM: np.ndarray, starts: Iterable[int], lengths: Iterable[int]) -> Rows:
+        counts = (torch.tensor(list(numbers), dtype=torch.int32) for numbers in (starts, lengths))
         return cls(torch.from_numpy(tables_BM), *counts)
 
 
-def rows_of(group: KvGroup, block_size: int, tables_BM: np.ndarray, spans: Sequence[tuple[int, int]]) -> Rows:
-    """The rows in which a group of layers sees what was computed of each sequence, and what `spans` of it are now.
+def rows_by_group(
+    groups: Sequence[KvGroup], block_size: int, tables: Sequence[np.ndarray], spans: Sequence[tuple[int, int]]
+) -> list[Rows]:
+    """The rows in which each group of layers sees what was computed of each sequence, and what `spans` of it are now.
 
-    `tables_BM`: one table per sequence, all of its blocks.
+    tables: by group `[B, M]`, one row per sequence, all of its blocks.
     """
-    if group.recent is None:
-        ends = accumulate((stop - start for start, stop in spans), initial=0)
-        return Rows.of(tables_BM, list(ends), [stop for _, stop in spans])
+    starts = accumulate((stop - start for start, stop in spans), initial=0)
+    whole = Rows.of(tables[0], starts, (stop for _, stop in spans))
+    return [
+        replace(whole, tables_BM=torch.from_numpy(tables_BM))
+        if group.recent is None
+        else _recent_rows(group, block_size, tables_BM, spans)
+        for group, tables_BM in zip(groups, tables, strict=True)
+    ]
+
+
+def _recent_rows(group: KvGroup, block_size: int, tables_BM: np.ndarray, spans: Sequence[tuple[int, int]]) -> Rows:
     tables: list[np.ndarray] = []
     starts, lengths = [0], []
     for table, (start, stop) in zip(tables_BM, spans, strict=True):

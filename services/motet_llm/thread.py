@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from threading import TIMEOUT_MAX
 from typing import Unpack
 
 from torch import Tensor
@@ -65,4 +64,4 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
 
     def _patience(self) -> float | None:
         deadline = self.engine.next_deadline
-        return None if deadline == math.inf else min(max(0.0, deadline - time.monotonic()), TIMEOUT_MAX)
+        return None if deadline == math.inf else max(0.0, deadline - time.monotonic())

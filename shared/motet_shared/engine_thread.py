@@ -187,7 +187,8 @@ class EngineThread(ABC, Generic[Engine, Output]):
         """Follow all commands there are; without work, sleep until one comes or the patience ends."""
         try:
             if not self.engine.has_work:
-                self._commands.get(timeout=self._patience())()
+                patience = self._patience()
+                self._commands.get(timeout=None if patience is None else min(patience, threading.TIMEOUT_MAX))()
             while True:
                 self._commands.get_nowait()()
         except Empty:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 import families
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
-from motet_llm.recent_rows import rows_of
+from motet_llm.recent_rows import rows_by_group
 from motet_shared.capacity import KvGroup, Recent
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
@@ -121,7 +121,7 @@ def test_rows_list_what_their_queries_see(starts: list[tuple[int, int]], first: 
     group = KvGroup((0,), None, Recent(first * SIZE, last * SIZE))
     spans = [(start, start + count) for start, count in starts]
     tables = np.array([[100 * row + block for block in range(30)] for row in range(len(spans))], dtype=np.int32)
-    rows = rows_of(group, SIZE, tables, spans)
+    (rows,) = rows_by_group([group], SIZE, [tables], spans)
     queries = [(row, position) for row, span in enumerate(spans) for position in range(*span)]
     bounds = rows.starts.tolist()
     assert bounds[-1] == len(queries)
