@@ -11,17 +11,17 @@ import json
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from arguments import parser_of
-from cache import cache_folder, made
+from arguments import parser_of, planned
+from cache import made
 from document import conditions, load_line, write
-from llm_checkpoint import SHAPES
+from llm_checkpoint import CHECKPOINT, SHAPES, add_checkpoint
 from measures import Target, median_interval, table, targets_table
 from motet_llm.adapter_bank import Adapter
 from motet_llm.adapter_folder import CONFIG, WEIGHTS
@@ -169,14 +169,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=8, help="interleaved pairs of runs (8)")
     parser.add_argument("--streams", type=int, default=64, help="at a time, and adapters (64)")
     parser.add_argument("--rank", type=int, default=16, help="of every adapter (16)")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (qwen3-0.6b)")
-    parser.add_argument("--threads", type=int, default=0, help="that compute (all cores)")
-    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
+    add_checkpoint(parser, "qwen3-0.6b")
     args = parser.parse_args(argv)
-    plan = replace(QUICK if args.quick else Plan(shape="qwen3-0.6b"), threads=args.threads)
-    plan = replace(plan, shape=args.shape or plan.shape)
+    plan = planned(args, Plan(shape="qwen3-0.6b"), QUICK, CHECKPOINT)
     streams, pairs = (4, 1) if args.quick else (args.streams, args.pairs)
-    run(plan, streams, args.rank, pairs, args.cache or cache_folder(), args.file)
+    run(plan, streams, args.rank, pairs, args.cache, args.file)
 
 
 if __name__ == "__main__":

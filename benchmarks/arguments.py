@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,8 +23,9 @@ def parser_of(description: str | None, quick: str, output: Path, prog: str | Non
     return parser
 
 
-def planned(args: argparse.Namespace, full: P, quick: P) -> P:
-    """The plan that is asked for, with every field that an argument of the same name gives."""
+def planned(args: argparse.Namespace, full: P, quick: P, only: Collection[str] = ()) -> P:
+    """The plan that is asked for, with every field that an argument of the same name gives, or `only` some."""
     plan: Any = quick if args.quick else full
-    given = {f.name: value for f in fields(plan) if (value := getattr(args, f.name, None)) is not None}
+    names = only or [f.name for f in fields(plan)]
+    given = {name: value for name in names if (value := getattr(args, name, None)) is not None}
     return replace(plan, **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})

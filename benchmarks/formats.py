@@ -6,23 +6,22 @@ standard output, the numbers to `results/formats.json`. docs/techniques.md says 
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cache import cache_folder
+from arguments import parser_of, planned
 from document import conditions, load_line, write
 from gguf_checkpoint import convert
-from llm_checkpoint import SHAPES
+from llm_checkpoint import CHECKPOINT, add_checkpoint
 from measures import median_interval, table
 from motet_llm.engine import Engine
 from motet_shared.capacity import format_bytes
@@ -159,21 +158,21 @@ def run(plan: Plan, streams: int, pairs: int, limit: int, wanted: str, cache: Pa
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="formats", description="What formats of weights and KV gain and cost.")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, one pair, one question of each category")
+    parser = parser_of(
+        "What formats of weights and KV gain and cost.",
+        "a tiny model, one pair, one question of each category",
+        RESULTS,
+        prog="formats",
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="formats whose name contains TEXT (all)")
     parser.add_argument("--pairs", type=int, default=6, help="interleaved pairs of runs (6)")
     parser.add_argument("--streams", type=int, default=8, help="at a time (8)")
     parser.add_argument("--limit", type=int, default=50, help="questions of each category; 0: no quality (50)")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (middle)")
-    parser.add_argument("--threads", type=int, default=0, help="that compute (all cores)")
-    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)
-    plan = replace(QUICK if args.quick else Plan(), threads=args.threads)
-    plan = replace(plan, shape=args.shape or plan.shape)
+    plan = planned(args, Plan(), QUICK, CHECKPOINT)
     streams, pairs, limit = (2, 1, min(args.limit, 1)) if args.quick else (args.streams, args.pairs, args.limit)
-    run(plan, streams, pairs, limit, args.only, args.cache or cache_folder(), args.output)
+    run(plan, streams, pairs, limit, args.only, args.cache, args.file)
 
 
 if __name__ == "__main__":

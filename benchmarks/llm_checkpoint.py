@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import string
 from pathlib import Path
 from typing import Any
 
-from cache import made
+from cache import cache_folder, made
 
+CHECKPOINT = ("shape", "threads")  # what `add_checkpoint` says of a plan
 SEED = 0
 CHARS = 5  # of a word in `write_tokenizer`'s vocabulary: a space and four letters
 END = "<end>"
@@ -88,6 +90,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 4096,
     },
 }
+
+
+def add_checkpoint(parser: argparse.ArgumentParser, shape: str) -> None:
+    """Of what random checkpoint, computed by how many threads; `shape` is the one that is meant where none is given."""
+    parser.add_argument("--shape", choices=sorted(SHAPES), help=f"of the random checkpoint ({shape})")
+    parser.add_argument("--threads", type=int, help="that compute (all cores)")
+    cache = "folder for checkpoints (bench in MOTET_CACHE)"
+    parser.add_argument("--cache", type=Path, default=cache_folder(), help=cache)
 
 
 def random_checkpoint(name: str, cache: Path) -> Path:

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from arguments import parser_of, planned
-from cache import cache_folder
 from document import conditions, load_line, write
 from known_drafts import KnownModel, Reminded
-from llm_checkpoint import SHAPES, random_checkpoint
+from llm_checkpoint import SHAPES, add_checkpoint, random_checkpoint
 from measures import Target, median_interval, table, targets_table
 from motet_llm.config import EngineConfig
 from motet_llm.draft_switch import Switch
@@ -196,12 +195,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", nargs="+", type=int, help="at a time (1 4 16 32)")
     parser.add_argument("--temperatures", nargs="+", type=float, help="at which tokens are drawn (0 0.8)")
     parser.add_argument("--pairs", type=int, help="interleaved pairs of runs (8)")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (qwen3-0.6b)")
     parser.add_argument("--draft", choices=sorted(SHAPES), help="of the one that drafts (qwen3-0.06b)")
-    parser.add_argument("--threads", type=int, help="that compute (all cores)")
-    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
+    add_checkpoint(parser, "qwen3-0.6b")
     args: argparse.Namespace = parser.parse_args(argv)
-    run(planned(args, Plan(), QUICK), args.cache or cache_folder(), args.file)
+    run(planned(args, Plan(), QUICK), args.cache, args.file)
 
 
 if __name__ == "__main__":

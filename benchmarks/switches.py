@@ -6,18 +6,17 @@ jobs in turn. The table goes to standard output, the numbers to `results/switche
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cache import cache_folder
+from arguments import parser_of, planned
 from document import conditions, load_line, write
-from llm_checkpoint import SHAPES
+from llm_checkpoint import CHECKPOINT, add_checkpoint
 from measures import median_interval, quantile, table
 from motet_llm.engine import Engine
 from replay import Job, Replay, Served
@@ -176,18 +175,15 @@ def run(plan: Plan, pairs: int, wanted: str, cache: Path, output: Path) -> list[
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="switches", description="What every switch of the engine costs and gains.")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and one pair, to see that it works")
+    parser = parser_of(
+        "What every switch of the engine costs and gains.", "a tiny model and one pair", RESULTS, prog="switches"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="switches whose name contains TEXT (all)")
     parser.add_argument("--pairs", type=int, default=8, help="interleaved pairs of runs per switch (8)")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (middle)")
-    parser.add_argument("--threads", type=int, default=0, help="that compute (all cores)")
-    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)
-    plan = replace(QUICK if args.quick else Plan(), threads=args.threads)
-    plan = replace(plan, shape=args.shape or plan.shape)
-    run(plan, 1 if args.quick else args.pairs, args.only, args.cache or cache_folder(), args.output)
+    plan = planned(args, Plan(), QUICK, CHECKPOINT)
+    run(plan, 1 if args.quick else args.pairs, args.only, args.cache, args.file)
 
 
 if __name__ == "__main__":

@@ -6,19 +6,18 @@ table goes to standard output, the numbers to `results/techniques.json`. docs/te
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from cache import cache_folder
+from arguments import parser_of, planned
 from document import conditions, load_line, write
-from llm_checkpoint import SHAPES
+from llm_checkpoint import CHECKPOINT, add_checkpoint
 from measures import Target, median_interval, table, targets_table
 from motet_llm.engine import Engine
 from motet_llm.grammar import Grammar
@@ -119,20 +118,17 @@ def run(plan: Plan, streams: int, pairs: int, wanted: str, cache: Path, output: 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="techniques", description="What the engine's techniques cost and gain.")
-    parser.add_argument("--quick", action="store_true", help="a tiny model and one pair, to see that it works")
+    parser = parser_of(
+        "What the engine's techniques cost and gain.", "a tiny model and one pair", RESULTS, prog="techniques"
+    )
     parser.add_argument("--only", default="", metavar="TEXT", help="grammars whose name contains TEXT (all)")
     parser.add_argument("--pairs", type=int, default=8, help="interleaved pairs of runs (8)")
     parser.add_argument("--streams", type=int, default=32, help="at a time (32)")
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (middle)")
-    parser.add_argument("--threads", type=int, default=0, help="that compute (all cores)")
-    parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
+    add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)
-    plan = replace(QUICK if args.quick else Plan(), threads=args.threads)
-    plan = replace(plan, shape=args.shape or plan.shape)
+    plan = planned(args, Plan(), QUICK, CHECKPOINT)
     streams, pairs = (4, 1) if args.quick else (args.streams, args.pairs)
-    run(plan, streams, pairs, args.only, args.cache or cache_folder(), args.output)
+    run(plan, streams, pairs, args.only, args.cache, args.file)
 
 
 if __name__ == "__main__":
