@@ -9,8 +9,8 @@ from training import Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Sizes and stages. Pictures have 64 pixels a side, latents a quarter of that, and the denoiser sees every second
-    one: 64 tokens."""
+    """Sizes and stages. Pictures have 64 pixels a side, latents an eighth of that, and the denoiser sees four of them
+    as one: 16 tokens, one for each cell of the world's grid."""
 
     seed: int = 30
     # Prompts
@@ -20,13 +20,13 @@ class Recipe:
     text_layers: int = 2
     text_heads: int = 4
     # Pictures into latents
-    channels: tuple[int, ...] = (16, 32, 64)
-    latents: int = 4
-    divergence: float = 1e-4  # weight of the latents' divergence from a normal distribution
+    channels: tuple[int, ...] = (8, 16, 32, 64)
+    latents: int = 8
+    divergence: float = 5e-4  # weight of the latents' divergence from a normal distribution
     # The denoiser
     heads: int = 6
     head_dim: int = 32
-    layers: int = 8
+    layers: int = 6
     dropped: float = 0.1  # share of prompts that are left out, for guidance
-    vae: Stage = Stage(steps=2500, batch=16, matrix_lr=None, other_lr=2e-3)
-    painter: Stage = Stage(steps=3500, batch=64, matrix_lr=0.01, other_lr=2e-3)
+    vae: Stage = Stage(steps=2000, batch=16, matrix_lr=None, other_lr=2e-3)
+    painter: Stage = Stage(steps=2400, batch=128, matrix_lr=0.01, other_lr=2e-3)
