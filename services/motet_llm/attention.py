@@ -9,7 +9,7 @@ Shapes: N packed tokens, B rows, H heads, K key/value heads, D head dimension, C
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from motet_kernels.recurrent import PackedRows
 from motet_kernels.rotary import PackedHeads
 from motet_shared.errors import ConfigError
 
+from .heavy_hitters import Watch
 from .kv_cache import CPU, KvCache, LayerShape
 from .recurrent import Recurrent
 from .state_cache import StateCache, StateShape
@@ -113,6 +114,7 @@ class StepLayout:
     """The rows of one step, for every group of layers, and for the recurrent states if the model has some.
 
     memory: where the groups lie, if that is where they lay in the last step of its kind.
+    watched: whose queries are to be noted, and which of the packed tokens they are of.
     """
 
     kv: KvCache
@@ -120,6 +122,7 @@ class StepLayout:
     states: StateCache | None = None
     state_rows: PackedRows | None = None
     memory: StepMemory | None = None
+    watched: list[tuple[Watch, slice]] = field(default_factory=list)
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, options: AttentionOptions
@@ -133,6 +136,8 @@ class StepLayout:
         return self._read(layer, self.kv.write_heads(layer, heads, group.slots_N), scale, options)
 
     def _read(self, layer: int, query_NHD: Tensor, scale: float, options: AttentionOptions) -> Tensor:
+        for watch, places in self.watched:
+            watch.note(layer, query_NHD[places], scale, options)
         keys, values = self.kv.layer(layer)
         out_NHD = attend_pages(
             query_NHD,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from motet_shared.capacity import KvGroup, KvLayout
@@ -68,10 +68,14 @@ class BlockTables:
         passed: but for those that no window reaches any more from the token after them.
         """
         if not passed:
-            have = sum(map(len, request.tables))
-            return max(0, self.pool.blocks_for(num_tokens) * len(self._groups) - have)
+            due = sum(self._length(request, group, num_tokens) for group in self._groups)
+            return max(0, due - sum(map(len, request.tables)))
         length = self.pool.blocks_for(num_tokens)
         return sum(len(self._seen(g, t, num_tokens, length)) for g, t in zip(self._groups, request.tables, strict=True))
+
+    def _length(self, request: Request, group: KvGroup, num_tokens: int) -> int:
+        """Blocks of a group's table that the first tokens of a request take."""
+        return self.pool.blocks_for(request.places(group, num_tokens))
 
     def _seen(self, group: KvGroup, table: array[int], num_tokens: int, length: int) -> list[int]:
         """Of the blocks that a table of `length` blocks lacks, those that are seen from token `num_tokens` on."""
@@ -80,8 +84,8 @@ class BlockTables:
 
     def grow(self, request: Request, num_tokens: int, *, passed: bool = False) -> None:
         """Allocate what is `missing`. Raises InternalError if the pool has less."""
-        length = self.pool.blocks_for(num_tokens)
         for group, table in zip(self._groups, request.tables, strict=True):
+            length = self._length(request, group, num_tokens)
             if not passed:
                 table.extend(self.pool.allocate(max(0, length - len(table))))
                 continue
@@ -92,15 +96,27 @@ class BlockTables:
 
     def beyond(self, request: Request) -> list[int]:
         """What `cut` frees."""
-        length = self.pool.blocks_for(request.num_computed)
-        return [block for table in request.tables for block in table[length:] if block != self._null]
+        tails = (table[length:] for table, length in self._computed(request))
+        return [block for tail in tails for block in tail if block != self._null]
 
     def cut(self, request: Request) -> None:
         """Free what was grown beyond the tokens that are computed."""
-        length = self.pool.blocks_for(request.num_computed)
-        for table in request.tables:
+        for table, length in self._computed(request):
             self.pool.free(block for block in reversed(table[length:]) if block != self._null)
             del table[length:]
+
+    def _computed(self, request: Request) -> Iterator[tuple[array[int], int]]:
+        """Its tables, and how many blocks of each its computed tokens take."""
+        for group, table in zip(self._groups, request.tables, strict=True):
+            yield table, self._length(request, group, request.num_computed)
+
+    def leave_out(self, request: Request, count: int) -> None:
+        """Empty the tables of layers that see everything; they will hold `count` tokens less than are computed."""
+        for group, table in zip(self._groups, request.tables, strict=True):
+            if group.window is None:
+                self.pool.free(reversed(table))
+                del table[:]
+        request.left_out = count
 
     def trim(self, request: Request) -> None:
         """Free the blocks that no window of the request's next token reaches."""
@@ -120,6 +136,7 @@ class BlockTables:
             self.pool.free(block for block in reversed(table) if block != self._null)
         request.tables = []
         request.num_released = []
+        request.left_out = 0
         if self._states is not None and request.state_slot >= 0:
             self._states.free(request.state_slot)
             request.state_slot = -1
@@ -137,7 +154,7 @@ class BlockTables:
         """Raise InternalError unless tables, slots and the pool agree."""
         running = list(running)
         for request in running:
-            if any(request.num_computed > len(table) * self.block_size for table in request.tables):
+            if any(length > len(table) for table, length in self._computed(request)):
                 raise InternalError(f"request {request.key!r}: more tokens computed than its blocks hold")
         self.pool.check_integrity(
             [block for block in table if block != self._null] for request in running for table in request.tables

@@ -8,6 +8,8 @@ from pathlib import Path
 from motet_shared.capacity import Recent
 from motet_shared.errors import ConfigError
 
+from .heavy_hitters import HeavyHitters
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "float8_e4m3fn")
 WEIGHTS = ("auto", "float32", "bfloat16", "float16", "int8", "int4", "float8")
@@ -50,6 +52,8 @@ class EngineConfig:
     max_adapters: that are in memory at a time. max_rank: most ranks that an adapter may have.
     attention_window, attention_sinks: layers that see everything see these tokens at the end and at the beginning of
         what there is, in whole blocks; a window of 0: everything.
+    attention_budget, attention_observe: of a longer prompt, the same layers keep so many tokens when it is computed:
+        those to which its last `attention_observe` tokens attend the most, and these; 0: all.
     context: longest prompt plus output in tokens; 0: the model's own limit. The pool's capacity also bounds it.
     max_logprobs: most alternatives a request may ask for per token.
     static_batching, contiguous_kv: for comparisons in benchmarks. A batch is filled only when the one before has ended;
@@ -87,6 +91,8 @@ class EngineConfig:
     max_rank: int = 64
     attention_window: int = 0
     attention_sinks: int = 16
+    attention_budget: int = 0
+    attention_observe: int = 32
     context: int = 0
     max_logprobs: int = 20
     static_batching: bool = False
@@ -97,6 +103,11 @@ class EngineConfig:
     def recent(self) -> Recent | None:
         """What layers see that would see everything; None: everything."""
         return Recent(self.attention_sinks, self.attention_window) if self.attention_window else None
+
+    @property
+    def heavy_hitters(self) -> HeavyHitters | None:
+        """What layers that would see everything keep of a prompt; None: all of it."""
+        return HeavyHitters(self.attention_budget, self.attention_observe) if self.attention_budget else None
 
     def __post_init__(self) -> None:
         if not (Path(self.model) / "config.json").is_file():
@@ -129,6 +140,8 @@ class EngineConfig:
                     f"{field}={value}: whole blocks are seen or not; give a multiple of block_size={self.block_size}, "
                     f"say {below or self.block_size}"
                 )
+        if self.attention_budget:
+            self._check_budget()
         if not 0 < self.gpu_share <= 1:
             raise ConfigError(f"gpu_share={self.gpu_share}: give a share of the free memory, above 0 and up to 1")
         if self.decode_slowdown != 0 and not self.decode_slowdown > 1:
@@ -139,6 +152,20 @@ class EngineConfig:
             raise ConfigError("host_cache, disk_cache: they hold what falls out of the prefix cache; turn it on")
         if self.cache_folder and not Path(self.cache_folder).is_dir():
             raise ConfigError(f"cache_folder={self.cache_folder!r}: no such folder; create it")
+
+    def _check_budget(self) -> None:
+        told = f"attention_budget={self.attention_budget}"
+        self._at_least("attention_budget", 0)
+        self._at_least("attention_observe", 1)
+        if self.attention_budget <= self.attention_observe:
+            raise ConfigError(
+                f"{told}: the last {self.attention_observe} tokens of a prompt (attention_observe) are part of it; "
+                "give more than them"
+            )
+        if self.attention_window:
+            raise ConfigError(f"{told}, attention_window={self.attention_window}: give one of them, 0 for the other")
+        if self.contiguous_kv:
+            raise ConfigError(f"{told}: contiguous_kv keeps the memory of whole prompts; turn it off")
 
     def _at_least(self, field: str, low: int) -> None:
         value = getattr(self, field)

@@ -166,6 +166,7 @@ def load(config: EngineConfig, target: ModelRunner, runner: Callable[[EngineConf
         context = target.context if exact_range(own) is None else 0
         other: dict[str, Any] = {"speculate": "off", "context": context, "num_blocks": 1, "prefix_cache": False}
         without: dict[str, Any] = {"host_cache": 0, "disk_cache": 0, "adapters": (), "adapter_folder": ""}
+        without["attention_budget"] = 0  # its own keys and values are few
         return runner(replace(config, model=config.speculate, **other, **without))
     except ConfigError as error:
         told = f"speculate={config.speculate!r}"

@@ -25,6 +25,7 @@ from .model_runner import ModelRunner
 from .offload import Offload
 from .pace import Pace
 from .prefix_cache import PrefixCache
+from .prompt_cutter import PromptCutter
 from .receiver import Handover, KvReceiver
 from .request import Key, Options, Request
 from .sampler import Drawn, Sampled, sample
@@ -148,6 +149,7 @@ class Engine:
         self._offload = self._make_offload(config)
         self.prefix_cache = self._make_prefix_cache(config)
         self.scheduler = Scheduler(self._tables, _limits(config), self.prefix_cache, self.pace)
+        self._cutter = PromptCutter(self.runner.kv, self._tables, self.scheduler)
         self.receiver = KvReceiver(self.runner.kv, self._tables, self.scheduler, self.prefix_cache)
         self.sender = KvSender(self.runner.kv)
         self.context = min(self.runner.context, self._tables.longest)
@@ -196,8 +198,13 @@ class Engine:
             created=created,
             vocab=self.runner.vocab,
             block_size=self.config.block_size if self.prefix_cache is not None else 0,
-            kv="" if self.runner.states or self.config.recent else fingerprint(self.runner, self.config.deterministic),
+            kv=fingerprint(self.runner, self.config.deterministic) if self._keeps_everything else "",
         )
+
+    @property
+    def _keeps_everything(self) -> bool:
+        """Whether keys and values of all tokens, which could come from elsewhere, are all that it goes on from."""
+        return not (self.runner.states or self.config.recent or self.config.heavy_hitters)
 
     def add(
         self,
@@ -221,9 +228,16 @@ class Engine:
         self._check_fits(len(prompt) + len(output))
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.runner.eos_ids)
         max_length = min(len(prompt) + sampling.max_tokens, self.context)
-        placed = place(prompt, sights, self.runner.sight)
         request = Request(
-            key, self._arrivals, prompt, sampling, max_length=max_length, stop_ids=stop_ids, sights=placed, **options
+            key,
+            self._arrivals,
+            prompt,
+            sampling,
+            max_length=max_length,
+            stop_ids=stop_ids,
+            sights=place(prompt, sights, self.runner.sight),
+            watch=rule.watch(len(prompt)) if (rule := self.config.heavy_hitters) is not None else None,
+            **options,
         )
         self._check_deadline(request)
         self.scheduler.add(request)
@@ -245,7 +259,7 @@ class Engine:
             return
         num_prefill = self.scheduler.tokens_before(request)
         if self.prefix_cache is not None:
-            num_prefill -= len(self.prefix_cache.match(request.names, request.root).nodes) * self.pool.block_size
+            num_prefill -= len(self.prefix_cache.match(request.findable, request.root).nodes) * self.pool.block_size
         per_step = 1 if self.speculation is None else 1 + self.config.draft_tokens
         least = self.pace.at_least(num_prefill, -(-request.sampling.min_tokens // per_step))
         left = request.deadline - time.monotonic()
@@ -364,6 +378,8 @@ class Engine:
         drawn = iter(computed.sampled.by_draft([work.draft for work in works if work.draws]))
         draws = [next(drawn) if work.draws else Drawn([], []) for work in works]
         right = list(map(self._take_one, works, draws, computed.num_finite))
+        if due := [work.request for work in works if work.request.watching is not None and not work.request.num_due]:
+            self.in_model_thread(self._cutter.cut, due)
         if self.speculation is not None:
             self.speculation.note(works, right, computed.seconds)
         if not self.scheduler.has_work:
@@ -475,6 +491,7 @@ class Engine:
             "rss": _resident_bytes(),
             **self.receiver.stats(),
             **self.sender.stats(),
+            **self._cutter.stats(),
             **(self.speculation.stats() if self.speculation is not None else {}),
         }
         if self._offload is not None:

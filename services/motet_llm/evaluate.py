@@ -25,7 +25,6 @@ from motet_shared.messages import Sampling
 from .config import EngineConfig
 from .engine import Engine
 from .kv_transfer import token_bytes
-from .model_runner import ModelRunner
 from .scoring import log_probabilities
 from .tasks import Task, read_tasks
 
@@ -68,7 +67,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             "chosen": runner.describe(),
             "weight_bytes": runner.weight_bytes,
             "kv_bytes_per_token": sum(token_bytes(runner.kv, layer) for layer in runner.kv.group_of),
-            **_perplexity(runner, tokenizer, args.text, tasks, args.window),
+            **_perplexity(engine, tokenizer, args.text, tasks, args.window),
             **_accuracy(engine, tokenizer, tasks),
         }
     finally:
@@ -113,13 +112,15 @@ def limited(tasks: Sequence[Task], limit: int) -> list[Task]:
 
 # ---------------------------------------------------------------------------------------------------------- perplexity
 def _perplexity(
-    runner: ModelRunner, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Path], tasks: Sequence[Task], window: int
+    engine: Engine, tokenizer: PreTrainedTokenizerBase, texts: Sequence[Path], tasks: Sequence[Task], window: int
 ) -> dict[str, Any]:
+    runner, rule = engine.runner, engine.config.heavy_hitters
     logprobs: list[float] = []
     for tokens, first in (
         _windows(tokenizer, texts, min(window, runner.context)) if texts else _answers(tokenizer, tasks)
     ):
-        logprobs += log_probabilities(runner, tokens)[first - 1 :]
+        watch = None if rule is None else rule.watch(first)
+        logprobs += log_probabilities(runner, tokens, watch)[first - 1 :]
     if not logprobs:
         raise ConfigError("--text: there is no second token in it; give more text")
     of = "texts" if texts else "answers"

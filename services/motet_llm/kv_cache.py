@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from motet_kernels.blocks import Blocks
-from motet_kernels.kv import row_size, store_kv
+from motet_kernels.kv import CODED, decode, row_size, store_kv
 from motet_kernels.memory import huge_zeros
 from motet_kernels.rotary import PackedHeads, rotate_store_kv
 from motet_shared.capacity import KvLayout, Recent, kv_layout, slot_sizes
@@ -113,6 +113,29 @@ class KvCache:
         for cache, row in zip(self._layers[layer], rows, strict=False):
             blocks_N, places_N = slots_N // self.block_size, slots_N % self.block_size
             cache.view(torch.uint8)[blocks_N, :, places_N] = row.view(torch.uint8)
+
+    def slots(self, table: Sequence[int], first: int, end: int) -> Tensor:
+        """Where the places from `first` to `end` of a block table lie, on the cache's device."""
+        places_N = torch.arange(first, end)
+        begin = first // self.block_size
+        blocks = torch.tensor(table[begin : -(-end // self.block_size)], dtype=torch.int64)
+        slots_N = blocks[places_N // self.block_size - begin] * self.block_size + places_N % self.block_size
+        return slots_N.to(self._storage[0].device)
+
+    def pick(self, layer: int, slots_NK: Tensor) -> list[Tensor]:
+        """Rows of keys and of values `[N, K, …]`, as `put` takes them; the slots of each head are its own."""
+        heads_K = torch.arange(slots_NK.shape[1], device=slots_NK.device)
+        return [self._rows(cache, slots_NK, heads_K) for cache in self._layers[layer]]
+
+    def keys(self, layer: int, head: int, slots_N: Tensor) -> Tensor:
+        """Keys of one head, float32 `[N, D]`."""
+        rows_ND = self._rows(self._layers[layer][0], slots_N, head)
+        return decode(rows_ND) if self.dtype in CODED else rows_ND.float()
+
+    def _rows(self, cache_PKSD: Tensor, slots: Tensor, heads: Tensor | int) -> Tensor:
+        """As bytes: torch picks no float8 out of places."""
+        picked = cache_PKSD.view(torch.uint8)[slots // self.block_size, heads, slots % self.block_size]
+        return picked.view(self.dtype)
 
     def write_heads(self, layer: int, heads: PackedHeads, slots_N: Tensor) -> Tensor:
         """Store a step's keys, rotated, and values; its rotated queries `[N, H, D]`."""

@@ -104,7 +104,7 @@ def pack(kv: KvCache, tables: Tables, part: Part) -> Tensor:
     """The bytes of a part, `uint8` on the CPU."""
     device = kv.layer(part.layers[0])[0].device
     out = torch.empty(part_bytes(kv, part, kv.dtype), dtype=torch.uint8, device=device)
-    slots = {g: _slots(kv, tables[g], part) for g in {kv.group_of[layer] for layer in part.layers}}
+    slots = {g: kv.slots(tables[g], part.first, part.end) for g in {kv.group_of[layer] for layer in part.layers}}
     at = 0
     for layer in part.layers:
         slots_N = slots[kv.group_of[layer]]
@@ -122,7 +122,7 @@ def unpack(kv: KvCache, tables: Tables, part: Part, content: Tensor, dtype: torc
     """Store a part, rounded to the cache's type; `content` is `uint8`, as `pack` of a cache of `dtype` gives it."""
     device = kv.layer(part.layers[0])[0].device
     elements = content.to(device).view(dtype)
-    slots = {g: _slots(kv, tables[g], part) for g in {kv.group_of[layer] for layer in part.layers}}
+    slots = {g: kv.slots(tables[g], part.first, part.end) for g in {kv.group_of[layer] for layer in part.layers}}
     at, count = 0, part.end - part.first
     for layer in part.layers:
         rows: list[Tensor] = []
@@ -147,16 +147,6 @@ def _tensors(kv: KvCache, layer: int) -> tuple[Tensor, ...]:
     """Keys and values; of a latent layer the one tensor that it has."""
     key, value = kv.layer(layer)
     return (key,) if value is key else (key, value)
-
-
-def _slots(kv: KvCache, table: Sequence[int], part: Part) -> Tensor:
-    """Where the part's tokens lie, on the cache's device."""
-    size = kv.block_size
-    positions_N = torch.arange(part.first, part.end)
-    begin = part.first // size
-    blocks = torch.tensor(table[begin : -(-part.end // size)], dtype=torch.int64)
-    slots_N = blocks[positions_N // size - begin] * size + positions_N % size
-    return slots_N.to(kv.layer(part.layers[0])[0].device)
 
 
 class Range:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from .adapter_bank import AdapterBank, Matrix, named_folders, slot_of
 from .attention import GroupStep, Layout, ShapeProbe, StepLayout
 from .config import EngineConfig
 from .fuse import optimize
+from .heavy_hitters import Watch
 from .kv_cache import KvCache, layout_of
 from .recent_rows import rows_by_group
 from .scheduler import Work
@@ -91,6 +93,8 @@ class ModelRunner:
         self._hidden_1ND = torch.empty(0)
         self._memories: dict[tuple[int, bool], StepMemory] = {}  # by number of rows, and whether any has an adapter
         self._shapes = self._probe()
+        if config.heavy_hitters is not None:
+            config.heavy_hitters.check(self._shapes.layers, self._shapes.states)
         self._kv_dtype = checkpoint.resolve_kv_dtype(model_config, config.kv_dtype, self.dtype, self.device)
         num_snapshots = config.max_running if config.prefix_cache else 0
         self.states = self._make_states(config.max_running, num_snapshots)
@@ -250,10 +254,15 @@ class ModelRunner:
         spans = [work.span for work in works]
         tables = [self._tables(works, g) for g in range(len(self.kv.groups))]
         state_slots_B = np.array([work.request.state_slot for work in works])
-        slots_N = [self._slots(works, tables_BM, positions_N) for tables_BM in tables]
+        left_out_B = np.array([work.request.left_out for work in works], dtype=np.int32)
+        places_N = positions_N - np.repeat(left_out_B, [work.num_tokens for work in works])
+        places = [places_N if group.window is None else positions_N for group in self.kv.groups]
+        slots_N = list(map(partial(self._slots, works), tables, places))
         *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
-        rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans)
-        memory = self._memory(works, max(row.tables_BM.shape[1] for row in rows)) if ends[-1] == len(works) else None
+        rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans, left_out_B)
+        watched = _watched(works)
+        is_decode = ends[-1] == len(works) and not watched
+        memory = self._memory(works, max(row.tables_BM.shape[1] for row in rows)) if is_decode else None
         if memory is not None:
             memory.write(rows, slots)
             layout = StepLayout(self.kv, list(map(GroupStep, memory.slots, memory.batches)), memory=memory)
@@ -261,7 +270,7 @@ class ModelRunner:
             batches = [PagedBatch(row.tables_BM, row.starts, row.lengths_B) for row in rows]
             if self.device.type != "cpu":
                 batches = [batch.to(self.device) for batch in batches]
-            layout = StepLayout(self.kv, list(map(GroupStep, slots, batches)))
+            layout = StepLayout(self.kv, list(map(GroupStep, slots, batches)), watched=watched)
         if self.states is not None:
             layout.states, layout.state_rows = self.states, PackedRows(state_slots, [0, *ends.tolist()])
         return layout
@@ -298,10 +307,10 @@ class ModelRunner:
             row[: len(table)] = table
         return tables_BM
 
-    def _slots(self, works: list[Work], tables_BM: np.ndarray, positions_N: np.ndarray) -> np.ndarray:
+    def _slots(self, works: list[Work], tables_BM: np.ndarray, places_N: np.ndarray) -> np.ndarray:
         size = self.kv.block_size
         rows_N = np.repeat(np.arange(len(works)), [work.num_tokens for work in works])
-        return tables_BM[rows_N, positions_N // size].astype(np.int64) * size + positions_N % size
+        return tables_BM[rows_N, places_N // size].astype(np.int64) * size + places_N % size
 
     def scrub(self, blocks: list[int]) -> None:
         """Clean blocks that hold NaN before they are freed."""
@@ -310,6 +319,15 @@ class ModelRunner:
 
 def _any_adapter(works: list[Work]) -> bool:
     return any(work.request.adapter is not None for work in works)
+
+
+def _watched(works: list[Work]) -> list[tuple[Watch, slice]]:
+    """The watched ends of prompts that are among the works, and where they are among the tokens of the step."""
+    return [
+        (watch, slice(start + part.start, start + part.stop))
+        for start, work in zip(_starts(works), works, strict=True)
+        if (watch := work.request.watching) is not None and (part := watch.among(work.span))
+    ]
 
 
 def _starts(works: list[Work]) -> list[int]:

@@ -173,7 +173,7 @@ class PrefixCache:
         What comes from the tiers is checked; where it is damaged, a shorter match is taken and the rest computed again.
         """
         while (fetched := self._fetch(match)) is None:
-            match = self.match(request.names, request.root)
+            match = self.match(request.findable, request.root)
         # Before anything is evicted for it: a node whose only copy that drops would leave the tree.
         self._pin(request, match.end)
         for node, g in self._needed(match):
@@ -240,6 +240,8 @@ class PrefixCache:
 
         keep_state: and the recurrent state, if it is that after a whole block. It is large, so not after every step.
         """
+        if request.left_out:
+            return  # what was computed since then is of a prompt with gaps
         size = self._pool.block_size
         node = request.node or self._top(request.root)
         for index in range(request.num_published, request.num_computed // size):

@@ -38,16 +38,22 @@ class Rows:
 
 
 def rows_by_group(
-    groups: Sequence[KvGroup], block_size: int, tables: Sequence[np.ndarray], spans: Sequence[tuple[int, int]]
+    groups: Sequence[KvGroup],
+    block_size: int,
+    tables: Sequence[np.ndarray],
+    spans: Sequence[tuple[int, int]],
+    left_out_B: np.ndarray | None = None,
 ) -> list[Rows]:
     """The rows in which each group of layers sees what was computed of each sequence, and what `spans` of it are now.
 
     tables: by group `[B, M]`, one row per sequence, all of its blocks.
+    left_out_B: tokens of each sequence that are in no block of groups without a window (`Request.left_out`).
     """
     starts = accumulate((stop - start for start, stop in spans), initial=0)
     whole = Rows.of(tables[0], starts, (stop for _, stop in spans))
+    left = whole if left_out_B is None else replace(whole, lengths_B=whole.lengths_B - torch.from_numpy(left_out_B))
     return [
-        replace(whole, tables_BM=torch.from_numpy(tables_BM))
+        replace(left if group.window is None else whole, tables_BM=torch.from_numpy(tables_BM))
         if group.recent is None
         else _recent_rows(group, block_size, tables_BM, spans)
         for group, tables_BM in zip(groups, tables, strict=True)

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TypedDict
 
+from motet_shared.capacity import KvGroup
 from motet_shared.messages import Sampling
 from motet_shared.prefixes import ROOT
 
@@ -16,6 +17,7 @@ from .sights import Sights
 if TYPE_CHECKING:
     from .adapter_bank import Adapter
     from .grammar import Sentence
+    from .heavy_hitters import Watch
     from .prefix_cache import Node
 
 Key = Hashable
@@ -59,7 +61,8 @@ class Request:
     Output that was emitted before a move counts as output in every respect but is not emitted again. `names` are what
     the tokens are called in the prefix cache: themselves, but for those that stand for a picture.
     `receiving`: somebody else computes its prompt. `sent`: it is computed for somebody else, who has or is about to get
-    so many of its tokens; -1: for us.
+    so many of its tokens; -1: for us. `watch`: its prompt is to be cut down when it is computed. `left_out`: tokens of
+    the prompt that layers which see everything then no longer have.
     """
 
     __slots__ = (
@@ -71,6 +74,7 @@ class Request:
         "emitted",
         "first_token_at",
         "key",
+        "left_out",
         "max_length",
         "model_seconds",
         "names",
@@ -98,6 +102,7 @@ class Request:
         "tokens",
         "transfer_seconds",
         "was_handed_over",
+        "watch",
         "whole_from",
     )
 
@@ -119,6 +124,7 @@ class Request:
         sentence: Sentence | None = None,
         adapter: Adapter | None = None,
         send_from: int = -1,
+        watch: Watch | None = None,
     ):
         self.key = key
         self.arrival = arrival
@@ -138,6 +144,8 @@ class Request:
         self.tables: list[array[int]] = []
         self.num_released: list[int] = []  # blocks at the start of each table that its window has passed
         self.whole_from: list[int] = []  # by table: first token from which nothing is missing
+        self.watch = watch
+        self.left_out = 0
         self.state_slot = -1
         self.node: Node | None = None
         self.num_published = 0
@@ -184,6 +192,25 @@ class Request:
     def num_uncomputed(self) -> int:
         """Tokens to run before the next one can be drawn: 1 while decoding, more while prefilling."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def watching(self) -> Watch | None:
+        """The watch over a prompt that is still whole, and will be cut down."""
+        return None if self.left_out else self.watch
+
+    @property
+    def num_due(self) -> int:
+        """Tokens that may be computed next without a break: where a prompt is cut down, there is one."""
+        return self.num_uncomputed if self.watching is None else self.num_prompt - self.num_computed
+
+    @property
+    def findable(self) -> list[int]:
+        """What may be looked for in the prefix cache, and one token more: what is watched is always computed."""
+        return self.names if self.watch is None else self.names[: self.watch.start + 1]
+
+    def places(self, group: KvGroup, num_tokens: int) -> int:
+        """How many places its first computed tokens take in the block table of a group of layers."""
+        return num_tokens - self.left_out if group.window is None else num_tokens
 
     @property
     def paused(self) -> bool:

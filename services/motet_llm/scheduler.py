@@ -173,7 +173,7 @@ class Scheduler:
 
         With snapshots of recurrent states a chunk ends where a block ends, if it gets so far: there they can be found.
         """
-        count = min(budget, request.num_uncomputed)
+        count = min(budget, request.num_due)
         if self._prefix_cache is not None and self._prefix_cache.wants_whole_blocks and count > 1:
             end = request.num_computed + count
             whole = end - end % self._tables.block_size
@@ -256,7 +256,7 @@ class Scheduler:
         insort(self.running, request, key=_rank)
         self._tables.open(request)
         if self._prefix_cache is not None:
-            self._prefix_cache.take(request, self._prefix_cache.match(request.names, request.root))
+            self._prefix_cache.take(request, self._prefix_cache.match(request.findable, request.root))
         if request.num_cached is None:
             request.num_cached = min(request.num_computed, request.num_prompt)
         if self.limits.contiguous_kv:
@@ -287,7 +287,7 @@ class Scheduler:
         needed = self._tables.blocks_for(length)
         if self._prefix_cache is None or needed <= self._tables.num_free - self._promised([]):
             return needed
-        return needed - self._prefix_cache.num_held(self._prefix_cache.match(request.names, request.root))
+        return needed - self._prefix_cache.num_held(self._prefix_cache.match(request.findable, request.root))
 
     def _fits(self, needed: int, victims: list[Request]) -> bool:
         """Whether a request that needs so many blocks could run if `victims` did not."""
@@ -320,6 +320,8 @@ class Scheduler:
         if self._prefix_cache is not None:
             self._prefix_cache.release(request)
         self._tables.close(request)
+        if request.watch is not None:
+            request.watch.clear()
         request.num_published = 0
         request.receiving = False
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 
+from .heavy_hitters import Watch
 from .model_runner import ModelRunner
+from .prompt_cutter import gather, store
 from .request import Request
 from .scheduler import Work
 
@@ -18,9 +21,10 @@ STEP = 256  # tokens whose logits are computed at a time
 
 
 @torch.inference_mode()
-def log_probabilities(runner: ModelRunner, tokens: Sequence[int]) -> list[float]:
+def log_probabilities(runner: ModelRunner, tokens: Sequence[int], watch: Watch | None = None) -> list[float]:
     """The natural logarithm of each token's probability after those before it, from the second token on.
 
+    watch: the first tokens are a prompt, which is cut down before the others are computed.
     Raises ConfigError for tokens that are none of the model's, or more of them than its context has.
     """
     if len(tokens) > runner.context:
@@ -31,21 +35,33 @@ def log_probabilities(runner: ModelRunner, tokens: Sequence[int]) -> list[float]
     if len(tokens) < 2:
         return found
     with runner.other_caches(1, len(tokens)):
-        request = _request(runner, tokens)
-        for first in range(0, len(tokens) - 1, STEP):
-            due = list(tokens[first + 1 : first + 1 + STEP])
+        request = _request(runner, tokens, watch)
+        for first, end in pairwise(_bounds(len(tokens) - 1, watch)):
+            due = list(tokens[first + 1 : end + 1])
             # A request knows the tokens up to the next one; the others come as a draft, whose logits are all given.
             request.tokens = list(tokens[: first + 1])
             logits_RV = runner.forward([Work(request, len(due), tuple(due[:-1]))]).logits_RV
             logprobs_RV = logits_RV.float().log_softmax(-1)
             found += logprobs_RV.gather(1, torch.tensor(due, device=logits_RV.device).unsqueeze(1)).squeeze(1).tolist()
-            request.num_computed = first + len(due)
+            request.num_computed = end
+            if watch is not None and end == watch.num_prompt:
+                rows = gather(runner.kv, request, watch)
+                request.left_out = watch.num_left_out
+                store(runner.kv, request, rows)
     return found
 
 
-def _request(runner: ModelRunner, tokens: Sequence[int]) -> Request:
+def _bounds(num_tokens: int, watch: Watch | None) -> list[int]:
+    """Where steps begin and end."""
+    bounds = {*range(0, num_tokens, STEP), num_tokens}
+    if watch is not None and watch.num_prompt < num_tokens:
+        bounds.add(watch.num_prompt)
+    return sorted(bounds)
+
+
+def _request(runner: ModelRunner, tokens: Sequence[int], watch: Watch | None) -> Request:
     """One that has all of the runner's cache."""
-    request = Request(0, 0, list(tokens[:1]), Sampling(), max_length=len(tokens))
+    request = Request(0, 0, list(tokens[:1]), Sampling(), max_length=len(tokens), watch=watch)
     needed = -(-len(tokens) // runner.kv.block_size)
     groups = range(len(runner.kv.groups))
     request.tables = [array("i", range(group * needed, (group + 1) * needed)) for group in groups]

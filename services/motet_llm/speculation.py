@@ -85,7 +85,7 @@ class Speculation:
         """For whom to guess how many tokens in this step. For nobody where prompts are computed too: what a draft
         costs could not be told apart, and such a step is long enough."""
         self.seconds, self._asked = 0.0, False
-        decoding = [work.request for work in works if work.num_tokens == 1 and work.draws]
+        decoding = [w.request for w in works if w.num_tokens == 1 and w.draws and w.request.watching is None]
         self._decoding, self._mixed = len(decoding), len(decoding) < len(works)
         if not decoding or (self._mixed and not self._switch.always):
             return []

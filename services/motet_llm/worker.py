@@ -75,6 +75,10 @@ class DecodeConfig(ProcessConfig):
         "tokens that layers see which would see all that came before, whole blocks; 0: all", default=0, min=0
     )
     attention_sinks: int = setting("first tokens that they see besides", default=16, min=0)
+    attention_budget: int = setting(
+        "tokens of a prompt that they keep, those its end attends to the most; 0: all", default=0, min=0
+    )
+    attention_observe: int = setting("last tokens of a prompt, kept too, whose attention decides", default=32, min=1)
     context: int = setting("longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0)
     grammar_timeout: float = setting("seconds that a request's grammar may take to compile", default=10.0, min=0.1)
     grammar_cache: int = setting("compiled grammars that are kept", default=128, min=1)
