@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import secrets
 import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
-_PR_SET_PDEATHSIG = 1
+from motet_cli.leash import leash
+
 _TAIL_LINES = 20
 _LONGEST_LINE = 64 * 1024
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +33,7 @@ class ChildSpec:
     drain: float | None = None  # seconds from the first SIGTERM to a second one, which ends what runs; None: only one
     fds: tuple[int, ...] = ()  # open files that it inherits
     model: str | None = None
-
-
-def _leash(parent: int) -> Callable[[], None]:
-    """To be run in the new process before exec: the kernel kills it when `parent` ends, however it ends."""
-
-    def leash() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent died before the signal was set
-            os._exit(1)
-
-    return leash
+    forks: bool = False  # from a nursery, where there is one; `argv` is then of the form `python -m module …`
 
 
 def _exit_words(status: int) -> str:
@@ -72,21 +62,14 @@ class Child(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport | None = None
 
     @classmethod
-    async def start(cls, spec: ChildSpec, on_line: Callable[[str], None]) -> Child:
-        """Runs the command in a process group of its own, so that a terminal's Ctrl-C reaches the supervisor only."""
+    async def start(cls, spec: ChildSpec, on_line: Callable[[str], None], spawn: Spawn | None = None) -> Child:
+        """Runs the command in a process group of its own, so that a terminal's Ctrl-C reaches the supervisor only.
+
+        `spawn` makes the process; by default it is a new program.
+        """
         child = cls(spec, on_line)
         env = {**os.environ, **spec.env, "MOTET_INSTANCE": child.instance}
-        transport, _ = await asyncio.get_running_loop().subprocess_exec(
-            lambda: child,
-            *spec.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=env,
-            process_group=0,
-            preexec_fn=_leash(os.getpid()),
-            pass_fds=spec.fds,
-        )
+        transport, _ = await (spawn or _execute)(lambda: child, spec, env)
         child._transport = transport
         child.pid = transport.get_pid()
         return child
@@ -162,3 +145,25 @@ class Child(asyncio.SubprocessProtocol):
         if text:
             self.tail.append(text)
             self._on_line(text)
+
+
+# Of a protocol's factory, what to run, and all of its environment.
+Spawn = Callable[
+    [Callable[[], Child], ChildSpec, Mapping[str, str]], Awaitable[tuple[asyncio.SubprocessTransport, Child]]
+]
+
+
+async def _execute(
+    protocol: Callable[[], Child], spec: ChildSpec, env: Mapping[str, str]
+) -> tuple[asyncio.SubprocessTransport, Child]:
+    return await asyncio.get_running_loop().subprocess_exec(
+        protocol,
+        *spec.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=env,
+        process_group=0,
+        preexec_fn=partial(leash, os.getpid()),
+        pass_fds=spec.fds,
+    )

@@ -126,6 +126,12 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         const="",
         help="have as many processes as the load needs; FILE: TOML, a table per role (default: decode and tokenizer)",
     )
+    up.add_argument(
+        "--nursery",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="fork services from one process that imports for all; without it each imports by itself (default: yes)",
+    )
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument("--store", metavar="FOLDER", help="keep jobs, and pictures that have a URL, in this folder")
     up.add_argument("--api-key-file", metavar="PATH", help="file with the key that clients must show")

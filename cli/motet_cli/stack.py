@@ -17,6 +17,8 @@ from motet_cli.models import ModelFolder
 _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
 # What a first chat token needs. Where there are fewer cores than processes, the others let it go first.
 CHAT_PATH = frozenset({"gateway", "tokenizer", "decode", "prefill"})
+# These import torch, which takes seconds; forked from a process that has, they begin at once.
+_WITH_TORCH = frozenset({"decode", "prefill", "vision", "asr", "tts", "diffusion", "embedding"})
 _QUIET = {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}  # progress bars of libraries are no log
 _DRAIN = 10.0  # seconds that replies in flight have to end
 _LONGEST_DRAIN = 3600  # of a gateway that has been replaced: whoever stops it says when that is enough
@@ -187,6 +189,7 @@ class Stack:
             stage=stage,
             grace=grace,
             model=model,
+            forks=role in _WITH_TORCH,
         )
 
     def _secrets(self) -> dict[str, str]:
@@ -202,6 +205,11 @@ def compute_cores(cores: int = 0) -> int:
     """How many of this machine's cores compute (0: those this process may use). Beyond four, Python has its own."""
     cores = cores or len(os.sched_getaffinity(0))
     return cores if cores <= 4 else cores - max(2, cores // 8)
+
+
+def nursery_environment() -> dict[str, str]:
+    """What the libraries of services read when they are loaded, which a nursery does for them."""
+    return thread_limits(compute_cores()) | _QUIET | {"KINETO_LOG_LEVEL": "99"}  # torch's profiler greets nobody
 
 
 def thread_limits(threads: int) -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from motet_cli.backoff import Backoff, BackoffPolicy
 from motet_cli.child import Child, ChildSpec
 from motet_cli.logs import Log
+from motet_cli.nursery import NotForked, Nursery
 
 SlotState = Literal["waiting", "running", "failing", "leaving", "stopped"]
 _SHOWN_TAIL = 8
@@ -53,12 +54,14 @@ class Supervisor:
         *,
         policy: BackoffPolicy | None = None,
         on_change: Callable[[], None] = lambda: None,
+        nursery: Nursery | None = None,
     ) -> None:
-        """`on_change` is called after every start and exit."""
+        """`on_change` is called after every start and exit; from `nursery` come those that may fork."""
         self.slots: list[Slot] = []
         self._log = log
         self._policy = policy or BackoffPolicy()
         self._on_change = on_change
+        self._nursery = nursery
         self._tasks: dict[Slot, asyncio.Task[None]] = {}
         self._stopping = False
 
@@ -130,9 +133,9 @@ class Supervisor:
 
     async def _run_once(self, slot: Slot) -> float:
         """Runs the process to its end; how long to wait before the next start."""
-        name, started = slot.spec.name, time.monotonic()
+        started = time.monotonic()
         try:
-            slot.child = await Child.start(slot.spec, lambda line: self._log.child(name, slot.spec.role, line))
+            slot.child = await self._started(slot.spec)
         except OSError as error:
             slot.last_exit = f"cannot start: {error}"
         else:
@@ -150,6 +153,19 @@ class Supervisor:
             self._report_exit(slot, delay, failing)
         self._on_change()
         return delay
+
+    async def _started(self, spec: ChildSpec) -> Child:
+        """OSError if it cannot be started."""
+
+        def on_line(line: str) -> None:
+            self._log.child(spec.name, spec.role, line)
+
+        if self._nursery is not None and spec.forks:
+            try:
+                return await Child.start(spec, on_line, self._nursery.fork)
+            except NotForked as error:
+                self._log.note(f"{spec.name} imports what it needs by itself: {error}", "warning")
+        return await Child.start(spec, on_line)
 
     def _report_exit(self, slot: Slot, delay: float, failing: bool) -> None:
         again = f"next start in {delay:g} s"

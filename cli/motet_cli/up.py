@@ -18,8 +18,9 @@ from motet_cli import address, models, nats, orders
 from motet_cli.child import ChildSpec
 from motet_cli.connection import Connection, published
 from motet_cli.logs import Log
+from motet_cli.nursery import Nursery
 from motet_cli.readiness import Health, wait_for_port, wait_until_ready
-from motet_cli.stack import Door, Stack, goes_first
+from motet_cli.stack import Door, Stack, goes_first, nursery_environment
 from motet_cli.supervisor import Supervisor
 from motet_planner.config import DEFAULT_ROLES
 from motet_planner.groups import check_local, read_groups
@@ -39,6 +40,7 @@ class Plan:
     nats_port: int | None  # None: a server of the user's own
     state_file: Path | None
     store: Path | None = None  # where NATS keeps jobs and pictures; None: nothing is kept
+    nursery: bool = True  # services are forked from a process that has imported for all
 
 
 def plan(args: Namespace) -> Plan:
@@ -78,7 +80,8 @@ def plan(args: Namespace) -> Plan:
     if nats_port is not None:
         nats.find_server(), nats.find_config()
     state_file = Path(args.state_file) if args.state_file else None
-    return Plan(stack, nats_port, state_file, Path(args.store).expanduser().resolve() if args.store else None)
+    store = Path(args.store).expanduser().resolve() if args.store else None
+    return Plan(stack, nats_port, state_file, store, nursery=args.nursery)
 
 
 def _speculation(how: str | None) -> str | None:
@@ -154,7 +157,12 @@ class Up:
 
     def __init__(self, todo: Plan, log: Log, listener: socket.socket) -> None:
         self._plan, self._log, self._listener = todo, log, listener
-        self._supervisor = Supervisor(log, on_change=self._changed)
+        self._nursery = (
+            Nursery(nursery_environment(), log.note, lambda line: log.child("nursery", "nursery", line))
+            if todo.nursery
+            else None
+        )
+        self._supervisor = Supervisor(log, on_change=self._changed, nursery=self._nursery)
         self._stop = asyncio.Event()
         self._kill = asyncio.Event()
         self._unready = asyncio.Event()
@@ -181,6 +189,8 @@ class Up:
             self._log.progress("")
             self._listener.close()  # else clients would wait in a queue that nobody empties
             clean = await self._end()
+            if self._nursery is not None:
+                await self._nursery.close()
         return 0 if clean else 1
 
     async def _take_orders(self, exits: AsyncExitStack) -> None:

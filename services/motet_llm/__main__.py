@@ -4,18 +4,18 @@ import os
 
 from motet_shared.starts import importing
 
+# torch's profiler reads it when torch is loaded; it would greet every recording among the lines of our log.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+with importing():
+    from motet_shared.actor import Actor, run
+    from motet_shared.config import load
+    from motet_shared.errors import ConfigError
+
+    from .prefill import PrefillWorker
+    from .worker import Decode, DecodeConfig
+
 
 def main() -> None:
-    # torch's profiler reads it when torch is loaded; it would greet every recording among the lines of our log.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with importing():
-        from motet_shared.actor import Actor, run
-        from motet_shared.config import load
-        from motet_shared.errors import ConfigError
-
-        from .prefill import PrefillWorker
-        from .worker import Decode, DecodeConfig
-
     worker: type[Actor] = Decode
     try:
         if load(DecodeConfig, prog="motet-llm").role == "prefill":

@@ -42,6 +42,12 @@ def go_on() -> None:
     os.environ[_AGAIN] = str(now())
 
 
+def begin_anew() -> None:
+    """To be called in a process that was forked: what the one before it has imported took no time of its own."""
+    os.environ.pop(_AGAIN, None)
+    START.forget()
+
+
 class Start:
     """Seconds of each stage, in the order in which they were first marked: interpreter, imports, …, registered."""
 
@@ -61,6 +67,11 @@ class Start:
             at = self._clock()
             self.stages[stage] = self.stages.get(stage, 0.0) + max(at - self._last, 0.0)
             self._last = at
+
+    def forget(self) -> None:
+        """As if nothing had begun."""
+        self.stages.clear()
+        self._last = None
 
     def end(self) -> None:
         """It is ready: what comes is no part of its start."""
