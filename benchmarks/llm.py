@@ -108,7 +108,7 @@ def _note_rooflines(chosen: Sequence[Peer], plan: Plan, folder: Path, findings: 
     for peer in chosen:
         if (figures := findings.figures.get(peer.name)) is not None:
             for count in figures.decode:
-                bound = decode_bound(shape, memory, peer.format, batch=count, context=context, kv_bytes=peer.kv_bytes)
+                bound = decode_bound(shape, memory, peer.format, batch=count, context=context, kv=peer.kv)
                 figures.roofline[count] = bound.tokens_per_second
 
 

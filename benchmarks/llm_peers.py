@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from motet_shared.capacity import WEIGHT_FORMATS, WeightFormat
+from motet_shared.capacity import KV_FORMATS, WEIGHT_FORMATS, KvFormat, WeightFormat
 from workers import Worker, has_modules
 
 LLAMA_PYTHON = "MOTET_LLAMA_PYTHON"
@@ -27,7 +27,7 @@ class Peer(Worker):
 
     script: str = "llm_worker.py"
     format: WeightFormat
-    kv_bytes: int = 2
+    kv: KvFormat = KV_FORMATS["bfloat16"]
 
 
 def peers(transformers_dtype: str) -> list[Peer]:
@@ -45,7 +45,7 @@ def peers(transformers_dtype: str) -> list[Peer]:
         Peer(
             name=f"transformers {name}, {transformers_dtype}",
             format=WEIGHT_FORMATS[transformers_dtype],
-            kv_bytes=2 if transformers_dtype == "bfloat16" else 4,
+            kv=KV_FORMATS[transformers_dtype],
             task={"driver": driver, "format": transformers_dtype},
         )
         for name, driver in (("generate", "generate"), ("continuous batching", "continuous"))

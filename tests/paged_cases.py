@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.kv import CODED, decode, encode
 
 GARBAGE = 1 << 30
 
@@ -91,20 +92,38 @@ def make(
     )
     needed = [-(-(earlier + queries) // slots) for earlier, queries in rows]
     pool = torch.randperm(sum(needed) + 3).tolist()
-    key_PKSD = torch.full((len(pool), kv_heads, slots, dim + 3), math.nan, dtype=cache, device=device)[..., :dim]
+    key_PKSD = _all_nan(len(pool), kv_heads, slots, dim, cache=cache, device=device)
     value_PKSV = key_PKSD[..., :value_dim]
     if not shared:
-        value_PKSV = torch.full((len(pool), kv_heads, slots, value_dim), math.nan, dtype=cache, device=device)
+        value_PKSV = _all_nan(len(pool), kv_heads, slots, value_dim, cache=cache, device=device)
     tables, keys_B, values_B = [], [], []
     for (earlier, queries), blocks in zip(rows, needed, strict=True):
         table = [pool.pop() for _ in range(blocks)]
-        keys, values = (torch.randn(kv_heads, earlier + queries, d).to(cache) for d in (dim, value_dim))
+        keys, values = (_held(torch.randn(kv_heads, earlier + queries, d), cache) for d in (dim, value_dim))
         first = 0 if window is None else max(0, earlier - window + 1)
         for t in range(first // slots * slots, earlier + queries):
-            value_PKSV[table[t // slots], :, t % slots] = values[:, t].to(device)
-            key_PKSD[table[t // slots], :, t % slots] = keys[:, t].to(device)
+            _put(key_PKSD, table[t // slots], t % slots, keys[:, t])
+            if not shared:
+                _put(value_PKSV, table[t // slots], t % slots, values[:, t])
         tables.append([GARBAGE] * (first // slots) + table[first // slots :])
+        keys, values = (decode(held) if cache in CODED else held for held in (keys, values))
         keys_B.append(keys)
         values_B.append(keys[..., :value_dim] if shared else values)
     options = {"scale": dim**-0.5, "causal": True, "window": None, "softcap": None, "sinks_H": None} | options
     return Case(query_NHD, key_PKSD, value_PKSV, rows, options, keys_B, values_B, tables)
+
+
+def _held(rows: Tensor, cache: torch.dtype) -> Tensor:
+    """Rows as a cache of this type holds them."""
+    return encode(rows, cache) if cache in CODED else rows.to(cache)
+
+
+def _all_nan(*shape: int, cache: torch.dtype, device: torch.device | str) -> Tensor:
+    """A cache, part of something larger."""
+    rows = _held(torch.full(shape, math.nan), cache).to(device)
+    return torch.cat((rows.view(torch.uint8), rows.view(torch.uint8)), -1).view(cache)[..., : rows.shape[-1]]
+
+
+def _put(cache_PKSD: Tensor, block: int, place: int, rows_KD: Tensor) -> None:
+    """As bytes: torch puts no float8 into places."""
+    cache_PKSD.view(torch.uint8)[block, :, place] = rows_KD.view(torch.uint8).to(cache_PKSD.device)

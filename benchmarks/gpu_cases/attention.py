@@ -12,6 +12,7 @@ from torch import Tensor
 from motet_kernels import kv
 from motet_kernels.attention import PagedBatch, attention_torch, paged_attention
 from motet_kernels.blocks import Blocks
+from motet_kernels.device import dtype_name
 from motet_kernels.full_attention import packed_attention
 from motet_kernels.spans import Spans
 
@@ -24,6 +25,10 @@ def stores(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     keys, values = (random(device, blocks, sizes.kv_heads, sizes.slots, sizes.dim) for _ in range(2))
     slots_N = torch.randperm(blocks * sizes.slots, device=device)[: sizes.rows]
     yield Case("store_kv", partial(kv.store_kv, key, value, keys, values, slots_N), nbytes=2 * nbytes_of(key, value))
+    for dtype in kv.CODED:
+        run = partial(kv.store_kv, key, value, kv.encode(keys, dtype), kv.encode(values, dtype), slots_N)
+        moved = nbytes_of(key, value, kv.encode(key, dtype), kv.encode(value, dtype))
+        yield Case(f"store_kv in {dtype_name(dtype)}", run, nbytes=moved)
 
 
 def moves(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -45,11 +50,25 @@ def moves(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
 def paged(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for sequences in sizes.batch:
-        yield _attended(sizes, device, sequences, queries=1, keys=sizes.keys, name=f"decode {sequences} x {sizes.keys}")
-    yield _attended(sizes, device, 1, queries=sizes.prompt, keys=sizes.prompt, name=f"prefill {sizes.prompt}")
+        for cache in (None, *kv.CODED):
+            name = f"decode {sequences} x {sizes.keys}"
+            yield _attended(sizes, device, sequences, queries=1, keys=sizes.keys, name=name, cache=cache)
+    for cache in (None, *kv.CODED):
+        name = f"prefill {sizes.prompt}"
+        yield _attended(sizes, device, 1, queries=sizes.prompt, keys=sizes.prompt, name=name, cache=cache)
 
 
-def _attended(sizes: Sizes, device: torch.device, sequences: int, *, queries: int, keys: int, name: str) -> Case:
+def _attended(
+    sizes: Sizes,
+    device: torch.device,
+    sequences: int,
+    *,
+    queries: int,
+    keys: int,
+    name: str,
+    cache: torch.dtype | None,
+) -> Case:
+    """cache: its type if it is of 8 bits."""
     blocks = -(-keys // sizes.slots)
     tables = torch.randperm(sequences * blocks, dtype=torch.int32).view(sequences, blocks)
     starts = torch.arange(sequences + 1, dtype=torch.int32) * queries
@@ -58,6 +77,8 @@ def _attended(sizes: Sizes, device: torch.device, sequences: int, *, queries: in
     query = random(device, sequences * queries, sizes.heads, sizes.dim)
     shape = (sequences * blocks, sizes.kv_heads, sizes.slots, sizes.dim)
     key, value = random(device, *shape), random(device, *shape)
+    if cache is not None:
+        key, value, name = kv.encode(key, cache), kv.encode(value, cache), f"{name}, {dtype_name(cache)} cache"
     scale, causal = sizes.dim**-0.5, queries > 1
     dense_k, dense_v = (random(device, sequences, sizes.kv_heads, keys, sizes.dim) for _ in range(2))
     peers = {"SDPA on keys in one piece": _sdpa(query, dense_k, dense_v, sequences, scale, causal)}

@@ -325,10 +325,10 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     where = plan.add_mutually_exclusive_group()
     where.add_argument("--gpu", metavar="NAME", help="upper bounds of tokens/s on this GPU, such as H100")
     where.add_argument("--cpu", action="store_true", help="upper bounds of tokens/s on this machine's processor")
-    plan.add_argument(
-        "--weights", choices=("float32", "bf16", "bfloat16", "int8", "int4"), default="bf16", help="(default: bf16)"
-    )
-    plan.add_argument("--kv-dtype", choices=("float32", "bf16", "bfloat16"), default="bf16", help="(default: bf16)")
+    weights = ("float32", "bf16", "bfloat16", "int8", "int4", "float8")
+    plan.add_argument("--weights", choices=weights, default="bf16", help="(default: bf16)")
+    kv_dtypes = ("float32", "bf16", "bfloat16", "int8", "float8", "float8_e4m3fn")
+    plan.add_argument("--kv-dtype", choices=kv_dtypes, default="bf16", help="(default: bf16)")
     plan.add_argument("--block-size", type=int, default=16, help="tokens per KV block (default: 16)")
     plan.add_argument("--token-budget", type=int, default=512, help="tokens computed per step (default: 512)")
     plan.add_argument("--max-running", type=int, default=64, help="most sequences at a time (default: 64)")

@@ -17,7 +17,7 @@ from rich.table import Table
 from motet_cli import plan_traffic
 from motet_cli.models import model_dirs
 from motet_cli.this_cpu import available_memory, this_cpu
-from motet_shared.capacity import KV_BYTES, WEIGHT_FORMATS, Plan, Settings, format_bytes, layout_of, plan
+from motet_shared.capacity import KV_FORMATS, WEIGHT_FORMATS, Plan, Settings, format_bytes, layout_of, plan
 from motet_shared.errors import ConfigError
 from motet_shared.model_config import model_shape, read_config
 from motet_shared.model_shape import ModelShape
@@ -34,7 +34,7 @@ _UNITS = {
     "gi": 1 << 30,
     "ti": 1 << 40,
 }
-_ALIASES = {"bf16": "bfloat16", "fp32": "float32"}
+_ALIASES = {"bf16": "bfloat16", "fp32": "float32", "float8_e4m3fn": "float8"}
 # What a process of the engine takes beside the model: on a CPU Python with torch and transformers and what its
 # allocator keeps between tensors (measured); on a GPU the CUDA context, cuBLAS workspaces and the allocator's slack.
 CPU_OVERHEAD = 424 << 20
@@ -127,7 +127,7 @@ def _settings(args: Namespace, on_gpu: bool) -> Settings:
     return Settings(
         weights=WEIGHT_FORMATS[_ALIASES.get(args.weights, args.weights)],
         experts=None if on_gpu else WEIGHT_FORMATS["float32"],  # the engine's CPU products know no packed experts
-        kv_bytes=KV_BYTES[_ALIASES.get(args.kv_dtype, args.kv_dtype)],
+        kv=KV_FORMATS[_ALIASES.get(args.kv_dtype, args.kv_dtype)],
         activation_bytes=2 if on_gpu else 4,
         block_size=args.block_size,
         token_budget=args.token_budget,
@@ -165,7 +165,7 @@ class Answer:
             self.settings.weights,
             batch=batch,
             context=self.plan.context,
-            kv_bytes=self.settings.kv_bytes,
+            kv=self.settings.kv,
         )
 
     def document(self) -> dict[str, Any]:
@@ -234,7 +234,7 @@ def _memory_table(shape: ModelShape, settings: Settings, made: Plan) -> Table:
             table.add_row(name, format_bytes(number), how)
     kinds = ", ".join(
         f"{len(group.layers)} layers {'full' if group.window is None else f'window {group.window}'}"
-        for group in layout_of(shape.layers, made.block_size, settings.kv_bytes).groups
+        for group in layout_of(shape.layers, made.block_size, settings.kv).groups
     )
     table.add_row("KV per token", format_bytes(made.per_token), f"groups: {kinds}")
     return table

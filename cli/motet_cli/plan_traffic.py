@@ -85,7 +85,7 @@ class Engine:
                 self.settings.weights,
                 batch=batch,
                 context=context,
-                kv_bytes=self.settings.kv_bytes,
+                kv=self.settings.kv,
             )
             yield batch, batch / (bound.tokens_per_second * self.efficiency)
 

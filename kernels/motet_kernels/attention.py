@@ -19,7 +19,7 @@ from torch import Tensor
 from . import gpu
 from .arguments import check_device, check_floats, check_pages, is_cpu
 from .errors import KernelError
-from .kv import CODED, SCALE, TYPES, decode, dim_of
+from .kv import CODED, TYPES, decode, dim_of, is_part, value_dim_of
 from .native import Kernel
 from .paged_batch import PagedBatch as PagedBatch
 
@@ -52,7 +52,7 @@ def paged_attention(
     table with an entry that is needed and is no block.
     """
     _check(query_NHD, key_PKSD, value_PKSV, batch, causal, window, softcap, sinks_H)
-    by_triton = gpu.takes(query_NHD) and key_PKSD.dtype not in CODED
+    by_triton = gpu.takes(query_NHD)
     attend = _ATTEND.native() if is_cpu(query_NHD) and not by_triton else None
     if attend is None:
         return _where_not_native(by_triton)(
@@ -67,7 +67,7 @@ def paged_attention(
             sinks_H=sinks_H,
         )
     (num_tokens, heads, dim), (blocks, kv_heads, slots, _) = query_NHD.shape, value_PKSV.shape
-    value_dim = _value_dim(key_PKSD, value_PKSV)
+    value_dim = value_dim_of(value_PKSV, key_PKSD)
     out_NHV = query_NHD.new_empty(num_tokens, heads, value_dim)
     sinks = None if sinks_H is None else sinks_H.to(torch.float32).contiguous()
     tables, starts, lengths = batch.tables_BM, batch.starts, batch.lengths_B
@@ -117,7 +117,7 @@ def attention_torch(
     sinks_H: Tensor | None = None,
 ) -> Tensor:
     """The twin: row by row, but rows of one query and as many blocks together."""
-    out_NHV = query_NHD.new_empty(*query_NHD.shape[:2], _value_dim(key_PKSD, value_PKSV))
+    out_NHV = query_NHD.new_empty(*query_NHD.shape[:2], value_dim_of(value_PKSV, key_PKSD))
     starts, num_blocks = batch.starts.tolist(), key_PKSD.shape[0]
     alike: dict[tuple[int, ...], list[_Row]] = {}
     for index, length in enumerate(batch.lengths_B.tolist()):
@@ -193,19 +193,9 @@ def _widened(key_PKSD: Tensor, value_PKSV: Tensor, tables_BM: Tensor) -> tuple[T
         return key_PKSD[tables_BM].float(), value_PKSV[tables_BM].float()
     bytes_of_keys = key_PKSD.view(torch.uint8)[tables_BM]
     key = decode(bytes_of_keys.view(key_PKSD.dtype))
-    if _is_part(key_PKSD, value_PKSV):
+    if is_part(value_PKSV, key_PKSD):
         return key, key[..., : value_PKSV.shape[3]]
     return key, decode(value_PKSV.view(torch.uint8)[tables_BM].view(value_PKSV.dtype))
-
-
-def _is_part(key_PKSD: Tensor, value_PKSV: Tensor) -> bool:
-    """Whether values are the first numbers of their keys, whose scale is theirs."""
-    return key_PKSD.data_ptr() == value_PKSV.data_ptr() and key_PKSD.stride() == value_PKSV.stride()
-
-
-def _value_dim(key_PKSD: Tensor, value_PKSV: Tensor) -> int:
-    is_whole = key_PKSD.dtype in CODED and not _is_part(key_PKSD, value_PKSV)
-    return value_PKSV.shape[3] - (SCALE if is_whole else 0)
 
 
 def _check(

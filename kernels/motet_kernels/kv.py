@@ -47,7 +47,7 @@ def store_kv(
         pairs.append((value_NKD, value_PKSD))
     elif value_NKD is not value_PKSD:
         raise KernelError("value_NKD, value_PKSD: one is None; give both or neither")
-    if gpu.takes(key_PKSD) and key_PKSD.dtype not in CODED:
+    if gpu.takes(key_PKSD):
         from .gpu import kv as kernels
 
         kernels.store_kv(key_NKD, value_NKD, key_PKSD, value_PKSD, slots_N)
@@ -86,6 +86,16 @@ def row_size(dim: int, dtype: torch.dtype) -> int:
 def dim_of(cache_PKSD: Tensor) -> int:
     """D of a cache of any type."""
     return cache_PKSD.shape[3] - (SCALE if cache_PKSD.dtype in CODED else 0)
+
+
+def is_part(value_PKSV: Tensor, key_PKSD: Tensor) -> bool:
+    """Whether values are the first numbers of their keys, whose scale is theirs."""
+    return value_PKSV.data_ptr() == key_PKSD.data_ptr() and value_PKSV.stride() == key_PKSD.stride()
+
+
+def value_dim_of(value_PKSV: Tensor, key_PKSD: Tensor) -> int:
+    """V of a cache of any type."""
+    return value_PKSV.shape[3] if is_part(value_PKSV, key_PKSD) else dim_of(value_PKSV)
 
 
 def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:

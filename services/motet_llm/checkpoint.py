@@ -52,7 +52,7 @@ UNUSABLE = (
     StrictDataclassError,
 )
 QUANTIZED = {"I8", "F8_E4M3", "F8_E5M2"}  # types of safetensors that mean nothing without their scales
-KV_CODES = ("int8", "float8_e4m3fn")  # of the KV cache, with scales
+KV_NAMES = {"float8": "float8_e4m3fn"}  # what torch and the wire call it
 UNLIMITED = 1 << 20  # tokens: up to where masks are looked at, for a model that names no limit
 
 
@@ -147,10 +147,8 @@ def context_of(config: PreTrainedConfig, wanted: int) -> int:
 def resolve_kv_dtype(config: PreTrainedConfig, wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The dtype of the KV cache: as wide as the checkpoint was made for, where there is a choice."""
     check_float16("kv_dtype", wanted, device, ConfigError)
-    if wanted in KV_CODES and gpu.is_gpu(device):
-        raise ConfigError(f"kv_dtype={wanted!r}: GPUs have no kernel for it yet; give auto, bfloat16 or float16")
     if wanted != "auto":
-        return getattr(torch, wanted)
+        return getattr(torch, KV_NAMES.get(wanted, wanted))
     if gpu.is_gpu(device) and dtype in NARROW:
         return dtype
     return torch.bfloat16 if config.dtype == torch.bfloat16 else torch.float32

@@ -11,7 +11,7 @@ from motet_shared.errors import ConfigError
 from .heavy_hitters import HeavyHitters
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_DTYPES = (*DTYPES, "int8", "float8_e4m3fn")
+KV_DTYPES = (*DTYPES, "int8", "float8", "float8_e4m3fn")
 WEIGHTS = ("auto", "float32", "bfloat16", "float16", "int8", "int4", "float8")
 MOST_DRAFTED = 32
 
@@ -28,7 +28,7 @@ class EngineConfig:
         activations; "int8" rounds weights per output channel and activations per token, "int4" rounds weights in
         groups of 32, "float8" (e4m3) weights per output channel alone. "float16" is for GPUs.
     kv_dtype: of the KV cache; "auto" is bfloat16 if the checkpoint is, else float32; on a GPU as the activations.
-        "int8" and "float8_e4m3fn" have a scale per token and head.
+        "int8" and "float8" (e4m3, by its name in torch "float8_e4m3fn" too) have a scale per token and head.
     threads: cores that compute; 0 leaves torch's own choice.
     deterministic: a request's tokens do not depend on what else is in the batch.
     overlap: the model computes on a thread of its own, and a step's tokens are handled while it computes the next.

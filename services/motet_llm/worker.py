@@ -43,7 +43,7 @@ class DecodeConfig(ProcessConfig):
     device: str = setting("where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
     dtype: str = setting("of activations: auto, float32, bfloat16 or float16", default="auto")
     weights: str = setting("of matrices: auto, float32, bfloat16, float16, int8, int4 or float8", default="auto")
-    kv_dtype: str = setting("of the KV cache: auto, float32, bfloat16, float16, int8 or float8_e4m3fn", default="auto")
+    kv_dtype: str = setting("of the KV cache: auto, float32, bfloat16, float16, int8 or float8", default="auto")
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     deterministic: bool = setting("a request's tokens do not depend on the rest of the batch", default=False)
     overlap: bool = setting("handle the tokens of a step while the next one is computed", default=True)

@@ -124,11 +124,32 @@ def kv_layout(
     return KvLayout(tuple(groups), block_size, sum(slot_sizes(token_bytes, groups)) * block_size)
 
 
-def layout_of(layers: Iterable[LayerCache], block_size: int, element_bytes: int) -> KvLayout:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvFormat:
+    """Bytes of the KV cache: per number, and beside each row of a head for its scale."""
+
+    name: str
+    element_bytes: int
+    row_bytes: int = 0
+
+    def token_bytes(self, layer: LayerCache) -> int:
+        """What a token leaves in a layer."""
+        return layer.elements * self.element_bytes + layer.rows * self.row_bytes
+
+
+KV_FORMATS = {
+    "float32": KvFormat(name="float32", element_bytes=4),
+    "bfloat16": KvFormat(name="bfloat16", element_bytes=2),
+    "int8": KvFormat(name="int8", element_bytes=1, row_bytes=4),
+    "float8": KvFormat(name="float8", element_bytes=1, row_bytes=4),
+}
+
+
+def layout_of(layers: Iterable[LayerCache], block_size: int, kv: KvFormat) -> KvLayout:
     """The layout of a model that is only known by its shape."""
     attending = {index: layer for index, layer in enumerate(layers) if layer.elements}
     windows = {index: layer.window for index, layer in attending.items()}
-    return kv_layout(windows, {i: layer.elements * element_bytes for i, layer in attending.items()}, block_size)
+    return kv_layout(windows, {index: kv.token_bytes(layer) for index, layer in attending.items()}, block_size)
 
 
 def state_bytes(layers: Iterable[LayerCache]) -> int:
@@ -163,8 +184,8 @@ WEIGHT_FORMATS = {
     "bfloat16": WeightFormat(name="bfloat16", bits=16),
     "int8": WeightFormat(name="int8", bits=8, row_bytes=4, compute="int8"),
     "int4": WeightFormat(name="int4", bits=4, group=32, group_bytes=2),
+    "float8": WeightFormat(name="float8", bits=8, row_bytes=4),
 }
-KV_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def weight_bytes(shape: ModelShape, format: WeightFormat, experts: WeightFormat | None = None) -> int:
@@ -225,11 +246,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the engine is to run, with its own defaults; `*_bytes`: per element. experts: None: in `weights` too."""
+    """How the engine is to run, with its own defaults. experts: None: as `weights`. activation_bytes: per number."""
 
     weights: WeightFormat = WEIGHT_FORMATS["bfloat16"]
     experts: WeightFormat | None = None
-    kv_bytes: int = 2
+    kv: KvFormat = KV_FORMATS["bfloat16"]
     activation_bytes: int = 4
     block_size: int = 16
     token_budget: int = 512
@@ -252,7 +273,7 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
     """Share `memory` bytes out. Raises ConfigError where weights or one sequence do not fit, saying what would."""
     if shape.context and context > shape.context:
         raise ConfigError(f"context={context}: the model goes up to {shape.context} tokens; give at most that")
-    layout = layout_of(shape.layers, settings.block_size, settings.kv_bytes)
+    layout = layout_of(shape.layers, settings.block_size, settings.kv)
     slots = settings.max_running * (2 if settings.prefix_cache else 1)
     weights, states = weight_bytes(shape, settings.weights, settings.experts), slots * state_bytes(shape.layers)
     activations = activation_bytes(shape, settings)
@@ -278,7 +299,7 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
         block_bytes=layout.block_bytes,
         num_blocks=num_blocks,
         context=context,
-        per_token=sum(layer.elements for layer in shape.layers) * settings.kv_bytes,
+        per_token=sum(map(settings.kv.token_bytes, shape.layers)),
         per_sequence=per_sequence * layout.block_bytes,
         sequences=num_blocks // per_sequence,
         running=min(num_blocks // per_sequence, settings.max_running),

@@ -6,6 +6,7 @@ The counts follow transformers' model code; the tests compare them with `num_par
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .errors import ConfigError
@@ -119,7 +120,7 @@ class Counter:
                 return LayerCache(state=state)
         window = self.fields.number("sliding_window") if kind == "window" else None
         cache = self._latent_attention(window) if family.attention == "latent" else self._attention(window)
-        return LayerCache(elements=cache.elements, window=window, state=state, score_width=cache.score_width)
+        return replace(cache, state=state)
 
     def _kind(self, index: int) -> str:
         """ "full", "window" or "recurrent"."""
@@ -170,7 +171,7 @@ class Counter:
             self.counts["norms"] += 2 * self.head_dim if family.qk_norm == "head" else queries + keys
         self.counts["attention"] += self.heads * family.sinks
         self.counts["norms"] += (self.hidden + self.inner) * family.sub_norms
-        return LayerCache(elements=2 * keys, window=window, score_width=2 * queries)
+        return LayerCache(elements=2 * keys, rows=2 * self.kv_heads, window=window, score_width=2 * queries)
 
     def _latent_attention(self, window: int | None) -> LayerCache:
         fields = self.fields
@@ -188,7 +189,8 @@ class Counter:
         self.matrix("attention", self.heads * (nope + value), latent)
         self.matrix("attention", self.hidden, self.heads * value, bias)
         self.counts["norms"] += latent
-        return LayerCache(elements=latent + rope, window=window, score_width=self.heads * (2 * latent + rope))
+        width = self.heads * (2 * latent + rope)
+        return LayerCache(elements=latent + rope, rows=1, window=window, score_width=width)
 
     # ------------------------------------------------------------------------------------------------- recurrent mixers
     def _mamba2(self) -> int:

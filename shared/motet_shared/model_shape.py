@@ -10,12 +10,14 @@ class LayerCache:
     """What one layer keeps.
 
     elements: numbers per token: keys and values of all heads, or the latent of MLA. 0: no attention.
+    rows: what they lie in: a key and a value of each head, or the latent.
     window: tokens that a query sees, itself included; None: all.
     state: numbers per sequence, whatever its length: recurrent state, in float32.
     score_width: multiply-adds of attention per query and key it sees.
     """
 
     elements: int = 0
+    rows: int = 0
     window: int | None = None
     state: int = 0
     score_width: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .capacity import STATE_BYTES, WeightFormat
+from .capacity import STATE_BYTES, KvFormat, WeightFormat
 from .model_shape import ModelShape
 
 
@@ -71,12 +71,12 @@ def _bound(tokens: float, bytes_read: float, operations: float, processor: Proce
 
 
 def decode_bound(
-    shape: ModelShape, processor: Processor, format: WeightFormat, *, batch: int, context: int, kv_bytes: int
+    shape: ModelShape, processor: Processor, format: WeightFormat, *, batch: int, context: int, kv: KvFormat
 ) -> Bound:
     """Of `batch` sequences of `context` tokens: a step reads the weights once, and the cache of every sequence."""
     matrices = matrix_bytes_read(shape, format, batch)
     seen = [min(context, layer.window or context) for layer in shape.layers]
-    cached = sum(layer.elements * n for layer, n in zip(shape.layers, seen, strict=True)) * kv_bytes
+    cached = sum(kv.token_bytes(layer) * n for layer, n in zip(shape.layers, seen, strict=True))
     state = 2 * sum(layer.state for layer in shape.layers) * STATE_BYTES  # read and written
     attention = 2 * sum(layer.score_width * n for layer, n in zip(shape.layers, seen, strict=True))
     operations = batch * (2 * _active_matrices(shape) + attention)

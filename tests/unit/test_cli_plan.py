@@ -51,6 +51,36 @@ def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     }
 
 
+@pytest.mark.parametrize("name", ["int8", "float8", "float8_e4m3fn"])
+@pytest.mark.parametrize(
+    ("model", "per_token"),
+    [("Llama-3.1-8B", 32 * 2 * 8 * (128 + 4)), ("DeepSeek-V3", 61 * (512 + 64 + 4))],  # a latent has one scale
+)
+def test_a_cache_of_eight_bits_has_scales(
+    model: str, per_token: int, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = [
+        "plan",
+        config_folder(tmp_path, model),
+        "--memory",
+        "2TB",
+        "--gpu",
+        "H100",
+        "--weights",
+        "float8",
+        "--json",
+    ]
+    found = {}
+    for kv_dtype in ("bf16", name):
+        assert main([*where, "--kv-dtype", kv_dtype]) == 0
+        found[kv_dtype] = json.loads(capsys.readouterr().out)
+    assert found[name]["plan"]["per_token"] == per_token
+    assert found[name]["plan"]["num_blocks"] > found["bf16"]["plan"]["num_blocks"]
+    assert found[name]["plan"]["weights"] == found["bf16"]["plan"]["weights"]
+    alone = [found[kv]["roofline"]["decode, 1 sequence"]["tokens_per_second"] for kv in (name, "bf16")]
+    assert alone[0] > alone[1]
+
+
 def test_the_command_knows_local_models_without_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "pocket-chat", "--memory", "1GB", "--context", "1k"]) == 0
     assert "1,115,968" in capsys.readouterr().out

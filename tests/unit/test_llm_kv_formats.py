@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 from checkpoints import tiny_checkpoint
+from motet_kernels.device import dtype_name
 from motet_kernels.kv import decode
 from motet_llm import checkpoint
 from motet_llm.config import EngineConfig
@@ -67,10 +68,17 @@ def test_company_prefixes_and_tiers_change_no_token(code: str, folder: Path) -> 
     engine.check_integrity()
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_gpus_refuse_it_by_name(code: str) -> None:
-    with pytest.raises(ConfigError, match=rf"kv_dtype='{code}': GPUs have no kernel for it yet; give auto"):
-        checkpoint.resolve_kv_dtype(LlamaConfig(), code, torch.bfloat16, torch.device("cuda"))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_settings_name_it_as_they_name_weights(device: str, folder: Path) -> None:
+    """torch's name is another one for the same; it is what workers tell each other."""
+    for name, dtype in (("float8", torch.float8_e4m3fn), ("float8_e4m3fn", torch.float8_e4m3fn), ("int8", torch.int8)):
+        config = EngineConfig(model=str(folder), kv_dtype=name)
+        found = checkpoint.resolve_kv_dtype(LlamaConfig(), config.kv_dtype, torch.float32, torch.device(device))
+        assert found == dtype
+        assert DTYPES[dtype_name(found)] == dtype
+    assert EngineConfig(model=str(folder), weights="float8").weights == "float8"
+    with pytest.raises(ConfigError, match=r"kv_dtype='fp8'.*float8"):
+        EngineConfig(model=str(folder), kv_dtype="fp8")
 
 
 def cache_of(dtype: str, block_size: int) -> KvCache:

@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from checkpoints import tiny_checkpoint
+from motet_shared.capacity import KV_FORMATS
 from motet_shared.errors import ConfigError
 from motet_shared.model_config import count_safetensors, model_shape, read_config
 from motet_shared.model_families import FAMILIES
@@ -95,7 +96,7 @@ def test_published_totals(name: str) -> None:
     shape = model_shape(config)
     assert shape.parameters.total == pytest.approx(total, rel=0.01)
     assert shape.parameters.active == pytest.approx(active, rel=0.01)
-    assert sum(layer.elements for layer in shape.layers) * 2 == kv_bytes_per_token
+    assert sum(map(KV_FORMATS["bfloat16"].token_bytes, shape.layers)) == kv_bytes_per_token
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from motet_cli.plan import CPU_OVERHEAD
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
 from motet_shared.capacity import (
+    KV_FORMATS,
     WEIGHT_FORMATS,
     KvGroup,
     Settings,
@@ -68,7 +69,7 @@ def test_a_sliding_group_never_holds_more_than_it_is_planned(
 
 
 def test_groups_of_gemma_3_share_a_pool_as_its_ten_global_layers() -> None:
-    layout = layout_of(SHAPES["Gemma-3-27B"].layers, 16, 2)
+    layout = layout_of(SHAPES["Gemma-3-27B"].layers, 16, KV_FORMATS["bfloat16"])
     assert [len(group.layers) for group in layout.groups] == [10, 10, 10, 10, 10, 10, 2]
     assert [group.window for group in layout.groups] == [None] + [1024] * 6
     assert layout.block_bytes == 10 * 16 * 4096 * 2
@@ -83,15 +84,19 @@ def test_models_without_attention_are_refused() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- the engine
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
-def test_the_engine_uses_what_is_planned(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [("llama", "float32"), ("qwen3", "float32"), ("mistral", "float32"), ("llama", "int8"), ("mistral", "float8")],
+)
+def test_the_engine_uses_what_is_planned(family: str, kv_dtype: str, tmp_path: Path) -> None:
     folder = tiny_checkpoint(family, tmp_path / family)
     shape = model_shape(read_config(folder))
-    settings = Settings(weights=WEIGHT_FORMATS["float32"], kv_bytes=4, token_budget=64, max_running=8)
+    settings = Settings(weights=WEIGHT_FORMATS["float32"], kv=KV_FORMATS[kv_dtype], token_budget=64, max_running=8)
     made = plan(shape, settings, 8 << 20, 128)
-    engine = Engine(
-        EngineConfig(model=str(folder), num_blocks=made.num_blocks, token_budget=64, max_running=8, threads=1)
+    config = EngineConfig(
+        model=str(folder), kv_dtype=kv_dtype, num_blocks=made.num_blocks, token_budget=64, max_running=8, threads=1
     )
+    engine = Engine(config)
     stats = engine.stats()
     assert stats["kv_bytes"] == pytest.approx(made.kv, rel=0.05)
     assert stats["blocks_total"] == made.num_blocks
@@ -102,7 +107,7 @@ def test_the_engine_uses_what_is_planned(family: str, tmp_path: Path) -> None:
 def test_as_many_sequences_run_at_a_time_as_planned(family: str, tmp_path: Path) -> None:
     """With not a block more than planned for three, three run from start to end and nothing is preempted."""
     folder, context = tiny_checkpoint(family, tmp_path / family), 96
-    layout = layout_of(model_shape(read_config(folder)).layers, 4, 4)
+    layout = layout_of(model_shape(read_config(folder)).layers, 4, KV_FORMATS["float32"])
     blocks = 3 * layout.blocks_for(context, 16)
     engine = Engine(
         EngineConfig(
@@ -158,7 +163,7 @@ def test_a_process_takes_the_memory_that_is_planned(tmp_path: Path) -> None:
         "qwen3", tmp_path / "m", hidden_size=768, intermediate_size=2304, num_hidden_layers=8, vocab_size=16000,
         num_attention_heads=12, num_key_value_heads=4, head_dim=64, max_position_embeddings=2048,
     )  # fmt: skip
-    settings = Settings(weights=WEIGHT_FORMATS["float32"], kv_bytes=4, overhead=CPU_OVERHEAD)
+    settings = Settings(weights=WEIGHT_FORMATS["float32"], kv=KV_FORMATS["float32"], overhead=CPU_OVERHEAD)
     made = plan(model_shape(read_config(folder)), settings, 1200 << 20, 1024)
     command = [sys.executable, "-c", MEASURE, str(folder), str(made.num_blocks)]
     done = subprocess.run(
@@ -204,7 +209,7 @@ def test_a_plan_never_exceeds_its_memory_and_wastes_less_than_a_block(
 # ------------------------------------------------------------------------------------------------------------ roofline
 def test_decoding_one_sequence_reads_every_weight_once() -> None:
     shape, gpu, bf16 = SHAPES["Llama-3.1-8B"], GPUS["H100"], WEIGHT_FORMATS["bfloat16"]
-    bound = decode_bound(shape, gpu, bf16, batch=1, context=1, kv_bytes=2)
+    bound = decode_bound(shape, gpu, bf16, batch=1, context=1, kv=KV_FORMATS["bfloat16"])
     matrices = shape.parameters.total - shape.parameters.embeddings
     assert bound.limit == "bandwidth"
     assert bound.tokens_per_second == pytest.approx(3350e9 / (2 * matrices), rel=0.001)
@@ -212,7 +217,7 @@ def test_decoding_one_sequence_reads_every_weight_once() -> None:
 
 def test_large_batches_and_prefill_are_bound_by_arithmetic() -> None:
     shape, bf16 = SHAPES["Qwen3-8B"], WEIGHT_FORMATS["bfloat16"]
-    batch = decode_bound(shape, GPUS["H100"], bf16, batch=4096, context=16, kv_bytes=2)
+    batch = decode_bound(shape, GPUS["H100"], bf16, batch=4096, context=16, kv=KV_FORMATS["bfloat16"])
     prefill = prefill_bound(shape, GPUS["H100"], bf16, tokens=8192)
     assert batch.limit == prefill.limit == "compute"
     assert prefill.tokens_per_second < 989e12 / (2 * (shape.parameters.total - 2 * 151936 * 4096))
@@ -232,7 +237,12 @@ def test_windows_and_latents_make_long_contexts_cheap() -> None:
     bf16 = WEIGHT_FORMATS["bfloat16"]
 
     def seconds(name: str, context: int) -> float:
-        return 1 / decode_bound(SHAPES[name], slow, bf16, batch=1, context=context, kv_bytes=2).tokens_per_second
+        return (
+            1
+            / decode_bound(
+                SHAPES[name], slow, bf16, batch=1, context=context, kv=KV_FORMATS["bfloat16"]
+            ).tokens_per_second
+        )
 
     assert (seconds("Gemma-3-27B", 65536) - seconds("Gemma-3-27B", 32768)) == pytest.approx(32768 * 10 * 4096 * 2 / 1e9)
     assert (seconds("DeepSeek-V3", 65536) - seconds("DeepSeek-V3", 32768)) == pytest.approx(32768 * 70272 / 1e9)

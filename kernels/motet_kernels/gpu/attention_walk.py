@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .codes import decoded, scale_at
 from .launch import Config, GpuKernel
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -35,6 +36,16 @@ def load_part(ptr_X, seen_X, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.co
     else:
         part = tl.load(ptr_X[:, None] + at[None, :], mask=seen_X[:, None] & (at < DIM)[None, :], other=0.0)
     return part.to(tl.float32) if WIDE else part
+
+
+@triton.jit
+def _load_rows(
+    ptr_T, seen_T, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
+    TYPE: tl.constexpr,
+):  # fmt: skip
+    """As `load_part`, of rows that may be coded; their numbers, without their scale, are of TYPE."""
+    part = load_part(ptr_T, seen_T, BEGIN, SIZE, DIM, WIDE and CODES is None)
+    return part if CODES is None else decoded(part, CODES == "float8", TYPE)
 
 
 @triton.jit
@@ -68,6 +79,7 @@ def walk(
     PAGED: tl.constexpr,
     SHARED: tl.constexpr,
     WIDE: tl.constexpr,
+    CODES: tl.constexpr,
     KEYS: tl.constexpr,
     SLOTS: tl.constexpr,
     DIM: tl.constexpr,
@@ -81,15 +93,18 @@ def walk(
 
     state: of each line its largest score so far, its sum of weights, its two parts of weighted values; and by place in
     a block whether there was a bad table entry. keys, values: (pointer to the row's first, stride of a block, stride
-    of a key). pages: (pointer to the row's table, blocks of the cache). sight: (each line's first key and last key,
-    the tile's first key and the one behind its last, scale, softcap). HIDES: some line does not see some of the keys.
-    SHARED: values are the first numbers of their keys.
+    of a key), and of values how many numbers come before a value's scale. pages: (pointer to the row's table, blocks of
+    the cache). sight: (each line's first key and last key, the tile's first key and the one behind its last, scale,
+    softcap). HIDES: some line does not see some of the keys. SHARED: values are the first numbers of their keys.
+    CODES: of keys and values (`codes.py`); a key's scale goes to its scores, a value's to its weights, which are of
+    bfloat16 then, because float16 has not the range.
     """
     max_L, sum_L, out_LV, out_LU, bad_T = state
     key_ptr, stride_kp, stride_kt = keys
-    value_ptr, stride_vp, stride_vt = values
+    value_ptr, stride_vp, stride_vt, before_scale = values
     table_ptr, num_blocks = pages
     first_L, last_L, lo, hi, scale, softcap = sight
+    narrow: tl.constexpr = tl.float32 if WIDE else tl.bfloat16
     for base in range(begin, end, KEYS):
         t = base + tl.arange(0, KEYS)
         seen_T = (t >= lo) & (t < hi)
@@ -103,11 +118,13 @@ def walk(
         else:
             key_T = key_ptr + t.to(tl.int64) * stride_kt
             value_T = value_ptr + t.to(tl.int64) * stride_vt
-        key_TD = load_part(key_T, seen_T, 0, D, DIM, WIDE)
+        key_TD = _load_rows(key_T, seen_T, 0, D, DIM, WIDE, CODES, query_LD.dtype)
         scores_LT = tl.dot(query_LD, tl.trans(key_TD), input_precision="ieee")
         if E:
-            key_TE = load_part(key_T, seen_T, D, E, DIM, WIDE)
+            key_TE = _load_rows(key_T, seen_T, D, E, DIM, WIDE, CODES, query_LD.dtype)
             scores_LT = tl.dot(query_LE, tl.trans(key_TE), scores_LT, input_precision="ieee")
+        if CODES is not None:
+            scores_LT *= tl.load(scale_at(key_T, DIM), mask=seen_T, other=0.0)[None, :]
         scores_LT = bent(scores_LT, scale, softcap, SOFTCAP)
         if HIDES:
             hidden_LT = t[None, :] > last_L[:, None]
@@ -120,11 +137,14 @@ def walk(
         weights_LT = tl.exp2(scores_LT - base_L[:, None])
         sum_L = sum_L * decay_L + tl.sum(weights_LT, 1)
         max_L = top_L
-        value_TV = key_TD if SHARED else load_part(value_T, seen_T, 0, V, VALUE_DIM, WIDE)
+        value_TV = key_TD if SHARED else _load_rows(value_T, seen_T, 0, V, VALUE_DIM, WIDE, CODES, narrow)
+        if CODES is not None:
+            weights_LT *= tl.load(scale_at(value_T, before_scale), mask=seen_T, other=0.0)[None, :]
+            value_TV = value_TV.to(narrow)
         weights_LT = weights_LT.to(value_TV.dtype)
         out_LV = tl.dot(weights_LT, value_TV, out_LV * decay_L[:, None], input_precision="ieee")
         if U:
-            value_TU = load_part(value_T, seen_T, V, U, VALUE_DIM, WIDE)
+            value_TU = _load_rows(value_T, seen_T, V, U, VALUE_DIM, WIDE, CODES, narrow)
             out_LU = tl.dot(weights_LT, value_TU, out_LU * decay_L[:, None], input_precision="ieee")
     return max_L, sum_L, out_LV, out_LU, bad_T
 
@@ -189,6 +209,6 @@ def factors(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 def multiplies_wide(*tensors: Tensor) -> bool:
-    """Whether products are of float32: matrix units take one 16-bit type."""
+    """Whether products are of float32: matrix units take one 16-bit type. Codes have no say: any type has them."""
     kinds = {tensor.dtype for tensor in tensors}
     return len(kinds) > 1 or kinds == {torch.float32}

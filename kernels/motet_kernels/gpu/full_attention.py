@@ -79,7 +79,7 @@ def _packed_attention(
         last_L = tl.minimum(last_L, place_L + window - 1)
         hi = tl.minimum(hi, last + window)
     keys = key_ptr + start.to(tl.int64) * stride_kn + kv_head.to(tl.int64) * stride_kk, 0, stride_kn
-    values = value_ptr + start.to(tl.int64) * stride_vn + kv_head.to(tl.int64) * stride_vk, 0, stride_vn
+    values = value_ptr + start.to(tl.int64) * stride_vn + kv_head.to(tl.int64) * stride_vk, 0, stride_vn, VALUE_DIM
     sight = first_L, last_L, lo, hi, scale, softcap
     begin = lo // KEYS * KEYS
     state = nothing_seen(L, KEYS, V, U)
@@ -87,12 +87,12 @@ def _packed_attention(
         whole = whole // KEYS * KEYS
         state = walk(
             *(state, query_LD, query_LE, keys, values, (tiles_ptr, 0), sight, begin, whole, False, False),
-            *(False, False, False, WIDE, KEYS, 1, DIM, D, E, VALUE_DIM, V, U),
+            *(False, False, False, WIDE, None, KEYS, 1, DIM, D, E, VALUE_DIM, V, U),
         )
         begin = whole
     _, sum_L, out_LV, out_LU, _ = walk(
         *(state, query_LD, query_LE, keys, values, (tiles_ptr, 0), sight, begin, hi, True, WINDOW),
-        *(False, False, False, WIDE, KEYS, 1, DIM, D, E, VALUE_DIM, V, U),
+        *(False, False, False, WIDE, None, KEYS, 1, DIM, D, E, VALUE_DIM, V, U),
     )
     to_L = out_ptr + (token_L * num_heads + head_L) * VALUE_DIM
     store_part(to_L, out_LV / sum_L[:, None], there_L, 0, V, VALUE_DIM)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .codes import decoded
 from .launch import Config, Constants, GpuKernel, Sample
 from .linear import FEW, finish
 
@@ -24,16 +25,6 @@ if TYPE_CHECKING:
     from ..grouped_linear import GroupedLinear
 
 _BYTES = tl.constexpr(64)  # of a row of codes that a program takes at a time
-_FLOAT8_SCALE = tl.constexpr(2.0**120)
-
-
-@triton.jit
-def _read(bytes_NK, FLOAT8: tl.constexpr):
-    """float32 of int8 or, by its bits, of float8_e4m3fn, which older GPUs do not know."""
-    if FLOAT8:
-        wide = bytes_NK.to(tl.int32)
-        return (((wide & 0x80) << 24) | ((wide & 0x7F) << 20)).to(tl.float32, bitcast=True) * _FLOAT8_SCALE
-    return bytes_NK.to(tl.int8, bitcast=True).to(tl.float32)
 
 
 @triton.jit
@@ -96,7 +87,9 @@ def _grouped_linear(
             sums_NM = tl.dot(high_NK.to(high_KM.dtype), high_KM, sums_NM, input_precision="ieee")
         else:
             x_KM = _rows(x_ptr, m, first + j, M, K, stride_m)
-            w_NK = _weights(_read(bytes_NK, FLOAT8), scale_ptr, shift_ptr, n, first + j, N, K, groups, offset, GROUP)
+            w_NK = _weights(
+                decoded(bytes_NK, FLOAT8, tl.float32), scale_ptr, shift_ptr, n, first + j, N, K, groups, offset, GROUP
+            )
             sums_NM = tl.dot(w_NK.to(x_KM.dtype), x_KM, sums_NM, input_precision="ieee")
     finish(sums_NM, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride)
 

@@ -30,8 +30,10 @@ def mend() -> None:
 
 
 def cast(self: Any, src: Any, dst_type: Any) -> Any:
-    """Between bfloat16 and float32 by their bits; all else as it was."""
+    """Between bfloat16 and float32 by their bits, and from other types to bfloat16 by way of float32."""
     kinds = src.dtype.scalar, dst_type.scalar
+    if kinds[1] == tl.bfloat16 and kinds[0] not in (tl.float32, tl.bfloat16):
+        src, kinds = _cast(self, src, tl.float32), (tl.float32, tl.bfloat16)
     if kinds == (tl.bfloat16, tl.float32):
         return TensorHandle(widened(src.data), tl.float32)
     if kinds == (tl.float32, tl.bfloat16):

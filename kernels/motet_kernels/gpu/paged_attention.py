@@ -20,9 +20,11 @@ import torch
 import triton
 from torch import Tensor
 
+from ..kv import is_part, row_size, value_dim_of
 from ..paged_batch import PagedBatch
 from ..spans import Tiles
 from .attention_walk import ANY, Parts, factors, multiplies_wide, size_for, sizes
+from .codes import pages
 from .launch import Config, GpuKernel, Sample
 from .paged_tiles import attend_tiles, merge_segments
 
@@ -34,6 +36,14 @@ _SIZES = sizes(
     (64, 64, [(4, 3, 64), (4, 2, 32)]),
     (128, 128, [(8, 2, 32)]),  # with 3 stages a step of decode rows alone spills on sm_80
     (256, 64, [(8, 2, 32)]),
+    (ANY, 16, [(8, 2, 32)]),
+)
+# Codes are widened in registers, of which larger tiles have not enough.
+_CODED_SIZES = sizes(
+    attend_tiles,
+    (64, 64, [(8, 2, 64), (4, 2, 32)]),
+    (128, 64, [(8, 2, 64), (8, 2, 32)]),
+    (256, 32, [(8, 2, 32)]),
     (ANY, 16, [(8, 2, 32)]),
 )
 # Of float32, whose products no matrix unit makes.
@@ -54,12 +64,15 @@ def paged_attention(
     sinks_H: Tensor | None,
 ) -> Tensor:
     """As `motet_kernels.attention.paged_attention`."""
-    (num_tokens, num_heads, dim), (num_blocks, kv_heads, slots, value_dim) = query_NHD.shape, value_PKSV.shape
-    group = num_heads // kv_heads
-    key_parts, wide = Parts.of(dim), multiplies_wide(query_NHD, key_PKSD)
-    shared = _is_part(value_PKSV, key_PKSD) and value_dim <= key_parts.main
+    (num_tokens, num_heads, dim), (num_blocks, kv_heads, slots, _) = query_NHD.shape, key_PKSD.shape
+    value_dim, group = value_dim_of(value_PKSV, key_PKSD), num_heads // kv_heads
+    keys, key_strides, codes = pages("key_PKSD", key_PKSD)
+    part = is_part(value_PKSV, key_PKSD)
+    values, value_strides, _ = pages("value_PKSV", key_PKSD if part else value_PKSV)
+    key_parts, wide = Parts.of(dim), multiplies_wide(query_NHD, *([] if codes else [key_PKSD]))
+    shared = part and value_dim <= key_parts.main
     value_parts = Parts(key_parts.main, 0) if shared else Parts.of(value_dim)
-    size = size_for(dim, _WIDE_SIZES if wide else _SIZES)
+    size = size_for(dim, _WIDE_SIZES if wide else _CODED_SIZES if codes else _SIZES)
     short, long = min(max(16, triton.next_power_of_2(group)), size.lines), size.lines
     tiles = batch.spans.tiles(group, short, long)
     segments = _segments(batch.tables_BM.shape[1] * slots, window, tiles, group)
@@ -78,8 +91,8 @@ def paged_attention(
     }
     size.kernel(
         (tiles.num_long + tiles.num_short * segments, kv_heads),
-        *(query_NHD, key_PKSD, value_PKSV, out_NHV, parts, sums, tiles.tiles_T4, batch.tables_BM, batch.lengths_B),
-        *(sinks, *query_NHD.stride()[:2], *key_PKSD.stride()[:3], *value_PKSV.stride()[:3]),
+        *(query_NHD, keys, values, out_NHV, parts, sums, tiles.tiles_T4, batch.tables_BM, batch.lengths_B),
+        *(sinks, *query_NHD.stride()[:2], *key_strides, *value_strides),
         *(batch.tables_BM.stride(0), batch.tables_BM.shape[1], num_blocks),
         *(tiles.num_long, segments, window or 0, *factors(scale, softcap)),
         SHORT=short if tiles.num_short else 0,
@@ -87,6 +100,8 @@ def paged_attention(
         SOFTCAP=softcap is not None,
         SHARED=shared,
         WIDE=wide,
+        CODES=codes,
+        BEFORE_SCALE=dim if part else value_dim,
         DIM=dim,
         D=key_parts.main,
         E=key_parts.tail,
@@ -107,11 +122,6 @@ def paged_attention(
     return out_NHV
 
 
-def _is_part(value: Tensor, key: Tensor) -> bool:
-    """Whether a key's first numbers are its value."""
-    return value.data_ptr() == key.data_ptr() and value.stride() == key.stride()
-
-
 def _segments(limit: int, window: int | None, tiles: Tiles, group: int) -> int:
     """The most segments that a short tile of these touches, whose tables have room for `limit` keys."""
     most = -(-limit // SEGMENT)
@@ -122,13 +132,14 @@ def _segments(limit: int, window: int | None, tiles: Tiles, group: int) -> int:
 
 
 def samples() -> Iterator[Sample]:
-    """Calls as they occur, for the compiler: (label, heads, key heads, slots, dims, dtype, queries, options)."""
+    """Calls as they occur, for the compiler: (label, heads, key heads, slots, dims, types, queries, options)."""
     plain = {"causal": True, "window": None, "softcap": None, "sinks_H": None}
     bent = plain | {"window": 1024, "softcap": 50.0}
     sinks = plain | {"window": 128, "sinks_H": torch.zeros(64)}
     cross = plain | {"causal": False}
-    bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
-    for label, heads, kv_heads, slots, dims, dtype, queries, options in (
+    bf16, fp16, fp32 = [(dtype, dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)]
+    bf16_int8, bf16_float8 = (torch.bfloat16, torch.int8), (torch.bfloat16, torch.float8_e4m3fn)
+    for label, heads, kv_heads, slots, dims, types, queries, options in (
         ("decode, 32 heads on 8, dim 128", 32, 8, 16, (128, 128), bf16, [1, 1], plain),
         ("decode and prefill, 32 heads on 8, dim 128", 32, 8, 16, (128, 128), bf16, [1, 512], plain),
         ("decode and prefill, 32 heads on 32, dim 96", 32, 32, 16, (96, 96), bf16, [1, 512], plain),
@@ -137,14 +148,22 @@ def samples() -> Iterator[Sample]:
         ("latent, 128 heads on 1, dims 576 and 512", 128, 1, 16, (576, 512), bf16, [1, 512], plain),
         ("cross, 20 heads, dim 64", 20, 20, 1500, (64, 64), fp16, [1, 4], cross),
         ("decode and prefill, 16 heads on 8, dim 64", 16, 8, 16, (64, 64), fp32, [1, 512], plain),
+        ("decode, 32 heads on 8, dim 128", 32, 8, 16, (128, 128), bf16_int8, [1, 1], plain),
+        ("decode, 32 heads on 8, dim 128", 32, 8, 16, (128, 128), bf16_float8, [1, 1], plain),
+        ("decode and prefill, 32 heads on 8, dim 128", 32, 8, 16, (128, 128), bf16_int8, [1, 512], plain),
+        ("decode and prefill, 32 heads on 8, dim 128", 32, 8, 16, (128, 128), bf16_float8, [1, 512], plain),
+        ("window, cap, 8 heads on 4, dim 256", 8, 4, 16, (256, 256), bf16_float8, [1, 512], bent),
+        ("window, sinks, 64 heads on 8, dim 64", 64, 8, 16, (64, 64), (torch.float16, torch.int8), [1, 512], sinks),
+        ("latent, 128 heads on 1, dims 576 and 512", 128, 1, 16, (576, 512), bf16_float8, [1, 512], plain),
     ):
-        shared = dims[0] != dims[1]
-        key = torch.zeros(9, kv_heads, slots, dims[0], dtype=dtype)
-        value = key[..., : dims[1]] if shared else torch.zeros(9, kv_heads, slots, dims[1], dtype=dtype)
+        (dtype, cache), shared = types, dims[0] != dims[1]
+        key = torch.zeros(9, kv_heads, slots, row_size(dims[0], cache), dtype=cache)
+        value = key[..., : dims[1]] if shared else torch.zeros_like(key)
         starts = torch.tensor([0, *queries]).cumsum(0).int()
         batch = PagedBatch(
             torch.zeros(len(queries), -(-SEGMENT // slots), dtype=torch.int32), starts, starts.diff().int()
         )
         query = torch.zeros(sum(queries), heads, dims[0], dtype=dtype)
-        name = f"{label}, {dtype}"
-        yield Sample(name, partial(paged_attention, query, key, value, batch, scale=0.1, **options), mma=dtype != fp32)
+        name = f"{label}, {dtype}{'' if cache == dtype else f' on {cache}'}"
+        call = partial(paged_attention, query, key, value, batch, scale=0.1, **options)
+        yield Sample(name, call, mma=dtype != torch.float32)

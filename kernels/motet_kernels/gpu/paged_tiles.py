@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from .attention_walk import LOG2_E, load_part, nothing_seen, store_part, walk
+from .codes import WORD
 
 _VARIES = ["num_long", "segments", "stride_table", "num_entries", "num_blocks", "window"]
 
@@ -94,6 +95,7 @@ def _attend(
     SINKS: tl.constexpr,
     SHARED: tl.constexpr,
     WIDE: tl.constexpr,
+    CODES: tl.constexpr,
     KEYS: tl.constexpr,
     SLOTS: tl.constexpr,
     DIM: tl.constexpr,
@@ -133,12 +135,12 @@ def _attend(
             whole = tl.minimum(top + 1, hi) // KEYS * KEYS
             state = walk(
                 *(state, query_LD, query_LE, keys, values, table, sight, begin, whole, False, False),
-                *(SOFTCAP, True, SHARED, WIDE, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
+                *(SOFTCAP, True, SHARED, WIDE, CODES, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
             )
             begin = whole
         state = walk(
             *(state, query_LD, query_LE, keys, values, table, sight, begin, end, True, WINDOW),
-            *(SOFTCAP, True, SHARED, WIDE, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
+            *(SOFTCAP, True, SHARED, WIDE, CODES, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
         )
         if SPLIT and (hi - 1) // SPLIT > lo // SPLIT:
             max_L, sum_L, out_LV, out_LU = _finish(state, sinks_ptr, at_L, there_L, broken, False)
@@ -190,20 +192,26 @@ def attend_tiles(
     SINKS: tl.constexpr,
     SHARED: tl.constexpr,
     WIDE: tl.constexpr,
+    CODES: tl.constexpr,
     SLOTS: tl.constexpr,
     DIM: tl.constexpr,
     D: tl.constexpr,
     E: tl.constexpr,
     VALUE_DIM: tl.constexpr,
+    BEFORE_SCALE: tl.constexpr,
     V: tl.constexpr,
     U: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """SHORT, LONG: lines of a tile, 0 where no row is of the kind; the first `num_long` programs have the long ones."""
+    """SHORT, LONG: lines of a tile, 0 where no row is of the kind; the first `num_long` programs have the long ones.
+
+    Strides of a coded cache are in words; BEFORE_SCALE: how many numbers of a value's row come before its scale.
+    """
+    word: tl.constexpr = 1 if CODES is None else WORD
     program, kv_head, kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     query = query_ptr, stride_qn, stride_qh
-    keys = key_ptr + kv_head.to(tl.int64) * stride_kk, stride_kp, stride_ks
-    values = value_ptr + kv_head.to(tl.int64) * stride_vk, stride_vp, stride_vs
+    keys = key_ptr + kv_head.to(tl.int64) * stride_kk * word, stride_kp * word, stride_ks * word
+    values = value_ptr + kv_head.to(tl.int64) * stride_vk * word, stride_vp * word, stride_vs * word, BEFORE_SCALE
     pages = tables_ptr, stride_table, num_entries, num_blocks
     given = tiles_ptr, lengths_ptr, sinks_ptr, window, scale, softcap
     made = out_ptr, parts_ptr, sums_ptr
@@ -212,7 +220,7 @@ def attend_tiles(
         if program < num_long:
             _attend(
                 *(program, 0, 0, query, keys, values, pages, given, made, kv_head, kv_heads * G, LONG, 0),
-                *(G, CAUSAL, WINDOW, SOFTCAP, SINKS, SHARED, WIDE, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
+                *(G, CAUSAL, WINDOW, SOFTCAP, SINKS, SHARED, WIDE, CODES, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
             )
     if SHORT:  # noqa: SIM102
         if program >= num_long:
@@ -220,7 +228,7 @@ def attend_tiles(
             tile, part = num_long + piece // segments, piece.to(tl.int64) * kv_heads + kv_head
             _attend(
                 *(tile, piece % segments, part, query, keys, values, pages, given, made, kv_head, kv_heads * G),
-                *(SHORT, SPLIT, G, CAUSAL, WINDOW, SOFTCAP, SINKS, SHARED, WIDE),
+                *(SHORT, SPLIT, G, CAUSAL, WINDOW, SOFTCAP, SINKS, SHARED, WIDE, CODES),
                 *(KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
             )
 

@@ -13,10 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .codes import LARGEST, ROUNDS
 from .launch import Config, GpuKernel, Sample
-
-_ROUNDS = tl.constexpr(12582912.0)  # 1.5 · 2^23: what is added to it loses its fraction, ties to even
-_LARGEST = tl.constexpr(3.4028234663852886e38)
 
 
 @triton.jit
@@ -27,7 +25,7 @@ def _quantize_rows(x_ptr, q_ptr, scale_ptr, stride_m, K, padded, SIZE: tl.conste
     bad = tl.zeros((SIZE,), tl.int32)
     for start in range(0, K, SIZE):
         x = tl.load(x_ptr + row * stride_m + start + at, mask=start + at < K, other=0.0).to(tl.float32)
-        finite = tl.abs(x) <= _LARGEST
+        finite = tl.abs(x) <= LARGEST
         largest = tl.maximum(largest, tl.where(finite, tl.abs(x), 0.0))
         bad += tl.where(finite, 0, 1)
     scale = tl.max(largest, 0) / 127
@@ -35,8 +33,8 @@ def _quantize_rows(x_ptr, q_ptr, scale_ptr, stride_m, K, padded, SIZE: tl.conste
     tl.store(scale_ptr + row, tl.where(tl.sum(bad, 0) > 0, float("nan"), scale))
     for start in range(0, padded, SIZE):
         x = tl.load(x_ptr + row * stride_m + start + at, mask=start + at < K, other=0.0).to(tl.float32)
-        x = tl.where(tl.abs(x) <= _LARGEST, x, 0.0)
-        rounded = x * inverse + _ROUNDS - _ROUNDS
+        x = tl.where(tl.abs(x) <= LARGEST, x, 0.0)
+        rounded = x * inverse + ROUNDS - ROUNDS
         tl.store(q_ptr + row * padded + start + at, rounded.to(tl.int8), mask=start + at < padded)
 
 

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..kv import dim_of, row_size
+from .codes import WORD, encoded, largest_of, pages, scale_at, steps_of
 from .launch import Config, Constants, GpuKernel, Sample
 
 if TYPE_CHECKING:
@@ -44,12 +46,16 @@ def _scaled(x, scale, q_weight_ptr, k_weight_ptr, is_query, columns, exists, off
 
 
 @triton.jit
-def _put(x, out, key, value, columns, is_out, is_key, is_value, exists, STORES: tl.constexpr):
+def _put(
+    x, out, key, value, columns, is_out, is_key, is_value, exists, scale, inverse, STORES: tl.constexpr,
+    CODES: tl.constexpr,
+):  # fmt: skip
     """A part of the heads to where each of them goes: the result, or the slot of the token."""
     tl.store(out + columns, x, mask=is_out & exists)
     if STORES:
-        tl.store(key + columns, x, mask=is_key & exists)
-        tl.store(value + columns, x, mask=is_value & exists)
+        stored = x if CODES is None else encoded(x, scale, inverse, CODES == "float8")
+        tl.store(key + columns, stored, mask=is_key & exists)
+        tl.store(value + columns, stored, mask=is_value & exists)
 
 
 @triton.jit
@@ -58,8 +64,9 @@ def _rotate(
     key_ptr, key_stride_p, key_stride_k, key_stride_s, value_ptr, value_stride_p, value_stride_k, value_stride_s,
     slots_ptr, num_slots, SLOTS, H, K, HEADS_IN, HEADS_OUT,
     D: tl.constexpr, R: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, HEADS: tl.constexpr,
-    NORMED: tl.constexpr, STORES: tl.constexpr,
+    NORMED: tl.constexpr, STORES: tl.constexpr, CODES: tl.constexpr,
 ):  # fmt: skip
+    word: tl.constexpr = 1 if CODES is None else WORD
     token = tl.program_id(0).to(tl.int64)
     head = (tl.program_id(1) * HEADS + tl.arange(0, HEADS))[:, None]
     x_ptr += token * stride_n
@@ -79,8 +86,8 @@ def _rotate(
         slot = tl.load(slots_ptr + token)
         there = (slot >= 0) & (slot < num_slots)
         block, place = slot // SLOTS, slot % SLOTS
-        key += block * key_stride_p + place * key_stride_s + (head - H) * key_stride_k
-        value += block * value_stride_p + place * value_stride_s + (head - H - K) * value_stride_k
+        key += (block * key_stride_p + place * key_stride_s + (head - H) * key_stride_k) * word
+        value += (block * value_stride_p + place * value_stride_s + (head - H - K) * value_stride_k) * word
         is_key, is_value = is_key & there, is_value & there & rests
 
     if REST > 0:
@@ -104,16 +111,24 @@ def _rotate(
     stays = head >= H + K
     a = tl.where(stays, first, first * cos_a - second * sin_a)
     b = tl.where(stays, second, second * cos_b + first * sin_b)
-    _put(a, out, key, value, first_at, is_out, is_key, is_value, in_half, STORES)
-    _put(b, out, key, value, second_at, is_out, is_key, is_value, in_half, STORES)
+    step, inverse = 0.0, 0.0
+    if CODES is not None:
+        largest = tl.maximum(largest_of(a), largest_of(b))
+        if REST > 0:
+            largest = tl.maximum(largest, largest_of(rest))
+        step, inverse = steps_of(largest, CODES == "float8")
+        tl.store(scale_at(key, D), step, mask=is_key)
+        tl.store(scale_at(value, D), step, mask=is_value)
+    _put(a, out, key, value, first_at, is_out, is_key, is_value, in_half, step, inverse, STORES, CODES)
+    _put(b, out, key, value, second_at, is_out, is_key, is_value, in_half, step, inverse, STORES, CODES)
     if REST > 0:
-        _put(rest, out, key, value, rest_at, is_out, is_key, is_value, in_rest, STORES)
+        _put(rest, out, key, value, rest_at, is_out, is_key, is_value, in_rest, step, inverse, STORES, CODES)
 
 
 def _fits(constants: Constants) -> bool:
-    """At most 32 numbers of each part in a thread."""
-    heads = constants["HEADS"]
-    return bool(heads == 1 or heads * max(constants["HALF"], constants["REST"]) <= 2048)
+    """At most 32 numbers of each part in a thread, a quarter as many where they become codes."""
+    heads, most = constants["HEADS"], 2048 if constants["CODES"] is None else 512
+    return bool(heads == 1 or heads * max(constants["HALF"], constants["REST"]) <= most)
 
 
 _ROTATE = GpuKernel(
@@ -136,7 +151,7 @@ def rotate_heads(
     nowhere = (out_NHD, 0, 0, 0)
     slots_N = x_NC.new_empty(0, dtype=torch.int64)
     counts = (num_queries, heads - num_queries, heads, heads)
-    _run(x_NC, dim, cos_NR, sin_NR, norm, out_NHD, *nowhere, *nowhere, slots_N, 0, 1, *counts, stores=False)
+    _run(x_NC, dim, cos_NR, sin_NR, norm, out_NHD, *nowhere, *nowhere, slots_N, 0, 1, *counts, stores=False, codes=None)
     return out_NHD
 
 
@@ -151,9 +166,10 @@ def rotate_store_kv(
     slots_N: Tensor,
 ) -> Tensor:
     """As `motet_kernels.rotary.rotate_store_kv`, but that a token whose slot is not in the cache is not stored."""
-    blocks, keys, slots, dim = key_PKSD.shape
+    (blocks, keys, slots, _), dim = key_PKSD.shape, dim_of(key_PKSD)
     out_NHD = x_NC.new_empty(len(x_NC), num_queries, dim)
-    sides: list[tuple[Tensor | int, ...]] = [(side, *side.stride()[:3]) for side in (key_PKSD, value_PKSD)]
+    key, key_strides, codes = pages("key_PKSD", key_PKSD)
+    value, value_strides, _ = pages("value_PKSD", value_PKSD)
     counts = (num_queries, keys, num_queries + 2 * keys, num_queries)
     _run(
         x_NC,
@@ -162,19 +178,29 @@ def rotate_store_kv(
         sin_NR,
         norm,
         out_NHD,
-        *sides[0],
-        *sides[1],
+        key,
+        *key_strides,
+        value,
+        *value_strides,
         slots_N,
         blocks * slots,
         slots,
         *counts,
         stores=True,
+        codes=codes,
     )
     return out_NHD
 
 
 def _run(
-    x_NC: Tensor, dim: int, cos_NR: Tensor, sin_NR: Tensor, norm: HeadNorm | None, *out: Tensor | int, stores: bool
+    x_NC: Tensor,
+    dim: int,
+    cos_NR: Tensor,
+    sin_NR: Tensor,
+    norm: HeadNorm | None,
+    *out: Tensor | int,
+    stores: bool,
+    codes: str | None,
 ) -> None:
     """`out`: the kernel's arguments from `out_ptr` to `HEADS_OUT`."""
     rotary, heads = cos_NR.shape[1], x_NC.shape[1] // dim
@@ -186,6 +212,7 @@ def _run(
         *(x_NC, x_NC.stride(0), *tables, *out),
         NORMED=norm is not None,
         STORES=stores,
+        CODES=codes,
         **sizes,
     )
 
@@ -216,6 +243,8 @@ def samples() -> Iterator[Sample]:
         norm = HeadNorm(weight, weight, 1e-6) if normed else None
         label = f"{name}, {dtype}"
         yield Sample(label, partial(rotate_heads, x_NC[:, : (heads + keys) * dim], heads, dim, table, table, norm))
-        cache = torch.zeros(4, keys, 16, dim, dtype=dtype)
-        stored = (x_NC, heads, table, table, norm, cache, cache, slots_N)
-        yield Sample(f"{label}, stored", partial(rotate_store_kv, *stored))
+        for kind in (dtype, torch.int8, torch.float8_e4m3fn) if dtype == torch.bfloat16 else (dtype,):
+            cache = torch.zeros(4, keys, 16, row_size(dim, kind), dtype=kind)
+            stored = (x_NC, heads, table, table, norm, cache, cache, slots_N)
+            what = "stored" if kind == dtype else f"stored in {kind}"
+            yield Sample(f"{label}, {what}", partial(rotate_store_kv, *stored))

@@ -58,6 +58,8 @@ def on_cpu(folder: Path, **settings: Any) -> tuple[dict[str, list[int]], torch.T
         ("Gemma2ForCausalLM", {}),  # a window, soft-capping
         ("DeepseekV3ForCausalLM", {}),  # multi-head latent attention, experts
         ("Qwen3NextForCausalLM", {}),  # recurrent layers
+        ("Gemma2ForCausalLM", {"kv_dtype": "int8"}),
+        ("DeepseekV3ForCausalLM", {"kv_dtype": "float8"}),
     ],
 )
 @pytest.mark.timeout(600)
