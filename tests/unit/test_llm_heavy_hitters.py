@@ -169,6 +169,22 @@ def test_a_cancel_frees_everything(llama: Path, steps: int) -> None:
     assert engine.pool.num_free == engine.pool.num_blocks
 
 
+def test_where_a_shared_prompt_leaves_no_room_for_what_stays_another_gives_way(llama: Path) -> None:
+    """Blocks that the other still holds are not free when the one has left them."""
+    alone = run(engine_of(llama, attention_budget=60), random_prompt(70), 12)
+    engine = engine_of(llama, attention_budget=60, num_blocks=24, token_budget=16)
+    for key in range(2):
+        engine.add(key, alone.prompt, alone.sampling)
+    said: dict[Any, list[int]] = {0: [], 1: []}
+    while engine.has_work:
+        for output in engine.step():
+            assert output.error is None
+            said[output.key] += output.ids
+        engine.check_integrity()
+    assert said == {0: alone.ids, 1: alone.ids}
+    assert engine.stats()["preemptions"] == 1
+
+
 @pytest.mark.parametrize("kv_dtype", ["float32", "int8", "float8_e4m3fn"])
 def test_to_the_bit_what_stays_depends_on_the_prompt_alone(llama: Path, kv_dtype: str) -> None:
     """Not on the pieces that it was computed in, nor on a prefix that others computed."""
