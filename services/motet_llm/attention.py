@@ -10,6 +10,7 @@ Shapes: N packed tokens, B rows, H heads, K key/value heads, D head dimension, C
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +24,7 @@ from motet_shared.errors import ConfigError
 
 from .heavy_hitters import Watch
 from .kv_cache import CPU, KvCache, LayerShape
+from .long_rows import Attend, LongRows
 from .recurrent import Recurrent
 from .state_cache import StateCache, StateShape
 from .step_memory import StepMemory
@@ -103,10 +105,14 @@ def paged_attention(
 
 @dataclass(slots=True)
 class GroupStep:
-    """Where a group of layers keeps the tokens of this step (`slots_N`), and what its rows attend to."""
+    """Where a group of layers keeps the tokens of this step (`slots_N`), and what its rows attend to.
+
+    long: rows that attend to more than the pool holds; they are not in `batch`.
+    """
 
     slots_N: Tensor
     batch: PagedBatch
+    long: LongRows | None = None
 
 
 @dataclass(slots=True)
@@ -138,24 +144,25 @@ class StepLayout:
     def _read(self, layer: int, query_NHD: Tensor, scale: float, options: AttentionOptions) -> Tensor:
         for watch, places in self.watched:
             watch.note(layer, query_NHD[places], scale, options)
-        keys, values = self.kv.layer(layer)
-        out_NHD = attend_pages(
-            query_NHD,
-            keys,
-            values,
-            self.groups[self.kv.group_of[layer]].batch,
-            scale=scale,
-            window=options.window,
-            softcap=options.softcap,
-            sinks_H=options.sinks_H,
+        attend = partial(
+            attend_pages, scale=scale, window=options.window, softcap=options.softcap, sinks_H=options.sinks_H
         )
-        return out_NHD.unsqueeze(0)
+        return self._attend(layer, query_NHD, attend).unsqueeze(0)
+
+    def _attend(self, layer: int, query_NHD: Tensor, attend: Attend) -> Tensor:
+        group = self.groups[self.kv.group_of[layer]]
+        if group.long is not None:
+            return group.long.attend(self.kv, layer, query_NHD, group.batch, attend)
+        return attend(query_NHD, *self.kv.layer(layer), group.batch)
 
     def attend_latent(self, layer: int, query_NHC: Tensor, latent_NC: Tensor, value_dim: int, scale: float) -> Tensor:
         group = self.groups[self.kv.group_of[layer]]
         self.kv.write(layer, latent_NC.unsqueeze(1), None, group.slots_N)
-        keys, _ = self.kv.layer(layer)
-        return attend_pages(query_NHC, keys, keys[..., :value_dim], group.batch, scale=scale)
+
+        def attend(query_NHC: Tensor, keys: Tensor, _: Tensor, batch: PagedBatch) -> Tensor:
+            return attend_pages(query_NHC, keys, keys[..., :value_dim], batch, scale=scale)
+
+        return self._attend(layer, query_NHC, attend)
 
     def recurrent(self, layer: int, shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> Recurrent:
         if self.states is None or self.state_rows is None:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from motet_shared.capacity import KvGroup, KvLayout
-from motet_shared.errors import InternalError
+from motet_shared.errors import ConfigError, InternalError
 
 from .block_pool import BlockPool
 from .request import Request
+from .spill import Spill, Spilled
 from .state_cache import StateCache
 
 
@@ -19,6 +20,8 @@ class BlockTables:
 
     step_tokens: most tokens of one request in one step: so much a sliding window's blocks must hold beyond the window.
     max_open: most requests with tables at a time. keep_all: blocks stay when a window has passed them.
+    longest_in_pool: tokens of the longest sequence that the pool holds.
+    spill: where the earliest blocks of sequences go that are longer than the pool; None: there are no such sequences.
     """
 
     def __init__(
@@ -30,6 +33,7 @@ class BlockTables:
         states: StateCache | None = None,
         max_open: int = 1 << 30,
         keep_all: bool = False,
+        spill: Spill | None = None,
     ):
         self.pool = pool
         self.block_size = pool.block_size
@@ -41,6 +45,27 @@ class BlockTables:
         self._step_tokens = step_tokens
         self._states = states
         self._null = pool.num_blocks
+        self.longest_in_pool = layout.longest(pool.num_blocks, step_tokens)
+        self._spill = spill
+        self._whole = [g for g, group in enumerate(self._groups) if group.sees_everything]
+        self._most_kept = self._most_held = 0
+        if spill is not None:
+            self._share_pool()
+
+    def _share_pool(self) -> None:
+        """How much of the pool a sequence may hold that is longer: half of it, and no less than a step needs."""
+        size, count = self.block_size, len(self._whole)
+        passing = [group for group in self._groups if not group.sees_everything]
+        passed = sum(group.most_blocks(1 << 40, self._step_tokens, size) for group in passing)
+        step = (self._step_tokens + size - 2) // size + 1
+        room = (self.pool.num_blocks - passed) // count
+        if room < step:
+            raise ConfigError(
+                f"num_blocks={self.pool.num_blocks}: with long_context a step of token_budget={self._step_tokens} must "
+                f"fit; give at least {step * count + passed}, or a smaller token_budget"
+            )
+        self._most_kept = max(step, room // 2)  # of each table
+        self._most_held = self._most_kept * count + passed  # of all tables
 
     @property
     def num_free(self) -> int:
@@ -48,17 +73,26 @@ class BlockTables:
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that a sequence of that length holds at most at any time, all groups together."""
+        if self.is_long(num_tokens):
+            return self._most_held
         return self._layout.blocks_for(num_tokens, self._step_tokens)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence that the pool holds."""
-        return self._layout.longest(self.pool.num_blocks, self._step_tokens)
+        """Tokens of the longest sequence that there may be."""
+        if self._spill is None:
+            return self.longest_in_pool
+        return max(self.longest_in_pool, (self._most_kept // 2 + self._spill.capacity) * self.block_size)
+
+    def is_long(self, num_tokens: int) -> bool:
+        """Whether so many tokens are more than the pool holds."""
+        return self._spill is not None and num_tokens > self.longest_in_pool
 
     def open(self, request: Request) -> None:
         request.tables = [array("i") for _ in self._groups]
         request.num_released = [0] * len(self._groups)
         request.whole_from = [0] * len(self._groups)
+        request.spilled = None
         if self._states is not None:
             request.state_slot = self._states.allocate()
 
@@ -94,6 +128,51 @@ class BlockTables:
             for index, block in zip(seen, self.pool.allocate(len(seen)), strict=True):
                 table[index] = block
 
+    def outstanding(self, request: Request) -> int:
+        """Blocks that a request will allocate before all of its tokens are computed."""
+        if not self.is_long(len(request.tokens)):
+            return self.missing(request, len(request.tokens))
+        held = sum(block != self._null for table in request.tables for block in table)
+        return max(0, self._most_held - held)
+
+    # ------------------------------------------------------------------------------------------------------- spilling
+    @property
+    def spill_room(self) -> int:
+        """Blocks of each table that can be spilled."""
+        return 0 if self._spill is None else self._spill.num_free
+
+    def to_spill(self, request: Request, num_tokens: int) -> int:
+        """Blocks of each table to `spill` before `num_tokens` tokens have a place: rather many at a time than often."""
+        if not self.is_long(max(num_tokens, len(request.tokens))):
+            return 0
+        spilled = _num_spilled(request)
+        due = self.pool.blocks_for(num_tokens) - spilled
+        if due <= self._most_kept:
+            return 0
+        return min(due - self._most_kept // 2, request.num_computed // self.block_size - spilled)
+
+    def still_to_spill(self, request: Request) -> int:
+        """Blocks of each table that will go out, at most, before all of the request's tokens are computed."""
+        if not self.is_long(len(request.tokens)):
+            return 0
+        return max(0, self.pool.blocks_for(len(request.tokens)) - self._most_kept // 2 - _num_spilled(request))
+
+    def spill(self, request: Request, num_tokens: int) -> bool:
+        """Move out what is `to_spill`. False if that fails: `Request.spilled` says why, and the request is lost."""
+        count = self.to_spill(request, num_tokens)
+        if self._spill is None or not count:
+            return True
+        spilled = request.spilled = request.spilled or Spilled()
+        first = spilled.num_blocks
+        self._spill.take(spilled, request.tables, count)
+        for g in self._whole:
+            table = request.tables[g]
+            self.pool.free(table[first : spilled.num_blocks])
+            for index in range(first, spilled.num_blocks):
+                table[index] = self._null
+        return spilled.failure is None
+
+    # ------------------------------------------------------------------------------------------------------- freeing
     def beyond(self, request: Request) -> list[int]:
         """What `cut` frees."""
         tails = (table[length:] for table, length in self._computed(request))
@@ -137,6 +216,9 @@ class BlockTables:
         request.tables = []
         request.num_released = []
         request.left_out = 0
+        if self._spill is not None and request.spilled is not None:
+            self._spill.drop(request.spilled)
+            request.spilled = None
         if self._states is not None and request.state_slot >= 0:
             self._states.free(request.state_slot)
             request.state_slot = -1
@@ -161,3 +243,18 @@ class BlockTables:
         )
         if self._states is not None:
             self._states.check_integrity([request.state_slot for request in running])
+        if self._spill is not None:
+            self._check_spilled(running)
+
+    def _check_spilled(self, running: list[Request]) -> None:
+        for request in running:
+            starts = (request.tables[g][: _num_spilled(request)] for g in self._whole)
+            if any(block != self._null for start in starts for block in start):
+                raise InternalError(f"request {request.key!r}: a block that was spilled is in the pool, too")
+        assert self._spill is not None
+        self._spill.check_integrity([r.spilled for r in running if r.spilled is not None])
+
+
+def _num_spilled(request: Request) -> int:
+    """Blocks at the beginning of each table of layers that see everything."""
+    return 0 if request.spilled is None else request.spilled.num_blocks

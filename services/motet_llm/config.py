@@ -37,6 +37,8 @@ class EngineConfig:
     kv_memory: bytes of the pool; 0: 256 MiB, on a GPU `gpu_share` of what is free when the weights are there.
     prefix_cache: requests share the blocks of prompts that begin alike.
     host_cache, disk_cache: bytes of the tiers that take up blocks which fell out of the pool; 0: none.
+    long_context: sequences may be longer than the pool: their first blocks lie in these tiers, and a step brings them
+        one layer at a time into memory for a layer of `context` tokens, which `kv_memory` counts.
     cache_folder: where the disk tier makes its folder; empty: the system's place for temporary files.
     latency_goal: seconds between two tokens of a stream that are good enough: up to there prefilling may stretch a step
         beyond `decode_slowdown`.
@@ -77,6 +79,7 @@ class EngineConfig:
     prefix_cache: bool = True
     host_cache: int = 0
     disk_cache: int = 0
+    long_context: bool = False
     cache_folder: str = ""
     token_budget: int = 512
     decode_slowdown: float = 1.8
@@ -148,7 +151,9 @@ class EngineConfig:
             raise ConfigError(f"decode_slowdown={self.decode_slowdown}: give more than 1, or 0 for no limit")
         if not self.latency_goal >= 0:
             raise ConfigError(f"latency_goal={self.latency_goal}: give seconds, or 0 for none")
-        if (self.host_cache or self.disk_cache) and not self.prefix_cache:
+        if self.long_context:
+            self._check_long_context()
+        if (self.host_cache or self.disk_cache) and not (self.prefix_cache or self.long_context):
             raise ConfigError("host_cache, disk_cache: they hold what falls out of the prefix cache; turn it on")
         if self.cache_folder and not Path(self.cache_folder).is_dir():
             raise ConfigError(f"cache_folder={self.cache_folder!r}: no such folder; create it")
@@ -166,6 +171,21 @@ class EngineConfig:
             raise ConfigError(f"{told}, attention_window={self.attention_window}: give one of them, 0 for the other")
         if self.contiguous_kv:
             raise ConfigError(f"{told}: contiguous_kv keeps the memory of whole prompts; turn it off")
+
+    def _check_long_context(self) -> None:
+        told = "long_context=true"
+        if not (self.host_cache or self.disk_cache):
+            raise ConfigError(f"{told}: what the pool does not hold goes to host_cache or disk_cache; give one of them")
+        if self.attention_window:
+            raise ConfigError(
+                f"{told}: with attention_window no sequence needs more than the pool; leave one of them off"
+            )
+        if self.attention_budget:
+            raise ConfigError(
+                f"{told}: attention_budget cuts prompts down that are whole in the pool; leave one of them off"
+            )
+        if self.contiguous_kv:
+            raise ConfigError(f"{told}: contiguous_kv reserves whole sequences in the pool; leave one of them off")
 
     def _at_least(self, field: str, low: int) -> None:
         value = getattr(self, field)

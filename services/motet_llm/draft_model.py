@@ -167,6 +167,7 @@ def load(config: EngineConfig, target: ModelRunner, runner: Callable[[EngineConf
         other: dict[str, Any] = {"speculate": "off", "context": context, "num_blocks": 1, "prefix_cache": False}
         without: dict[str, Any] = {"host_cache": 0, "disk_cache": 0, "adapters": (), "adapter_folder": ""}
         without["attention_budget"] = 0  # its own keys and values are few
+        without["long_context"] = False  # it guesses nothing for sequences that its own cache does not hold
         return runner(replace(config, model=config.speculate, **other, **without))
     except ConfigError as error:
         told = f"speculate={config.speculate!r}"

@@ -32,6 +32,7 @@ from .sampler import Drawn, Sampled, sample
 from .scheduler import Limits, Scheduler, Work
 from .sender import KvSender, Packed
 from .sights import Sight, place
+from .spill import Spill
 from .supposed import Row
 from .token_mask import TokenMask
 
@@ -138,6 +139,8 @@ class Engine:
         self.speculation = self.in_model_thread(speculation.build, config, self.runner)
         self.pool = BlockPool(self.runner.kv.num_blocks, config.block_size)
         self.pace = Pace()
+        self._offload = self._make_offload(config)
+        self._spill = self._make_spill(config, self._offload)
         self._tables = BlockTables(
             self.pool,
             self.runner.kv.layout,
@@ -145,8 +148,8 @@ class Engine:
             states=self.runner.states,
             max_open=config.max_running if self.runner.states else 1 << 30,
             keep_all=config.contiguous_kv,
+            spill=self._spill,
         )
-        self._offload = self._make_offload(config)
         self.prefix_cache = self._make_prefix_cache(config)
         self.scheduler = Scheduler(self._tables, _limits(config), self.prefix_cache, self.pace)
         self._cutter = PromptCutter(self.runner.kv, self._tables, self.scheduler)
@@ -177,6 +180,9 @@ class Engine:
         return Offload(
             config.host_cache, config.disk_cache, folder, lambda: self.pace.prefill_token * config.block_size
         )
+
+    def _make_spill(self, config: EngineConfig, offload: Offload | None) -> Spill | None:
+        return Spill(self.runner.kv, offload) if config.long_context and offload is not None else None
 
     def _make_prefix_cache(self, config: EngineConfig) -> PrefixCache | None:
         if not config.prefix_cache:
@@ -225,7 +231,7 @@ class Engine:
         output = options.get("output", ())
         validation.check_sampling(sampling, self.runner.vocab, self.config.max_logprobs)
         validation.check_tokens(prompt, output, self.runner.vocab)
-        self._check_fits(len(prompt) + len(output))
+        self._check_fits(len(prompt) + len(output), whole="send_from" in options)
         stop_ids = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.runner.eos_ids)
         max_length = min(len(prompt) + sampling.max_tokens, self.context)
         request = Request(
@@ -244,13 +250,16 @@ class Engine:
         self._requests[key] = request
         self._arrivals += 1
 
-    def _check_fits(self, num_tokens: int) -> None:
-        if num_tokens <= self.context:
+    def _check_fits(self, num_tokens: int, *, whole: bool) -> None:
+        """whole: all of it must be in the pool, because it goes somewhere else from there."""
+        context = min(self.context, self._tables.longest_in_pool) if whole else self.context
+        if num_tokens <= context:
             return
-        if self.context < self.runner.context:
-            limit = f"the KV cache holds {self.context} ({self.pool.num_blocks} blocks of {self.pool.block_size})"
+        if context < self.runner.context:
+            more = "" if self._spill is None or whole else f" and {self._spill.capacity} in its tiers"
+            limit = f"the KV cache holds {context} ({self.pool.num_blocks} blocks of {self.pool.block_size}{more})"
         else:
-            limit = f"the context is {self.context}"
+            limit = f"the context is {context}"
         raise ContextTooLong(f"the prompt has {num_tokens} tokens, {limit}; shorten it", param="prompt")
 
     def _check_deadline(self, request: Request) -> None:
@@ -296,7 +305,7 @@ class Engine:
         emit: takes what is there to say while the model computes. What this step brings is then said in the next one,
         or returned if there is nothing to compute next.
         """
-        ended = self._expire() + self._end_full()
+        ended = self._expire() + self._end_full() + self._end_lost()
         self._pending = ended + self._pending
         works = self.scheduler.schedule()
         if not works:
@@ -355,6 +364,12 @@ class Engine:
         """Requests that arrived with all the output they may have."""
         return [self._finish(r, [], None, end) for r in self.scheduler.waiting[:] if (end := r.end)]
 
+    def _end_lost(self) -> list[StepOutput]:
+        """Requests whose first keys and values could not be put where there is room."""
+        return [
+            self._fail_lost(r, r.spilled.failure) for r in self.scheduler.running[:] if r.spilled and r.spilled.failure
+        ]
+
     def _compute(self, works: list[Work], rows: list[Row], mask: TokenMask) -> Computed:
         """What needs the model. `rows`: those of all works that draw."""
         started = time.perf_counter()
@@ -407,7 +422,7 @@ class Engine:
             return 0
         kept = keep(work, drawn, num_finite)
         request.num_computed += work.num_tokens - len(work.draft) + kept.num_right
-        if self.prefix_cache is not None:
+        if self.prefix_cache is not None and request.spilled is None:
             self.prefix_cache.publish(request, keep_state=work.num_tokens > 1)
         self._tables.trim(request)
         if work.draft:
@@ -419,6 +434,8 @@ class Engine:
     def _failure(self, work: Work, drawn: Drawn, num_finite: int) -> StepOutput | None:
         """What ends a request, if not even the first of its tokens could be drawn."""
         request = work.request
+        if request.spilled is not None and request.spilled.failure is not None:
+            return self._fail_lost(request, request.spilled.failure)
         is_finite = num_finite >= work.num_tokens - len(work.draft)
         if is_finite and (not drawn.ids or drawn.ids[0] is not None):
             return None
@@ -469,6 +486,14 @@ class Engine:
         place = f"after {request.num_output} output tokens"
         return self._fail(request, InternalError(f"the model computed NaN or infinity {place}; the request ends"))
 
+    def _fail_lost(self, request: Request, failure: str) -> StepOutput:
+        # What a step made of it without them may be anything, NaN too.
+        self.runner.scrub(self._tables.private_blocks(request))
+        place = f"after {request.num_output} output tokens"
+        return self._fail(
+            request, InternalError(f"the sequence is longer than the KV cache, and {failure}; it ends {place}")
+        )
+
     def stats(self) -> dict[str, float]:
         """Counts since start and the state of now.
 
@@ -501,6 +526,8 @@ class Engine:
                 "blocks_loaded": self._offload.loads,
                 "blocks_damaged": self._offload.damaged,
             }
+        if self._spill is not None:
+            stats |= self._spill.stats()
         return stats
 
     def load(self) -> dict[str, float]:

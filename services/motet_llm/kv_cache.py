@@ -8,7 +8,7 @@ Shapes: P blocks, K key/value heads, S slots per block, D head dimension (values
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,7 +48,7 @@ def layout_of(
     return kv_layout(windows, {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, block_size, recent)
 
 
-def _touched_zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
+def touched_zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
     """Written at once: a machine that has not the memory shows it at load, not in the middle of a stream."""
     if device.type != "cpu":
         return torch.zeros(rows, row_bytes, dtype=torch.uint8, device=device)
@@ -78,14 +78,19 @@ class KvCache:
         self.groups = self.layout.groups
         self.group_of = {layer: g for g, group in enumerate(self.groups) for layer in group.layers}
         sizes = slot_sizes({layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, self.groups)
-        self._storage = [_touched_zeros(num_blocks + 1, size * block_size, device) for size in sizes]
+        self._storage = [touched_zeros(num_blocks + 1, size * block_size, device) for size in sizes]
         self._blocks = Blocks(self._storage)
+        self._shapes = shapes
+        self._storage_of: dict[int, Tensor] = {}
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
         for group in self.groups:
             for j, layer in enumerate(group.layers):
-                self._layers[layer] = self._views(self._storage[j], shapes[layer])
+                self._storage_of[layer] = self._storage[j]
+                self._layers[layer] = self.views(layer, self._storage[j])
 
-    def _views(self, storage: Tensor, shape: LayerShape) -> tuple[Tensor, Tensor]:
+    def views(self, layer: int, storage: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer as `layer` gives them, in memory `[P, X]` of so many blocks' bytes."""
+        shape = self._shapes[layer]
         elements = storage.view(self.dtype)
         rows, key_size = shape.heads * self.block_size, row_size(shape.key_dim, self.dtype)
         key = elements[:, : rows * key_size].unflatten(1, (shape.heads, self.block_size, key_size))
@@ -102,6 +107,14 @@ class KvCache:
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
         """Keys and values `[P + 1, K, S, D]` of a layer, of 8 bits with scales behind; of a latent layer one twice."""
         return self._layers[layer]
+
+    def rows(self, layer: int) -> Tensor:
+        """Where a layer's blocks lie: `[P + 1, X]`, X bytes each, which other groups use for layers of theirs."""
+        return self._storage_of[layer]
+
+    def bytes_in(self, layers: Iterable[int]) -> int:
+        """Bytes of a block in each of these layers, all together."""
+        return sum(self._storage_of[layer].shape[1] for layer in layers)
 
     def write(self, layer: int, key_NKD: Tensor, value_NKD: Tensor | None, slots_N: Tensor) -> None:
         """Store the packed tokens of a step. A slot is `block · block_size + offset`. A latent layer has no values."""

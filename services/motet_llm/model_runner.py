@@ -36,6 +36,7 @@ from .config import EngineConfig
 from .fuse import optimize
 from .heavy_hitters import Watch
 from .kv_cache import KvCache, layout_of
+from .long_rows import LongRows, Staging
 from .recent_rows import rows_by_group
 from .scheduler import Work
 from .state_cache import StateCache
@@ -100,7 +101,10 @@ class ModelRunner:
         self.states = self._make_states(config.max_running, num_snapshots)
         self._recent = config.recent
         layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype, self._recent)
-        self.kv = self._make_kv(config.num_blocks or self._blocks_in_memory(config, layout), config.block_size)
+        staging = self._staging_bytes(config.block_size) if config.long_context else 0
+        num_blocks = config.num_blocks or self._blocks_in_memory(config, layout, staging)
+        self.kv = self._make_kv(num_blocks, config.block_size)
+        self._staging = Staging(staging, self.device) if staging else None
         return_freed()
 
     def _load_model(self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -176,10 +180,23 @@ class ModelRunner:
         weights = ", ".join(filter(None, (quantized.formats(self.model), self._weights)))
         return {"dtype": dtype, "weights": weights, "kv_dtype": kv_dtype, **describe(self.device)}
 
-    def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout) -> int:
-        """As many blocks as `kv_memory` holds, but no more than `max_running` requests of full length can use."""
+    def _staging_bytes(self, block_size: int) -> int:
+        """What one layer of the longest sequence takes, as wide as the widest layer is."""
+        widest = max(shape.nbytes(self._kv_dtype) for shape in self._shapes.layers.values())
+        return -(-self.context // block_size) * block_size * widest
+
+    def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout, staging: int) -> int:
+        """As many blocks as `kv_memory` holds, but no more than `max_running` requests of full length can use.
+
+        staging: bytes of it that are for something else.
+        """
         memory = config.kv_memory or self._memory_for_kv(config.gpu_share)
-        num_blocks = layout.blocks_in(memory)
+        num_blocks = layout.blocks_in(memory - staging)
+        if num_blocks < 1 and staging:
+            raise ConfigError(
+                f"kv_memory={memory}: long_context needs {staging} bytes of it for one layer of the longest sequence, "
+                f"and then no block fits; give more, or a context of less than {self.context} tokens"
+            )
         if num_blocks < 1:
             raise ConfigError(f"kv_memory={memory}: does not hold one block; give more")
         return min(num_blocks, config.max_running * layout.blocks_for(self.context, config.token_budget))
@@ -260,9 +277,11 @@ class ModelRunner:
         slots_N = list(map(partial(self._slots, works), tables, places))
         *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
         rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans, left_out_B)
+        long = self._long_rows(works, spans)
+        rows = [row if group is None else row.only(group.others) for row, group in zip(rows, long, strict=True)]
         watched = _watched(works)
-        is_decode = ends[-1] == len(works) and not watched
-        memory = self._memory(works, max(row.tables_BM.shape[1] for row in rows)) if is_decode else None
+        is_plain = ends[-1] == len(works) and not watched and not any(long)
+        memory = self._memory(works, max(row.tables_BM.shape[1] for row in rows)) if is_plain else None
         if memory is not None:
             memory.write(rows, slots)
             layout = StepLayout(self.kv, list(map(GroupStep, memory.slots, memory.batches)), memory=memory)
@@ -270,10 +289,22 @@ class ModelRunner:
             batches = [PagedBatch(row.tables_BM, row.starts, row.lengths_B) for row in rows]
             if self.device.type != "cpu":
                 batches = [batch.to(self.device) for batch in batches]
-            layout = StepLayout(self.kv, list(map(GroupStep, slots, batches)), watched=watched)
+            layout = StepLayout(self.kv, list(map(GroupStep, slots, batches, long)), watched=watched)
         if self.states is not None:
             layout.states, layout.state_rows = self.states, PackedRows(state_slots, [0, *ends.tolist()])
         return layout
+
+    def _long_rows(self, works: list[Work], spans: list[tuple[int, int]]) -> list[LongRows | None]:
+        """By group of layers, how rows attend of which some need more than the pool holds; None: there are none."""
+        spilled = [work.request.spilled for work in works]
+        if self._staging is None or not any(spilled):
+            return [None] * len(self.kv.groups)
+        return [
+            LongRows(self._staging, spilled, [work.request.tables[g] for work in works], spans, self.kv.block_size)
+            if group.sees_everything
+            else None
+            for g, group in enumerate(self.kv.groups)
+        ]
 
     @contextmanager
     def _adapted(self, works: list[Work], layout: StepLayout) -> Iterator[None]:

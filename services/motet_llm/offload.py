@@ -20,7 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from motet_shared.errors import InternalError
+
 log = logging.getLogger(__name__)
+
+HOST, DISK = 0, 1  # the tiers
 
 
 class Speed:
@@ -47,8 +51,8 @@ class Offload:
     """Two tiers of bounded size, each dropping its least recently used copy: memory to disk, disk to nowhere.
 
     host_bytes, disk_bytes: sizes of the tiers; 0: none. folder: where the disk tier makes its own folder, which `close`
-    removes. recompute_seconds(nbytes): what computing a block of that size again takes; 0 while not known.
-    `on_drop(key)` is told when the last copy of a block is gone.
+    removes. recompute_seconds(): what computing a block of that size again takes; 0 while not known.
+    `on_drop(key)` is told when the last copy of a block is gone. Room may be reserved for what is kept by others.
     """
 
     def __init__(
@@ -61,7 +65,8 @@ class Offload:
         self.on_drop: Callable[[Hashable], None] = lambda key: None
         self.damaged = 0
         self.loads = 0
-        self._limits = (host_bytes, disk_bytes)
+        self.limits = (host_bytes, disk_bytes)
+        self._reserved = [0, 0]
         self._tiers: tuple[OrderedDict[Hashable, _Copy], ...] = (OrderedDict(), OrderedDict())
         self._used = [0, 0]
         self._speeds = (Speed(), Speed())
@@ -74,11 +79,36 @@ class Offload:
 
     @property
     def host_bytes(self) -> int:
-        return self._used[0]
+        return self._used[HOST]
 
     @property
     def disk_bytes(self) -> int:
-        return self._used[1]
+        return self._used[DISK]
+
+    @property
+    def folder(self) -> Path:
+        """Of the disk tier. Raises InternalError if there is none."""
+        if self._folder is None:
+            raise InternalError("there is no disk tier, and hence no folder")
+        return Path(self._folder.name)
+
+    def reserved(self, tier: int) -> int:
+        """Bytes that are kept by others."""
+        return self._reserved[tier]
+
+    def unreserved(self, tier: int) -> int:
+        """Bytes that are for copies, and may be reserved."""
+        return self.limits[tier] - self._reserved[tier]
+
+    def reserve(self, tier: int, nbytes: int) -> None:
+        """Leave bytes of a tier to somebody else, until `unreserve`. Raises InternalError if there are not so many."""
+        if nbytes > self.unreserved(tier):
+            raise InternalError(f"reserve({tier}, {nbytes}): only {self.unreserved(tier)} bytes are unreserved")
+        self._reserved[tier] += nbytes
+        self._shrink(tier)
+
+    def unreserve(self, tier: int, nbytes: int) -> None:
+        self._reserved[tier] -= nbytes
 
     def store(self, key: Hashable, read: Callable[[], Tensor]) -> None:
         """Keep a copy of what `read()` gives, `uint8`, unless there is one or it is cheaper to compute it again."""
@@ -87,9 +117,9 @@ class Offload:
         started = time.perf_counter()
         content = read()
         copy = _Copy(content, content.nbytes, _checksum(content))
-        self._speeds[0].note(time.perf_counter() - started, content.nbytes)
-        if self._is_worth(0, content.nbytes):
-            self._put(0, key, copy)
+        self._speeds[HOST].note(time.perf_counter() - started, content.nbytes)
+        if self._is_worth(HOST, content.nbytes):
+            self._put(HOST, key, copy)
 
     def _is_worth(self, tier: int, nbytes: int) -> bool:
         """Whether bringing it back (a copy, checked, as costly as the way here) is cheaper than computing it again."""
@@ -97,23 +127,26 @@ class Offload:
         return not again or self._speeds[tier].seconds_per_byte * nbytes <= again
 
     def _put(self, tier: int, key: Hashable, copy: _Copy) -> None:
-        if copy.nbytes > self._limits[tier]:
+        if copy.nbytes > self.unreserved(tier):
             self._fall(tier, key, copy)
             return
         # First of all it is here: whoever is told of a drop may ask for it.
         self._tiers[tier][key] = copy
         self._used[tier] += copy.nbytes
-        while self._used[tier] > self._limits[tier]:
+        self._shrink(tier)
+
+    def _shrink(self, tier: int) -> None:
+        while self._used[tier] > self.unreserved(tier):
             old, oldest = self._tiers[tier].popitem(last=False)
             self._used[tier] -= oldest.nbytes
             self._fall(tier, old, oldest)
 
     def _fall(self, tier: int, key: Hashable, copy: _Copy) -> None:
         """From one tier to the next: from memory to disk, from there to nowhere."""
-        if tier == 0 and self._limits[1] >= copy.nbytes and self._is_worth(1, copy.nbytes):
+        if tier == HOST and self.unreserved(DISK) >= copy.nbytes and self._is_worth(DISK, copy.nbytes):
             written = self._write(copy)
             if written is not None:
-                self._put(1, key, written)
+                self._put(DISK, key, written)
                 return
         if isinstance(copy.content, Path):
             copy.content.unlink(missing_ok=True)
@@ -132,7 +165,7 @@ class Offload:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             return None
-        self._speeds[1].note(time.perf_counter() - started, copy.nbytes)
+        self._speeds[DISK].note(time.perf_counter() - started, copy.nbytes)
         return _Copy(path, copy.nbytes, copy.checksum)
 
     def load(self, key: Hashable) -> Tensor | None:

@@ -36,6 +36,12 @@ class Rows:
         counts = (torch.tensor(list(numbers), dtype=torch.int32) for numbers in (starts, lengths))
         return cls(torch.from_numpy(tables_BM), *counts)
 
+    def only(self, rows: Sequence[int]) -> Rows:
+        """Some of the rows, in this order, packed without the others."""
+        counts_B = self.starts.diff()[list(rows)]
+        starts = torch.cat((self.starts[:1], counts_B.cumsum(0, dtype=torch.int32)))
+        return Rows(self.tables_BM[list(rows)], starts, self.lengths_B[list(rows)])
+
 
 def rows_by_group(
     groups: Sequence[KvGroup],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .grammar import Sentence
     from .heavy_hitters import Watch
     from .prefix_cache import Node
+    from .spill import Spilled
 
 Key = Hashable
 
@@ -62,7 +63,8 @@ class Request:
     the tokens are called in the prefix cache: themselves, but for those that stand for a picture.
     `receiving`: somebody else computes its prompt. `sent`: it is computed for somebody else, who has or is about to get
     so many of its tokens; -1: for us. `watch`: its prompt is to be cut down when it is computed. `left_out`: tokens of
-    the prompt that layers which see everything then no longer have.
+    the prompt that layers which see everything then no longer have. `spilled`: its first blocks, where the pool does
+    not hold all of them.
     """
 
     __slots__ = (
@@ -93,6 +95,7 @@ class Request:
         "sent",
         "sentence",
         "sights",
+        "spilled",
         "started_at",
         "state_slot",
         "status",
@@ -147,6 +150,7 @@ class Request:
         self.watch = watch
         self.left_out = 0
         self.state_slot = -1
+        self.spilled: Spilled | None = None
         self.node: Node | None = None
         self.num_published = 0
         self.num_computed = 0

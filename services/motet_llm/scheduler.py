@@ -218,7 +218,17 @@ class Scheduler:
         return num_tokens
 
     def make_room(self, request: Request, end: int, *, passed: bool = False) -> bool:
-        """Have others give way until the tables can grow up to token `end`. False if the request itself had to."""
+        """Have others give way until the tables can grow up to token `end`. False if the request itself had to.
+
+        Or if its first blocks cannot be spilled: it is lost then.
+        """
+        while self._tables.to_spill(request, end) > self._tables.spill_room:
+            victim = next(r for r in reversed(self.running) if r is request or r.spilled is not None)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        if not self._tables.spill(request, end):
+            return False
         while self._tables.missing(request, end, passed=passed) > self._tables.num_free:
             victim = self._victim()
             self._preempt(victim)
@@ -255,13 +265,14 @@ class Scheduler:
         request.status = Status.RUNNING
         insort(self.running, request, key=_rank)
         self._tables.open(request)
-        if self._prefix_cache is not None:
+        is_long = self._tables.is_long(len(request.tokens))
+        if self._prefix_cache is not None and not is_long:
             self._prefix_cache.take(request, self._prefix_cache.match(request.findable, request.root))
         if request.num_cached is None:
             request.num_cached = min(request.num_computed, request.num_prompt)
         if self.limits.contiguous_kv:
             self._tables.grow(request, request.max_length)
-        else:
+        elif not is_long:
             self.hand_over(request)
         return request
 
@@ -274,7 +285,7 @@ class Scheduler:
         needed = self._blocks_needed(request)
         victims: list[Request] = []
         candidates = self._may_give_way_to(request)
-        while not self._fits(needed, victims):
+        while not (self._fits(needed, victims) and self._can_spill(request, victims)):
             victim = next(candidates, None)
             if victim is None:
                 return None
@@ -287,6 +298,8 @@ class Scheduler:
         needed = self._tables.blocks_for(length)
         if self._prefix_cache is None or needed <= self._tables.num_free - self._promised([]):
             return needed
+        if self._tables.is_long(length):
+            return needed
         return needed - self._prefix_cache.num_held(self._prefix_cache.match(request.findable, request.root))
 
     def _fits(self, needed: int, victims: list[Request]) -> bool:
@@ -297,10 +310,19 @@ class Scheduler:
         freed = sum(self._tables.num_unshared(r) for r in victims)
         return needed <= self._tables.num_free + freed - self._promised(victims)
 
+    def _can_spill(self, request: Request, victims: list[Request]) -> bool:
+        """Whether what does not fit into the pool of the request would fit into the tiers if `victims` did not run."""
+        due = self._tables.still_to_spill(request)
+        if not due:
+            return True
+        promised = sum(self._tables.still_to_spill(r) for r in self.running if r not in victims)
+        freed = sum(r.spilled.num_blocks for r in victims if r.spilled is not None)
+        return due + promised <= self._tables.spill_room + freed
+
     def _promised(self, victims: list[Request]) -> int:
         """Blocks that requests which still prefill will ask for."""
         prefilling = (r for r in self.running if r.num_uncomputed > 1 and r not in victims)
-        return sum(self._tables.missing(r, len(r.tokens)) for r in prefilling)
+        return sum(map(self._tables.outstanding, prefilling))
 
     def _may_give_way_to(self, request: Request) -> Iterator[Request]:
         """Running requests whose place `request` may take: paused ones, then those that it ranks before by right."""

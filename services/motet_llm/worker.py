@@ -54,6 +54,7 @@ class DecodeConfig(ProcessConfig):
     prefix_cache: bool = setting("share the blocks of prompts that begin alike", default=True)
     host_cache: Bytes = setting("memory for blocks that fell out of the KV cache", default=0, min=0)
     disk_cache: Bytes = setting("disk space for blocks that fell out of host_cache", default=0, min=0)
+    long_context: bool = setting("sequences may be longer than the KV cache: the rest is in these two", default=False)
     cache_folder: str = setting("where disk_cache lives (default: the place for temporary files)", default="")
     token_budget: int = setting("tokens computed per step, decode and prefill together", default=512, min=1)
     decode_slowdown: float = setting("how much prefilling may stretch the steps of running streams", default=1.8, min=0)

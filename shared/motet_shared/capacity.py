@@ -40,6 +40,11 @@ class KvGroup:
     window: int | None = None
     recent: Recent | None = None
 
+    @property
+    def sees_everything(self) -> bool:
+        """Whether every query sees all tokens up to itself."""
+        return self.window is None and self.recent is None
+
     def gap(self, position: int, block_size: int) -> range:
         """Indices of the blocks that neither a query at `position` nor any later one can see."""
         if self.recent is not None:
