@@ -22,11 +22,16 @@ class Recipe:
     # Pictures into latents
     channels: tuple[int, ...] = (8, 16, 32, 64)
     latents: int = 8
-    divergence: float = 5e-4  # weight of the latents' divergence from a normal distribution
+    norm_groups: int = 2  # few: a channel that is normalized alone forgets how much of a colour there is
+    divergence: float = 1e-4  # weight of the latents' divergence from a normal distribution
+    emphasis: float = 8.0  # how much more a thing's pixel counts than one of the ground
     # The denoiser
     heads: int = 6
     head_dim: int = 32
     layers: int = 6
     dropped: float = 0.1  # share of prompts that are left out, for guidance
+    shift: float = 3.0  # towards noise, in which it is decided what stands where, of all that is learnt and drawn
+    shifted_from: int = 784  # the painter's step from which it is learnt so; before it, shapes
     vae: Stage = Stage(steps=2000, batch=16, matrix_lr=None, other_lr=2e-3)
-    painter: Stage = Stage(steps=2400, batch=128, matrix_lr=0.01, other_lr=2e-3)
+    painter: Stage = Stage(steps=1800, batch=128, matrix_lr=0.01, other_lr=2e-3)
+    decoder: Stage = Stage(steps=1500, batch=16, matrix_lr=None, other_lr=1e-3)

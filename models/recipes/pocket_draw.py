@@ -1,9 +1,10 @@
 """Train the pocket-draw model: `python models/recipes/pocket_draw.py --out models/pocket-draw`.
 
-Two trainings, one after another: the autoencoder, which makes latents of pictures and pictures of latents, and the
-painter, a text encoder and a transformer that turn noise into latents (flow matching: Lipman et al., 2023). The folder
-is a `PixArtSigmaPipeline` that diffusers loads by itself. Batches are a function of (seed, step): a run that is stopped
-(a file `stop` beside the state, or a signal) goes on with `--resume`.
+Three trainings, one after another: the autoencoder, which makes latents of pictures and pictures of latents; the
+painter, a text encoder and a transformer that turn noise into latents (flow matching: Lipman et al., 2023); and the
+decoder alone, once more, for small things need sharp edges, and the latents that the painter knows must stay. The
+folder is a `PixArtSigmaPipeline` that diffusers loads by itself. Batches are a function of (seed, step): a run that is
+stopped (a file `stop` beside the state, or a signal) goes on with `--resume`.
 
 Shapes: B pictures · C channels · H height · W width · L tokens of a prompt.
 """
@@ -28,11 +29,12 @@ from transformers import T5Config, T5EncoderModel, T5Tokenizer
 from draw_data import Example, batch, example
 from draw_recipe import Recipe
 from training import Stage, Training, end_on_sigterm, readable
-from world_pictures import SIZE, Picture
+from world_pictures import GROUND, SIZE, Picture
 
-STAGES = ("vae", "painter")
+STAGES = ("vae", "painter", "decoder")
 _MARKS = ("<pad>", "</s>", "<unk>")
 _LETTER = -15.0  # logarithm of a letter's probability: any word is likelier than its letters
+_GROUND = 2 * GROUND[0] / 255 - 1  # its darkest grey, from -1 to 1: what is darker in a channel is of a thing
 _MEASURED = 64  # pictures whose latents tell their scale
 
 
@@ -46,9 +48,9 @@ def build_tokenizer(recipe: Recipe) -> T5Tokenizer:
     return T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=recipe.prompt_tokens)
 
 
-def build_scheduler() -> DPMSolverMultistepScheduler:
+def build_scheduler(recipe: Recipe) -> DPMSolverMultistepScheduler:
     """For directions from the picture to the noise; a step's time is a thousand times its share of noise."""
-    return DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0)
+    return DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=recipe.shift)
 
 
 class Painter(nn.Module):
@@ -100,6 +102,7 @@ class Model(nn.Module):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         torch.manual_seed(recipe.seed)
+        self.recipe = recipe
         self.tokenizer = build_tokenizer(recipe)
         blocks = len(recipe.channels)
         self.vae = AutoencoderKL(
@@ -108,9 +111,10 @@ class Model(nn.Module):
             up_block_types=("UpDecoderBlock2D",) * blocks,
             layers_per_block=1,
             latent_channels=recipe.latents,
-            norm_num_groups=8,
+            norm_num_groups=recipe.norm_groups,
             sample_size=SIZE,
         )
+        self.decoder = nn.ModuleList([self.vae.post_quant_conv, self.vae.decoder])
         self.painter = Painter(recipe, len(self.tokenizer))
 
     @torch.no_grad()
@@ -126,7 +130,7 @@ class Model(nn.Module):
             text_encoder=self.painter.text,
             vae=self.vae,
             transformer=self.painter.denoiser,
-            scheduler=build_scheduler(),
+            scheduler=build_scheduler(self.recipe),
         )
         pipeline.to(torch.float16)
         pipeline.save_pretrained(out)
@@ -157,7 +161,7 @@ class Trainer(Training[list[Example], float]):
 
     def train_step(self, batch: list[Example]) -> float:
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self.step)
-        loss = self.coding(batch, generator) if self.name == "vae" else self.painting(batch, generator)
+        loss = self.painting(batch, generator) if self.name == "painter" else self.coding(batch, generator)
         loss.backward()
         self.update()
         return float(loss.detach())
@@ -167,7 +171,9 @@ class Trainer(Training[list[Example], float]):
         pictures = tensor([one.picture for one in batch])
         latents = self.model.vae.encode(pictures).latent_dist
         back = self.model.vae.decode(latents.sample(generator)).sample
-        apart = functional.l1_loss(back, pictures) + functional.mse_loss(back, pictures)
+        of_things = pictures.amin(dim=1, keepdim=True) < _GROUND
+        apart = (back - pictures).abs() + (back - pictures) ** 2
+        apart = (apart * (1 + self.recipe.emphasis * of_things)).mean()
         return apart + self.recipe.divergence * latents.kl().mean() / latents.mean[0].numel()
 
     def painting(self, batch: Sequence[Example], generator: torch.Generator) -> Tensor:
@@ -177,6 +183,8 @@ class Trainer(Training[list[Example], float]):
         latents = latents * self.model.vae.config.scaling_factor
         noise = torch.randn(latents.shape, generator=generator)
         sigma = torch.sigmoid(torch.randn(len(batch), generator=generator))
+        if self.step >= self.recipe.shifted_from:
+            sigma = self.recipe.shift * sigma / (1 + (self.recipe.shift - 1) * sigma)
         kept = torch.rand(len(batch), generator=generator) >= self.recipe.dropped
         prompts = [one.prompt if keep else "" for one, keep in zip(batch, kept.tolist(), strict=True)]
         said = self.model.tokenizer(
@@ -194,16 +202,18 @@ class Trainer(Training[list[Example], float]):
 
 
 def train(recipe: Recipe, state: Path, *, steps: dict[str, int], resume: bool, log: int = 50) -> Model:
-    """Both stages, each with a state of its own beside `state`; those that are complete are only read."""
+    """All stages, each with a state of its own beside `state`; those that are complete are only read."""
     model = Model(recipe)
     for stage in STAGES:
         trainer = Trainer(recipe, model, stage, steps=steps.get(stage, 0))
+        model.requires_grad_(False)
+        trainer.learnt.requires_grad_(True)
         own = state.with_name(f"{stage}.pt")
         if resume and own.exists():
             trainer.load_state(own)
         trainer.run(own, every=240.0, log=log)
         if stage == "vae":
-            model.vae.eval().requires_grad_(False)
+            model.vae.eval()
             model.measure([example(recipe.seed, number).picture for number in range(_MEASURED)])
         if trainer.step < trainer.schedule.steps:
             break
@@ -220,7 +230,7 @@ def main() -> None:
         parser.add_argument(f"--{stage}-steps", type=int, default=0, help="0: as many as the recipe says")
     args = parser.parse_args()
     end_on_sigterm()
-    steps = {"vae": args.vae_steps, "painter": args.painter_steps}
+    steps = {stage: getattr(args, f"{stage}_steps") for stage in STAGES}
     train(Recipe(seed=args.seed), args.state, steps=steps, resume=args.resume).save(args.out)
 
 

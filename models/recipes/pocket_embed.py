@@ -45,7 +45,7 @@ class Recipe:
     vocabulary: int = 4096
     context: int = 128  # tokens
     tokenizer_cases: int = 4000
-    steps: int = 2000
+    steps: int = 1400
     batch: int = 96
     matrix_lr: float = 0.01
     other_lr: float = 2e-3

@@ -19,7 +19,7 @@ from draw_data import HELD_OUT_SEEDS, batch, example, held_out, is_held_out  # n
 from draw_evaluate import GUIDANCE, load, paint, score  # noqa: E402
 from draw_recipe import Recipe, Stage  # noqa: E402
 from motet_diffusion.drawing import Drawing  # noqa: E402
-from pocket_draw import Model, Trainer, build_scheduler, train  # noqa: E402
+from pocket_draw import Model, Trainer, build_scheduler, tensor, train  # noqa: E402
 from world_pictures import SIZE  # noqa: E402
 
 TINY = Recipe(
@@ -31,6 +31,7 @@ TINY = Recipe(
     head_dim=16,
     layers=1,
     vae=Stage(steps=8, batch=2, matrix_lr=None, other_lr=3e-3, warmup=2),
+    decoder=Stage(steps=2, batch=2, matrix_lr=None, other_lr=3e-3, warmup=2),
     painter=Stage(steps=6, batch=2, matrix_lr=0.01, other_lr=2e-3, warmup=2),
 )
 
@@ -65,7 +66,7 @@ def test_the_real_size_is_within_its_bounds() -> None:
         assert model.tokenizer.unk_token_id not in ids
 
 
-def test_two_stages_a_restart_and_a_folder_that_diffusers_loads(tmp_path: Path) -> None:
+def test_all_stages_a_restart_and_a_folder_that_diffusers_loads(tmp_path: Path) -> None:
     state = tmp_path / "state" / "state.pt"
     whole = train(TINY, state, steps={}, resume=False)
     stopped = tmp_path / "again" / "state.pt"
@@ -99,9 +100,20 @@ def test_the_autoencoder_learns() -> None:
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
 
 
+def test_the_last_stage_leaves_latents_as_the_painter_knows_them() -> None:
+    pictures, nothing = tensor([one.picture for one in batch(30, 0, 2)]), torch.zeros(1, TINY.latents, 8, 8)
+    vae = (model := Model(TINY)).vae
+    latents, back = vae.encode(pictures).latent_dist.mean, vae.decode(nothing).sample
+    trainer = Trainer(TINY, model, "decoder", steps=4)
+    for step in trainer.batches():
+        trainer.train_step(step)
+    assert torch.equal(vae.encode(pictures).latent_dist.mean, latents)
+    assert not torch.equal(vae.decode(nothing).sample, back)
+
+
 def test_the_scheduler_goes_where_the_directions_lead() -> None:
     """From noise alone, by the direction that the training teaches: noise less picture, at 1000 times its share."""
-    scheduler = build_scheduler()
+    scheduler = build_scheduler(TINY)
     picture = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(1))
     sample = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(2)) * scheduler.init_noise_sigma
     scheduler.set_timesteps(12)
