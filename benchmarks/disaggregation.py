@@ -26,13 +26,14 @@ import torch
 from arguments import parser_of, planned
 from bench_stack import HERE, ROOT, nats_stack
 from document import conditions, load_line, write
-from measures import Target, quantile, table, targets_table
+from measures import Target, table, targets_table
 from motet_llm.kv_cache import KvCache, LayerShape
 from motet_llm.kv_transfer import pack, plan_parts, unpack
 from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.discovery import Directory
 from motet_shared.messages import Generate, Sampling
+from motet_shared.quantiles import quantile
 from motet_tokenizer.router import Load, Router
 
 RESULTS = HERE / "results" / "disaggregation.json"

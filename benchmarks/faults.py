@@ -22,7 +22,8 @@ import httpx
 from arguments import parser_of, planned
 from bench_stack import ROOT, Stack, nats_stack
 from document import conditions, load_line, write
-from measures import Target, quantile, table, targets_table
+from measures import Target, table, targets_table
+from motet_shared.quantiles import quantile
 from motet_shared.testing import free_port
 
 RESULTS = Path(__file__).resolve().parent / "results" / "faults.json"

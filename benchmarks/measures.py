@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from motet_shared.quantiles import quantile
+
 if TYPE_CHECKING:
     from load_generator import Report
 
@@ -57,12 +59,6 @@ def added_latency(report: Report, emitted: Emitted) -> list[float]:
         for before, count, arrived in zip(stream.counts, stream.counts[1:], stream.times[1:], strict=False):
             added += [arrived - times[index] for index in range(before, count)]
     return added
-
-
-def quantile(values: Iterable[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * share) - 1)]
 
 
 def fastest(run: Callable[[], object], seconds: float, least: int = 5) -> float:

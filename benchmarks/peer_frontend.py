@@ -17,7 +17,8 @@ from pathlib import Path
 
 from bench_stack import Stack, environment
 from fake_engine import CHARS, MODEL, save_checkpoint
-from measures import Row, quantile, row
+from measures import Row, row
+from motet_shared.quantiles import quantile
 from motet_shared.testing import free_port
 
 NAME = "dynamo"

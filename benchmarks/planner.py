@@ -20,7 +20,7 @@ from arguments import parser_of, planned
 from bench_stack import HERE, nats_stack
 from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
-from measures import Target, quantile, table, targets_table
+from measures import Target, table, targets_table
 from motet_planner.config import PlannerConfig
 from motet_planner.outcome import Outcome
 from motet_planner.policy import RolePolicy
@@ -31,6 +31,7 @@ from motet_planner.traffic import Arrival, Rate, bursts, generate, lognormal, ra
 from motet_shared.bus import Bus
 from motet_shared.errors import MotetError
 from motet_shared.messages import Complete, Sampling, Text
+from motet_shared.quantiles import quantile
 from motet_shared.stream import Stream
 from motet_shared.testing import NatsServer
 from spawner import Spawner

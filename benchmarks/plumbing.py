@@ -15,7 +15,8 @@ import peer_frontend
 from bench_stack import Stack, motet_stack
 from document import conditions, load_line, write
 from fake_engine import CHARS, MODEL
-from measures import Ratio, Row, Target, middle, quantile, row, rows_table, table, targets_table
+from measures import Ratio, Row, Target, middle, row, rows_table, table, targets_table
+from motet_shared.quantiles import quantile
 
 RESULTS = Path(__file__).resolve().parent / "results" / "plumbing.json"
 RATE = 40.0  # steps per second of the paced engine: 25 ms between tokens

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from measures import quantile
 from motet_llm.adapter_bank import Adapter
 from motet_llm.engine import Engine, StepOutput
 from motet_llm.grammar import Sentence
 from motet_shared.errors import MotetError
 from motet_shared.messages import Sampling
+from motet_shared.quantiles import quantile
 
 
 @dataclass(frozen=True, slots=True)

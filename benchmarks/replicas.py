@@ -22,7 +22,8 @@ from arguments import parser_of, planned
 from bench_stack import Stack, nats_stack
 from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
-from measures import Target, quantile, table, targets_table
+from measures import Target, table, targets_table
+from motet_shared.quantiles import quantile
 
 RESULTS = Path(__file__).resolve().parent / "results" / "replicas.json"
 LEAST = 3.6  # times the requests per second of one worker, with four

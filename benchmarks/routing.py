@@ -18,10 +18,11 @@ from bench_stack import HERE, nats_stack
 from conversations import Conversation, conversations
 from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
-from measures import Target, quantile, table, targets_table
+from measures import Target, table, targets_table
 from motet_shared.bus import Bus
 from motet_shared.discovery import Directory
 from motet_shared.messages import Complete, Sampling, Text
+from motet_shared.quantiles import quantile
 
 RESULTS = HERE / "results" / "routing.json"
 POLICIES = ("random", "load", "prefix")

@@ -22,10 +22,11 @@ from cache import cache_folder
 from document import conditions, load_line, write
 from goodput import Trace, sustained
 from llm_checkpoint import SHAPES, random_checkpoint
-from measures import Target, median_interval, quantile, table, targets_table
+from measures import Target, median_interval, table, targets_table
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
 from motet_llm.model_runner import ModelRunner
+from motet_shared.quantiles import quantile
 from replay import Job, Limits, Replay, Served
 
 RESULTS = Path(__file__).resolve().parent / "results" / "serving.json"

@@ -25,7 +25,8 @@ from arguments import parser_of, planned
 from bench_stack import HERE, Stack, environment, motet_stack
 from document import conditions, load_line, write
 from fake_engine import MODEL
-from measures import Target, quantile, table, targets_table
+from measures import Target, table, targets_table
+from motet_shared.quantiles import quantile
 
 RESULTS = HERE / "results" / "sockets.json"
 SCRIPT = str(HERE / "sockets.py")

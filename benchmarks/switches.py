@@ -17,8 +17,9 @@ import torch
 from arguments import parser_of, planned
 from document import conditions, load_line, write
 from llm_checkpoint import CHECKPOINT, add_checkpoint
-from measures import median_interval, quantile, table
+from measures import median_interval, table
 from motet_llm.engine import Engine
+from motet_shared.quantiles import quantile
 from replay import Job, Replay, Served
 from serving import QUICK, Bench, Plan
 

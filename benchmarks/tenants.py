@@ -21,7 +21,8 @@ from typing import Any
 from arguments import parser_of, planned
 from bench_stack import ROOT, START_SECONDS, STOP_SECONDS, Stack, environment, nats_stack
 from document import conditions, load_line, write
-from measures import Target, quantile, table, targets_table
+from measures import Target, table, targets_table
+from motet_shared.quantiles import quantile
 from motet_shared.tenants import digest, new_key
 
 RESULTS = Path(__file__).resolve().parent / "results" / "tenants.json"

@@ -7,7 +7,8 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from measures import Target, quantile, table
+from measures import Target, table
+from motet_shared.quantiles import quantile
 from voice_checkpoint import pocket_checkpoint, vits_checkpoint
 from workers import Worker
 

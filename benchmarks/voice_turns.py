@@ -22,7 +22,8 @@ import numpy as np
 import websockets
 
 from bench_stack import ROOT, Stack, environment
-from measures import Target, quantile, table
+from measures import Target, table
+from motet_shared.quantiles import quantile
 from motet_shared.testing import free_port
 from voice_speech import RATE, questions, spoken
 from voice_tts import MODELS

@@ -21,13 +21,14 @@ from rich.table import Table
 
 from motet_cli.bench.table import duration
 from motet_cli.plan_demand import About, read_demand, share
-from motet_planner.outcome import Outcome, Promise, quantile
+from motet_planner.outcome import Outcome, Promise
 from motet_planner.prices import Price, read_prices
 from motet_planner.sizing import Demand, Sizing, size
 from motet_planner.speed import Speed, Steps
 from motet_shared.capacity import Plan, Settings, plan
 from motet_shared.errors import ConfigError
 from motet_shared.model_shape import ModelShape
+from motet_shared.quantiles import quantile
 from motet_shared.roofline import GPUS, Processor, decode_bound, prefill_bound
 
 
@@ -161,9 +162,9 @@ def _figures(outcome: Outcome, promise: Promise, price: Price) -> dict[str, floa
         "instances": outcome.mean_instances,
         "share": outcome.share(promise),
         "goodput": outcome.goodput(promise),
-        "ttft_p50": quantile(outcome.ttft, 0.5),
-        "ttft_p95": quantile(outcome.ttft, 0.95),
-        "itl_p95": quantile(outcome.itl, 0.95),
+        "ttft_p50": quantile(outcome.ttft or (0.0,), 0.5),
+        "ttft_p95": quantile(outcome.ttft or (0.0,), 0.95),
+        "itl_p95": quantile(outcome.itl or (0.0,), 0.95),
         "misses": outcome.requests - outcome.kept(promise),
         "cost_per_hour": outcome.mean_instances * price.price,
         "per_million_output": output,

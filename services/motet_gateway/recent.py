@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from motet_shared.quantiles import quantile
 
 from .spans import spans
 
@@ -91,10 +93,5 @@ class Recent:
 
 def percentiles(values: Iterable[float | None]) -> dict[str, float] | None:
     """p50, p95 and p99 of those that are known; None without any."""
-    known = sorted(value for value in values if value is not None)
-    return {f"p{share}": _nearest(known, share) for share in (50, 95, 99)} if known else None
-
-
-def _nearest(ordered: Sequence[float], share: int) -> float:
-    """The least value that is not exceeded by so many of a hundred."""
-    return ordered[max(-(-len(ordered) * share // 100), 1) - 1]
+    known = [value for value in values if value is not None]
+    return {f"p{share}": quantile(known, share / 100) for share in (50, 95, 99)} if known else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from motet_planner.simulated import Job
@@ -120,8 +119,3 @@ class Outcome:
 def gap(job: Job) -> float:
     """Mean seconds between two tokens of its reply."""
     return (job.ended - job.first) / (job.output - 1) if job.output > 1 else 0.0
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all do not exceed; 0 without values."""
-    return ordered[max(0, math.ceil(len(ordered) * share) - 1)] if ordered else 0.0

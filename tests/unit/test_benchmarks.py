@@ -18,7 +18,8 @@ from fake_engine import CHARS, MODEL
 from fake_prefill import FakePrefill
 from faults import Client
 from load_generator import Arrivals, Report
-from measures import Ratio, Target, added_latency, quantile, row, rows_table, targets_table
+from measures import Ratio, Target, added_latency, row, rows_table, targets_table
+from motet_shared.quantiles import quantile
 
 
 def test_added_latency_pairs_each_token_with_its_emission() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import voice
-from measures import quantile
+from motet_shared.quantiles import quantile
 from voice_asr import WHISPER_PYTHON, AsrFindings, AsrPlan, Heard, asr_report, asr_targets
 from voice_checkpoint import whisper_checkpoint
 from voice_clips import clips

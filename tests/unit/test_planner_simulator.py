@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_planner.outcome import Outcome, Promise, gap, quantile
+from motet_planner.outcome import Outcome, Promise, gap
 from motet_planner.policy import RolePolicy
 from motet_planner.simulator import Scenario, simulate
 from motet_planner.sizing import Demand, size
@@ -18,6 +18,7 @@ from motet_planner.speed import Speed
 from motet_planner.traces import read_trace
 from motet_planner.traffic import DAY, Arrival, bursts, daily, fixed, generate, lognormal, ramp, steady
 from motet_shared.errors import ConfigError
+from motet_shared.quantiles import quantile
 
 FLAT = Speed(prefill_token=1e-3, steps=[(1, 0.01)], prefill_share=0.0)
 
