@@ -142,13 +142,28 @@ async def test_kills_in_a_row_are_survived(stack: MotetStack, requests: Requests
 
 
 async def test_live_is_live_and_ready_says_what_is_missing(stack: MotetStack) -> None:
-    """With every decode gone the gateway is alive but not ready, and says so to new requests at once."""
-    back = [stack.kill(name) for name in ("decode-1", "decode-2")]
+    """With every decode gone the gateway is alive but not ready, and lets no new request wait for ever.
+
+    They are stopped: killed ones are back before they are missed."""
+    decodes = ("decode-1", "decode-2")
     async with httpx.AsyncClient(base_url=stack.url, trust_env=False, timeout=20) as http:
-        assert (await http.get("/health/live")).status_code == 200
-        async with asyncio.timeout(WAIT_SECONDS):
-            while (reply := await http.get("/health/ready")).status_code == 200:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-        assert reply.status_code == 503
-    for wait in back:
-        await asyncio.to_thread(wait)
+
+        async def is_ready(due: int) -> None:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while (await http.get("/health/ready")).status_code != due:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+        for name in decodes:
+            stack.signal(name, signal.SIGSTOP)
+        try:
+            await is_ready(503)
+            assert (await http.get("/health/live")).status_code == 200
+            async with asyncio.timeout(WAIT_SECONDS):
+                refused = await one_answer(stack)
+            assert refused.error is not None
+            assert refused.error["code"] == "unavailable"
+        finally:
+            for name in decodes:
+                stack.signal(name, signal.SIGCONT)
+        await is_ready(200)
+        await answers_within(stack, WAIT_SECONDS)
