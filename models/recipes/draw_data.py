@@ -11,6 +11,7 @@ from world import Scene, canonical, describe, inventory, sample_scene
 from world_pictures import Picture, draw
 
 HELD_OUT_SEEDS = range(900_000_000, 1_000_000_000)
+MOST_THINGS = 3
 HELD_OUT_SHARE = 12  # of so many scenes of two things or more, one is held out
 
 
@@ -38,11 +39,11 @@ def prompt(scene: Scene, rng: Random) -> str:
 
 
 def example(seed: int, index: int) -> Example:
-    """A scene of one to four things to learn from. ValueError for seeds that are held out."""
+    """A scene of one to MOST_THINGS things to learn from. ValueError for seeds that are held out."""
     if seed in HELD_OUT_SEEDS:
         raise ValueError(f"seed {seed} is held out: train with another one")
     rng = Random(f"draw/{seed}/{index}")
-    while is_held_out(scene := sample_scene(rng)):
+    while is_held_out(scene := sample_scene(rng, most=MOST_THINGS)):
         pass
     return Example(prompt(scene, rng), scene, draw(scene, rng))
 
@@ -52,7 +53,7 @@ def batch(seed: int, step: int, size: int) -> list[Example]:
     return [example(seed, index) for index in range(step * size, (step + 1) * size)]
 
 
-def held_out(count: int, most: int = 3) -> Iterator[tuple[str, Scene]]:
+def held_out(count: int, most: int = MOST_THINGS) -> Iterator[tuple[str, Scene]]:
     """Prompts of `count` scenes of two to `most` things that no training has seen."""
     found = 0
     for seed in HELD_OUT_SEEDS:

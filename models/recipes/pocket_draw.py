@@ -1,12 +1,14 @@
 """Train the pocket-draw model: `python models/recipes/pocket_draw.py --out models/pocket-draw`.
 
-Three trainings, one after another: the autoencoder, which makes latents of pictures and pictures of latents; the
-painter, a text encoder and a transformer that turn noise into latents (flow matching: Lipman et al., 2023); and the
-decoder alone, once more, for small things need sharp edges, and the latents that the painter knows must stay. The
-folder is a `PixArtSigmaPipeline` that diffusers loads by itself. Batches are a function of (seed, step): a run that is
-stopped (a file `stop` beside the state, or a signal) goes on with `--resume`.
+Four trainings, one after another. The *autoencoder* makes latents of pictures and pictures of latents. The *reader*
+makes vectors of a prompt, of which it can be told what the scene holds: a painter that had to learn the words from
+pictures alone would be at it for days. The *painter*, a transformer, turns noise into latents of what those vectors say
+(flow matching: Lipman et al., 2023); halfway through it, it can be told what it is about to put where. The *decoder* is
+that of the autoencoder, once more alone: small things need sharp edges, and the latents that the painter knows must
+stay. The folder is a `PixArtSigmaPipeline` that diffusers loads by itself. Batches are a function of (seed, step): a
+run that is stopped (a file `stop` beside the state, or a signal) goes on with `--resume`.
 
-Shapes: B pictures · C channels · H height · W width · L tokens of a prompt.
+Shapes: B pictures · C channels · H height · W width · L tokens of a prompt · D numbers of its vectors.
 """
 
 from __future__ import annotations
@@ -26,15 +28,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
 
-from draw_data import Example, batch, example
+from draw_data import MOST_THINGS, Example, batch, example
 from draw_recipe import Recipe
 from training import Stage, Training, end_on_sigterm, readable
+from world import ARRANGEMENTS, COLOURS, GRID, SHAPES, SIZES, Scene
 from world_pictures import GROUND, SIZE, Picture
 
-STAGES = ("vae", "painter", "decoder")
+STAGES = ("vae", "reader", "painter", "decoder")
 _MARKS = ("<pad>", "</s>", "<unk>")
 _LETTER = -15.0  # logarithm of a letter's probability: any word is likelier than its letters
 _GROUND = 2 * GROUND[0] / 255 - 1  # its darkest grey, from -1 to 1: what is darker in a channel is of a thing
+_NOTHING = "nothing"
+_KINDS = tuple((*names, _NOTHING) for names in (SHAPES, COLOURS, (*SIZES, "None")))  # what a thing is, or none
+_TOLD = (*_KINDS, (*ARRANGEMENTS, _NOTHING))
 _MEASURED = 64  # pictures whose latents tell their scale
 
 
@@ -53,24 +59,58 @@ def build_scheduler(recipe: Recipe) -> DPMSolverMultistepScheduler:
     return DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=recipe.shift)
 
 
-class Painter(nn.Module):
-    """What turns noise into latents of what a prompt says."""
+class Reader(nn.Module):
+    """A text encoder, and what tells the scene by its vectors: that is left out of the folder."""
 
     def __init__(self, recipe: Recipe, vocabulary: int) -> None:
         super().__init__()
-        width = recipe.heads * recipe.head_dim
+        width, heads = recipe.text_width, recipe.text_heads
         self.text = T5EncoderModel(
             T5Config(
                 vocab_size=vocabulary,
-                d_model=recipe.text_width,
-                d_kv=recipe.text_width // recipe.text_heads,
-                d_ff=2 * recipe.text_width,
+                d_model=width,
+                d_kv=width // heads,
+                d_ff=2 * width,
                 num_layers=recipe.text_layers,
-                num_heads=recipe.text_heads,
+                num_heads=heads,
                 feed_forward_proj="gated-gelu",
                 dropout_rate=0.0,
             )
         )
+        self.places = nn.Embedding(MOST_THINGS, width)
+        self.look = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.told = nn.ModuleList([nn.Linear(width, len(names)) for names in _TOLD])
+
+    def forward(self, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
+        """`[B, L, D]`."""
+        said: Tensor = self.text(input_ids=ids_BL, attention_mask=mask_BL).last_hidden_state
+        return said
+
+    def tell(self, said_BLD: Tensor, mask_BL: Tensor) -> list[Tensor]:
+        """Logits `[B, MOST_THINGS, names]` of each of _TOLD: what the first thing is, the second, and so on."""
+        asked_BND = self.places.weight.expand(len(said_BLD), -1, -1)
+        seen_BND = self.look(asked_BND, said_BLD, said_BLD, key_padding_mask=mask_BL == 0, need_weights=False)[0]
+        return [told(seen_BND) for told in self.told]
+
+
+def told(scene: Scene) -> list[list[int]]:
+    """What `Reader.tell` should say, by _TOLD. Scattered things have no order: they are told by their kinds."""
+    kinds = [(thing.shape, thing.colour, str(thing.size), scene.arrangement) for thing in scene.things]
+    if scene.arrangement == "scatter":
+        kinds.sort()
+    rows = [*kinds, *[(_NOTHING,) * len(_TOLD)] * (MOST_THINGS - len(kinds))]
+    return [[names.index(row[place]) for row in rows] for place, names in enumerate(_TOLD)]
+
+
+class Painter(nn.Module):
+    """A denoiser, and what tells the grid by its tokens halfway: that is left out of the folder.
+
+    What stands in a cell is told to it sooner by such a loss than by that of the picture, in which a cell is little
+    (as in REPA: Yu et al., 2024, whose tokens are told what another network sees)."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        width = recipe.heads * recipe.head_dim
         self.denoiser = PixArtTransformer2DModel(
             sample_size=SIZE // 2 ** (len(recipe.channels) - 1),
             num_layers=recipe.layers,
@@ -82,18 +122,35 @@ class Painter(nn.Module):
             cross_attention_dim=width,
             caption_channels=recipe.text_width,
         )
+        self.halfway = self.denoiser.transformer_blocks[recipe.layers // 2]
+        self.told = nn.ModuleList([nn.Linear(width, len(names)) for names in _KINDS])
 
-    def forward(self, noisy_BCHW: Tensor, sigma_B: Tensor, ids_BL: Tensor, mask_BL: Tensor) -> Tensor:
-        """`[B, C, H, W]`, the direction from the picture to the noise. `sigma_B`: the share of noise, 0 to 1."""
-        said = self.text(input_ids=ids_BL, attention_mask=mask_BL).last_hidden_state
-        direction: Tensor = self.denoiser(
-            noisy_BCHW,
-            encoder_hidden_states=said,
-            encoder_attention_mask=mask_BL,
-            timestep=sigma_B * 1000,
-            added_cond_kwargs={"resolution": None, "aspect_ratio": None},
-        ).sample
-        return direction
+    def forward(
+        self, noisy_BCHW: Tensor, sigma_B: Tensor, said_BLD: Tensor, mask_BL: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Directions `[B, C, H, W]` from pictures to noise, and logits `[B, cells, names]` of each of _KINDS.
+
+        `sigma_B`: the share of noise, 0 to 1."""
+        tokens: list[Tensor] = []
+        with self.halfway.register_forward_hook(lambda *made: tokens.append(made[-1])):
+            direction_BCHW = self.denoiser(
+                noisy_BCHW,
+                encoder_hidden_states=said_BLD,
+                encoder_attention_mask=mask_BL,
+                timestep=sigma_B * 1000,
+                added_cond_kwargs={"resolution": None, "aspect_ratio": None},
+            ).sample
+        (tokens_BND,) = tokens
+        grid = tokens_BND.transpose(1, 2).unflatten(2, [size // 2 for size in noisy_BCHW.shape[2:]])
+        cells_BND = functional.adaptive_avg_pool2d(grid, GRID).flatten(2).transpose(1, 2)
+        return direction_BCHW, [told(cells_BND) for told in self.told]
+
+
+def seen(scene: Scene) -> list[list[int]]:
+    """What `Painter` should tell of the grid's cells, row by row, by _KINDS."""
+    stand = {(thing.row, thing.column): (thing.shape, thing.colour, str(thing.size)) for thing in scene.things}
+    cells = [stand.get(divmod(cell, GRID), (_NOTHING,) * len(_KINDS)) for cell in range(GRID * GRID)]
+    return [[names.index(cell[place]) for cell in cells] for place, names in enumerate(_KINDS)]
 
 
 class Model(nn.Module):
@@ -115,7 +172,8 @@ class Model(nn.Module):
             sample_size=SIZE,
         )
         self.decoder = nn.ModuleList([self.vae.post_quant_conv, self.vae.decoder])
-        self.painter = Painter(recipe, len(self.tokenizer))
+        self.reader = Reader(recipe, len(self.tokenizer))
+        self.painter = Painter(recipe)
 
     @torch.no_grad()
     def measure(self, pictures: Sequence[Picture]) -> None:
@@ -127,7 +185,7 @@ class Model(nn.Module):
         """The folder, in half precision."""
         pipeline = PixArtSigmaPipeline(
             tokenizer=self.tokenizer,
-            text_encoder=self.painter.text,
+            text_encoder=self.reader.text,
             vae=self.vae,
             transformer=self.painter.denoiser,
             scheduler=build_scheduler(self.recipe),
@@ -142,6 +200,15 @@ class Model(nn.Module):
 def tensor(pictures: Sequence[Picture]) -> Tensor:
     """`[B, 3, H, W]` from -1 to 1."""
     return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def unlikely(logits: Sequence[Tensor], due: Sequence[list[list[int]]]) -> Tensor:
+    """Mean cross-entropy, summed over properties: logits `[B, things, names]` of each, and what holds of each scene."""
+    apart = [
+        functional.cross_entropy(of_all.flatten(0, 1), torch.tensor(rows).flatten())
+        for of_all, rows in zip(logits, zip(*due, strict=True), strict=True)
+    ]
+    return torch.stack(apart).sum()
 
 
 class Trainer(Training[list[Example], float]):
@@ -161,7 +228,8 @@ class Trainer(Training[list[Example], float]):
 
     def train_step(self, batch: list[Example]) -> float:
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self.step)
-        loss = self.painting(batch, generator) if self.name == "painter" else self.coding(batch, generator)
+        losses = {"reader": self.reading, "painter": self.painting, "vae": self.coding, "decoder": self.coding}
+        loss = losses[self.name](batch, generator)
         loss.backward()
         self.update()
         return float(loss.detach())
@@ -176,23 +244,31 @@ class Trainer(Training[list[Example], float]):
         apart = (apart * (1 + self.recipe.emphasis * of_things)).mean()
         return apart + self.recipe.divergence * latents.kl().mean() / latents.mean[0].numel()
 
+    def reading(self, batch: Sequence[Example], generator: torch.Generator) -> Tensor:
+        """How unlikely the scenes are by what is read of the prompts."""
+        said, mask = self.said([one.prompt for one in batch])
+        return unlikely(self.model.reader.tell(said, mask), [told(one.scene) for one in batch])
+
+    def said(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
+        """What the reader makes of prompts, `[B, L, D]`, and their mask `[B, L]`."""
+        length = self.recipe.prompt_tokens
+        ids = self.model.tokenizer(prompts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        return self.model.reader(ids.input_ids, ids.attention_mask), ids.attention_mask
+
     def painting(self, batch: Sequence[Example], generator: torch.Generator) -> Tensor:
-        """How far the painter's directions are from those from pictures to noise, at random shares of noise."""
+        """How far directions are from those from pictures to noise, at random shares of it, and what is told amiss."""
         with torch.no_grad():
             latents = self.model.vae.encode(tensor([one.picture for one in batch])).latent_dist.mean
         latents = latents * self.model.vae.config.scaling_factor
         noise = torch.randn(latents.shape, generator=generator)
         sigma = torch.sigmoid(torch.randn(len(batch), generator=generator))
-        if self.step >= self.recipe.shifted_from:
-            sigma = self.recipe.shift * sigma / (1 + (self.recipe.shift - 1) * sigma)
+        sigma = self.recipe.shift * sigma / (1 + (self.recipe.shift - 1) * sigma)
         kept = torch.rand(len(batch), generator=generator) >= self.recipe.dropped
-        prompts = [one.prompt if keep else "" for one, keep in zip(batch, kept.tolist(), strict=True)]
-        said = self.model.tokenizer(
-            prompts, padding=True, truncation=True, max_length=self.recipe.prompt_tokens, return_tensors="pt"
-        )
+        said, mask = self.said([one.prompt if keep else "" for one, keep in zip(batch, kept.tolist(), strict=True)])
         share = sigma[:, None, None, None]
-        found = self.model.painter((1 - share) * latents + share * noise, sigma, said.input_ids, said.attention_mask)
-        return functional.mse_loss(found, noise - latents)
+        found, cells = self.model.painter((1 - share) * latents + share * noise, sigma, said, mask)
+        amiss = unlikely(cells, [seen(one.scene) for one in batch])
+        return functional.mse_loss(found, noise - latents) + self.recipe.telling * amiss
 
     def progress(self, reports: Sequence[float], seconds: float) -> str:
         """Stage, step, mean loss, pictures per second."""

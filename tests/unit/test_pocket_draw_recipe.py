@@ -1,4 +1,4 @@
-"""The pocket-draw recipe in small: batches, both trainings, a folder that diffusers loads, and its evaluation."""
+"""The pocket-draw recipe in small: batches, its trainings, a folder that diffusers loads, and its evaluation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from draw_data import HELD_OUT_SEEDS, batch, example, held_out, is_held_out  # n
 from draw_evaluate import GUIDANCE, load, paint, score  # noqa: E402
 from draw_recipe import Recipe, Stage  # noqa: E402
 from motet_diffusion.drawing import Drawing  # noqa: E402
-from pocket_draw import Model, Trainer, build_scheduler, tensor, train  # noqa: E402
+from pocket_draw import Model, Trainer, build_scheduler, seen, tensor, told, train  # noqa: E402
+from world import Scene, Thing  # noqa: E402
 from world_pictures import SIZE  # noqa: E402
 
 TINY = Recipe(
@@ -32,6 +33,7 @@ TINY = Recipe(
     layers=1,
     vae=Stage(steps=8, batch=2, matrix_lr=None, other_lr=3e-3, warmup=2),
     decoder=Stage(steps=2, batch=2, matrix_lr=None, other_lr=3e-3, warmup=2),
+    reader=Stage(steps=3, batch=4, matrix_lr=0.01, other_lr=2e-3, warmup=2),
     painter=Stage(steps=6, batch=2, matrix_lr=0.01, other_lr=2e-3, warmup=2),
 )
 
@@ -100,6 +102,27 @@ def test_the_autoencoder_learns() -> None:
     assert sum(losses[-3:]) < 0.9 * sum(losses[:3])
 
 
+def test_a_scene_is_told_by_its_things_and_scattered_ones_in_no_order() -> None:
+    circle, star = Thing(shape="circle", colour="red"), Thing(shape="star", colour="blue", size="small", column=2)
+    row = Scene(things=(star, replace(circle, column=3)))
+    assert told(row) == [[3, 0, 4], [2, 0, 7], [0, 2, 3], [0, 0, 3]]
+    scattered = Scene(things=(replace(star, row=1), circle)), Scene(things=(circle, replace(star, row=1)))
+    assert told(scattered[0]) == told(scattered[1]) == [[0, 3, 4], [0, 2, 7], [2, 0, 3], [2, 2, 3]]
+
+
+def test_what_is_seen_of_a_scene_is_what_stands_in_its_cells() -> None:
+    scene = Scene(things=(Thing(shape="star", colour="blue", size="small", row=1, column=2),))
+    for told_of, nothing, star in zip(seen(scene), (4, 7, 3), (3, 2, 0), strict=True):
+        assert told_of == [nothing] * 6 + [star] + [nothing] * 9
+
+
+def test_the_reader_learns() -> None:
+    trainer = Trainer(TINY, Model(TINY), "reader", steps=60)
+    same = batch(30, 0, 8)
+    losses = [trainer.train_step(same) for _ in range(40)]
+    assert losses[-1] < 0.4 * losses[0]
+
+
 def test_the_last_stage_leaves_latents_as_the_painter_knows_them() -> None:
     pictures, nothing = tensor([one.picture for one in batch(30, 0, 2)]), torch.zeros(1, TINY.latents, 8, 8)
     vae = (model := Model(TINY)).vae
@@ -129,7 +152,7 @@ def test_the_scheduler_goes_where_the_directions_lead() -> None:
 def test_the_service_draws_what_diffusers_draws(tmp_path: Path) -> None:
     torch.manual_seed(5)
     model = Model(TINY)
-    for parameter in model.painter.denoiser.parameters():
+    for parameter in model.painter.parameters():
         torch.nn.init.normal_(parameter, std=0.1)  # a fresh one draws the same whatever it is told
     model.save(tmp_path)
     [due] = paint(load(tmp_path), ["two red circles"], steps=4, seed=3)
