@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,9 @@ import pytest
 import yaml
 
 from motet_gateway.keep import Keep
+from motet_llm.config import EngineConfig
+from motet_llm.worker import DecodeConfig
+from motet_shared.config import load
 from motet_shared.errors import Unavailable
 from motet_shared.testing import NatsServer
 
@@ -60,6 +65,24 @@ def test_profiles() -> None:
         "diffusion": ["images"],
         "planner": ["planner"],
     }
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    "given", [{}, {"MOTET_LONG_CONTEXT": "true", "MOTET_HOST_CACHE": "4GiB"}, {"MOTET_ATTENTION_BUDGET": "1024"}]
+)
+def test_settings_of_the_language_model_are_its_own_where_nothing_is_said(name: str, given: dict[str, str]) -> None:
+    def filled(value: object) -> str:
+        return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: given.get(found[1], found[2]), str(value))
+
+    env = {key: filled(value) for key, value in SERVICES[name]["environment"].items()}
+    env["MOTET_MODEL"] = str(ROOT) + env["MOTET_MODEL"]  # ./models is mounted at /models
+    loaded = load(DecodeConfig, [], env)
+    loaded.engine()  # it refuses what does not go together
+    plain = load(DecodeConfig, [], {"MOTET_MODEL": env["MOTET_MODEL"]} | given)
+    others = {key.removeprefix("MOTET_").lower() for key in env if key.startswith("MOTET_")} - {"role"}
+    for field in others & {field.name for field in fields(EngineConfig)}:
+        assert getattr(loaded, field) == getattr(plain, field), field
 
 
 def test_the_store_is_given_to_the_user_of_nats(tmp_path: Path) -> None:
