@@ -54,14 +54,17 @@ def running(pid: int) -> bool:
 
 
 class MotetStack:
-    """`with MotetStack(folder, "--decode", "2") as stack:` is ready when entered and gone without trace when left."""
+    """`with MotetStack(folder, "--decode", "2") as stack:` is ready when entered and gone without trace when left.
+
+    It draws and embeds nothing unless it is told what with."""
 
     def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
         self.password = "t" + secrets.token_hex(16)  # also marks every process of this stack
         self._state_file = folder / "state.json"
         self.log_file = folder / "motet.log"
         self._command = [sys.executable, "-m", "motet_cli", "up", "--port", "0", "--state-file", str(self._state_file)]
-        self._command += args
+        left_out = [kind for kind in ("--draw", "--embed") if kind not in args]
+        self._command += [*args, *(part for kind in left_out for part in (kind, "none"))]
         paths = os.pathsep.join(path for path in sys.path if path)
         self.env = {**os.environ, "PYTHONPATH": paths, "MOTET_NATS_PASSWORD": self.password, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
