@@ -112,6 +112,7 @@ async def _stack(plan: TurnsPlan) -> AsyncIterator[Stack]:
         env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT / 'cli'}"
         stack = Stack(Path(name), free_port(), env)
         argv = [sys.executable, "-m", "motet_cli", "up", "--port", str(stack.port), "--llm", plan.llm]
+        argv += ["--draw", "none", "--embed", "none"]
         for flag, given in (("--asr", plan.asr), ("--tts", plan.tts)):
             argv += [flag, given] if given else []
         try:
