@@ -21,7 +21,7 @@ from draw_data import held_out
 from draw_recipe import Recipe
 from world_pictures import SIZE, Picture
 
-GUIDANCE = 3.0
+GUIDANCE, STEPS = Recipe.guidance, Recipe.denoising_steps
 
 
 def load(folder: Path) -> PixArtSigmaPipeline:
@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=200, help="held-out prompts")
-    parser.add_argument("--steps", type=int, default=16, help="denoising steps")
+    parser.add_argument("--steps", type=int, default=STEPS, help="denoising steps")
     parser.add_argument("--guidance", type=float, default=GUIDANCE)
     args = parser.parse_args()
     print(json.dumps(score(args.folder, args.count, args.steps, guidance=args.guidance), indent=1))

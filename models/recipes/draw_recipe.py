@@ -32,7 +32,10 @@ class Recipe:
     dropped: float = 0.1  # share of prompts that are left out, for guidance
     shift: float = 3.0  # towards noise, in which it is decided what stands where, of all that is learnt and drawn
     telling: float = 0.25  # weight of what its tokens tell of the cells, halfway
+    # How it draws best: `generation_config.json`
+    guidance: float = 1.5
+    denoising_steps: int = 20
     vae: Stage = Stage(steps=2000, batch=16, matrix_lr=None, other_lr=2e-3)
     reader: Stage = Stage(steps=2000, batch=128, matrix_lr=0.01, other_lr=2e-3)
-    painter: Stage = Stage(steps=1800, batch=128, matrix_lr=0.01, other_lr=2e-3)
+    painter: Stage = Stage(steps=2800, batch=128, matrix_lr=0.01, other_lr=2e-3)
     decoder: Stage = Stage(steps=1500, batch=16, matrix_lr=None, other_lr=1e-3)

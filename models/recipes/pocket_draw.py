@@ -182,7 +182,7 @@ class Model(nn.Module):
         self.vae.register_to_config(scaling_factor=1 / float(latents.std()))
 
     def save(self, out: Path) -> None:
-        """The folder, in half precision."""
+        """The folder, in half precision, and beside what diffusers saves, how motet-diffusion is to draw with it."""
         pipeline = PixArtSigmaPipeline(
             tokenizer=self.tokenizer,
             text_encoder=self.reader.text,
@@ -193,6 +193,9 @@ class Model(nn.Module):
         pipeline.to(torch.float16)
         pipeline.save_pretrained(out)
         pipeline.to(torch.float32)
+        best = {"num_inference_steps": self.recipe.denoising_steps, "guidance_scale": self.recipe.guidance}
+        best["max_sequence_length"] = self.recipe.prompt_tokens
+        (out / "generation_config.json").write_text(json.dumps(best, indent=2) + "\n")
         for folder in (out, *(path for path in out.iterdir() if path.is_dir())):
             readable(folder)
 

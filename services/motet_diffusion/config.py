@@ -17,8 +17,8 @@ class EngineConfig:
 
     model: folder that diffusers loads (model_index.json). name: what clients call it; empty: the folder's name.
     dtype: of weights and activations. device: "cpu", "cuda", …; threads: cores that compute, 0: torch's own choice.
-    steps, guidance: of requests that name none; 0 and -1: the pipeline's own.
-    text_length: tokens of a prompt where the family lets one choose; 0: the pipeline's own.
+    steps, guidance: of requests that name none; 0 and -1: the model's own (see `rules`).
+    text_length: tokens of a prompt where the family lets one choose; 0: the model's own.
     max_running: most pictures at a time, those whose text is read or that are decoded included. max_rows: most rows of
         one forward pass; a picture with guidance takes two. max_waiting: most in the queue beyond these.
     max_pixels, max_steps: of one picture; more is refused.
@@ -70,9 +70,9 @@ class DiffusionConfig(ProcessConfig):
     dtype: str = setting("of weights and activations: float32, bfloat16 or float16", default="float32")
     device: str = setting("where the model computes: cpu, cuda, …", default="cpu")
     threads: int = setting("cores that compute; 0: torch's own choice", default=0, min=0)
-    steps: int = setting("denoising steps where a request names none; 0: the pipeline's own", default=0, min=0)
-    guidance: float = setting("guidance scale where a request names none; -1: the pipeline's own", default=-1.0, min=-1)
-    text_length: int = setting("tokens of a prompt, for SD3, Flux and PixArt; 0: the pipeline's own", default=0, min=0)
+    steps: int = setting("denoising steps where a request names none; 0: the model's own", default=0, min=0)
+    guidance: float = setting("guidance scale where a request names none; -1: the model's own", default=-1.0, min=-1)
+    text_length: int = setting("tokens of a prompt, for SD3, Flux and PixArt; 0: the model's own", default=0, min=0)
     max_running: int = setting("most pictures that are drawn at a time", default=8, min=1)
     max_rows: int = setting("most rows of one forward pass; guidance takes two per picture", default=16, min=2)
     max_waiting: int = setting("most requests beyond these; further ones are refused", default=64, min=0)

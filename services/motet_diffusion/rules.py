@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import inspect
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from motet_shared.errors import BadRequest, PayloadTooLarge, UnsupportedParameter
+from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedParameter
 
 from .config import EngineConfig
 from .drawing import Drawing
 from .reentry import STRENGTH, can_reenter
 
+OWN_DEFAULTS = "generation_config.json"  # beside model_index.json; diffusers has no place for them
+_DEFAULTS = {"num_inference_steps": 1, "guidance_scale": 0.0, "strength": 0.0, "max_sequence_length": 1}  # and least
 _GUIDANCE = 100.0  # more is a mistake
 
 
@@ -25,11 +30,30 @@ def kind_of(drawing: Drawing) -> str:
     return "draw" if drawing.image is None else "change"
 
 
-class Rules:
-    """`pipelines` by kind; `shape` is the denoiser's config."""
+def own_defaults(folder: Path) -> dict[str, float]:
+    """What a model says of itself is best where a request names nothing; {} for most. ConfigError if it is no such."""
+    file = folder / OWN_DEFAULTS
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ConfigError(f"{file}: not JSON ({error}); mend it, or take it away") from None
+    for name, value in found.items() if isinstance(found, dict) else [(OWN_DEFAULTS, found)]:
+        least = _DEFAULTS.get(name)
+        if least is None:
+            raise ConfigError(f"{file}: {name}: not known; give an object with any of {', '.join(_DEFAULTS)}")
+        if isinstance(value, bool) or not isinstance(value, (type(least), int)) or not least <= value < math.inf:
+            raise ConfigError(f"{file}: {name}: {value!r}; give a number of at least {least}")
+    return dict(found)
 
-    def __init__(self, config: EngineConfig, pipelines: Mapping[str, Any], shape: Any):
+
+class Rules:
+    """`pipelines` by kind; `shape` is the denoiser's config; `defaults` come before those of the pipelines."""
+
+    def __init__(self, config: EngineConfig, pipelines: Mapping[str, Any], shape: Any, defaults: Mapping[str, float]):
         self._config, self._shape, self._pipeline = config, shape, pipelines["draw"]
+        self._defaults = defaults
         self._parameters = {kind: inspect.signature(p.__call__).parameters for kind, p in pipelines.items()}
         self._reenters = {"change", "fill"} - self._parameters.keys() if can_reenter(self._pipeline) else set()
         for kind in self._reenters:
@@ -97,7 +121,7 @@ class Rules:
             "image": None if drawing.image is None else drawing.image.resize(size),
             "mask_image": None if drawing.mask is None else drawing.mask.resize(size),
             "strength": drawing.strength,
-            "max_sequence_length": self._config.text_length or None,
+            "max_sequence_length": self._config.text_length or self._defaults.get("max_sequence_length"),
             "use_resolution_binning": False,  # PixArt would draw in another size than it is asked for
             "clean_caption": False,
         }
@@ -152,7 +176,9 @@ class Rules:
         return strength
 
     def _default(self, kind: str, name: str, otherwise: Any) -> Any:
-        """The pipeline's own."""
+        """The folder's own, else the pipeline's."""
+        if name in self._defaults:
+            return self._defaults[name]
         parameter = self._parameters[kind].get(name)
         own = None if parameter is None else parameter.default
         return otherwise if own in (None, inspect.Parameter.empty) else own

@@ -29,7 +29,7 @@ from .fused import fuse
 from .guided import is_sum
 from .merge import Call
 from .packed import pack
-from .rules import Rules, kind_of
+from .rules import Rules, kind_of, own_defaults
 from .stand_ins import Ask, Door, SharedDenoiser, behind
 
 _DENOISERS = ("transformer", "unet")
@@ -53,7 +53,7 @@ class Studio:
             pack(self.denoiser)
         self.vae = self.pipeline.vae
         self._pipelines = {"draw": self.pipeline, **_editors(self.pipeline)}
-        self.rules = Rules(config, self._pipelines, self.denoiser.config)
+        self.rules = Rules(config, self._pipelines, self.denoiser.config, own_defaults(Path(config.model)))
         self._text_door, self._pixel_door = threading.Lock(), threading.Lock()
         self.fuses_steps = gpu.takes(next(self.denoiser.parameters())) and is_sum(self.pipeline.scheduler)
         self._fuse()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from motet_diffusion.drawing import Done, Drawing, Key
 from motet_diffusion.engine import Engine
 from motet_diffusion.estimate import estimate
 from motet_diffusion.painter import preview_steps
+from motet_diffusion.rules import OWN_DEFAULTS, own_defaults
 from motet_shared.errors import BadRequest, ConfigError, InternalError, MotetError, Overloaded, PayloadTooLarge
 
 STEPS = 5
@@ -320,6 +323,39 @@ def test_previews_come_soon_and_evenly(count: int, steps: int, wanted: list[int]
 def test_refusals(folder: Callable[..., Path], fields: dict[str, Any], error: type[MotetError], message: str) -> None:
     with Sketchbook(folder("sd")) as book, pytest.raises(error, match=message):
         book.engine.add("x", replace(RED, **fields))
+
+
+def test_a_folder_says_what_is_best_where_a_request_does_not(folder: Callable[..., Path], tmp_path: Path) -> None:
+    plain = shutil.copytree(folder("pixart"), tmp_path / "model")
+    asked = replace(RED, steps=3, guidance_scale=2.5)
+    with Sketchbook(plain, text_length=12) as book:
+        (due,) = book.draw(asked)
+    own = {"num_inference_steps": 3, "guidance_scale": 2.5, "max_sequence_length": 12, "strength": 0.5}
+    (plain / OWN_DEFAULTS).write_text(json.dumps(own))
+    with Sketchbook(plain) as book:
+        (drawn,) = book.draw(replace(RED, steps=0, guidance_scale=None))
+        assert_alike(drawn, due)
+        settled = book.engine.studio.rules.settled(replace(RED, steps=7, guidance_scale=None))
+        assert (settled.steps, settled.guidance_scale, settled.strength) == (7, 2.5, 0.5)
+    with Sketchbook(plain, guidance=1.5) as book:
+        assert book.engine.studio.rules.settled(replace(RED, guidance_scale=None)).guidance_scale == 1.5
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "give an object with any of num_inference_steps"),
+        ('{"cfg": 3}', "cfg: not known"),
+        ('{"guidance_scale": "3"}', "guidance_scale: '3'; give a number of at least 0.0"),
+        ('{"num_inference_steps": 2.5}', "num_inference_steps: 2.5; give a number of at least 1"),
+        ('{"guidance_scale": NaN}', "guidance_scale: nan"),
+    ],
+)
+def test_what_a_folder_says_amiss_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / OWN_DEFAULTS).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        own_defaults(tmp_path)
 
 
 def test_checkpoints_of_other_pictures_are_refused(folder: Callable[..., Path]) -> None:
