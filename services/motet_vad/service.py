@@ -61,7 +61,8 @@ class Vad(Actor):
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self.batcher.close()
+        if self._batcher is not None:
+            self._batcher.close()
         await self._store.close()
 
     @property

@@ -29,6 +29,11 @@ async def world() -> AsyncIterator[tuple[Bus, Vad]]:
         yield gateway, actor
 
 
+async def test_one_that_is_stopped_before_its_model_is_loaded_closes() -> None:
+    async with memory_buses("vad") as (bus,):
+        await Vad(VadConfig(metrics_port=-1), bus).close()
+
+
 async def detected(bus: Bus, pcm: bytes, *, chunk: int = 960, rate: int = RATE, **fields: Any) -> list[SpeechEdge]:
     """All edges of a recording, sent in pieces of `chunk` bytes."""
     stream = bus.open("vad", Detect(sample_rate=rate, **fields))
