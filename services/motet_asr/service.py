@@ -60,7 +60,7 @@ class Asr(Actor):
     async def close(self) -> None:
         if self._recognizer is not None:
             await self._recognizer.close()
-            await self._store.close()
+        await self._store.close()
 
     @property
     def recognizer(self) -> Recognizer:

@@ -57,7 +57,7 @@ class Diffusion(Actor):
     async def close(self) -> None:
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop)
-            await self._store.close()
+        await self._store.close()
 
     @property
     def thread(self) -> EngineThread:

@@ -94,7 +94,7 @@ class LlmWorker(Actor):
             self._residents.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.stop)
-            await self.store.close()
+        await self.store.close()
 
     @property
     def thread(self) -> EngineThread:

@@ -75,7 +75,7 @@ class Vision(Actor):
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._looker is not None:
             await self._looker.close()
-            await self._store.close()
+        await self._store.close()
 
     @property
     def looker(self) -> Looker:

@@ -73,6 +73,7 @@ class BlobStore:
         self.lost_releases = 0  # that their owner did not hear of; the ttl frees those blobs
         self._slots, self._folder, self._shared = slots, folder, shared
         self._host, self._port, self._advertise, self._patience = host, port, advertise, patience
+        self._client = BlobClient(patience=patience)
         self._shelf: Shelf | None = None
         self._mappings: OrderedDict[str, Segment] = OrderedDict()
         self._pending: dict[str, list[str]] = {}  # address → keys that we are done with
@@ -89,7 +90,6 @@ class BlobStore:
 
     async def start(self) -> BlobStore:
         """Sweep what dead processes left, make the segment, listen. Raises BlobError, e.g. for too little memory."""
-        self._client = BlobClient(patience=self._patience)
         if self.capacity <= 0:
             return self
         await asyncio.to_thread(sweep, (), self._folder)
@@ -107,7 +107,7 @@ class BlobStore:
         return self
 
     async def close(self) -> None:
-        """Free everything; what others still read of ours ends in a BlobError."""
+        """Free everything; what others still read of ours ends in a BlobError. One that was not started closes too."""
         await asyncio.sleep(0)  # releases that were just queued get their first step
         releasing = [task for task in self._tasks if task.get_name() == "blob-release"]
         if releasing:
