@@ -281,6 +281,8 @@ async def test_a_reader_that_waits_holds_up_its_own_prompt_only(world: World, du
 
 
 async def test_chat_is_not_routed_to_it(world: World) -> None:
-    assert {beat.role for beat in world.tokenizer.directory.ready("prefill", model="tiny")} == {"prefill"}
-    picked = {Router(world.tokenizer.directory).pick("tiny") for _ in range(4)}
+    directory = world.tokenizer.directory
+    await directory.wait_for(lambda d: d.ready("prefill", model="tiny") and d.ready("decode", model="tiny"), PATIENT)
+    assert {beat.role for beat in directory.ready("prefill", model="tiny")} == {"prefill"}
+    picked = {Router(directory).pick("tiny") for _ in range(4)}
     assert picked == {world.decode.bus.instance}
