@@ -26,9 +26,8 @@ from measures import Target, median_interval, table, targets_table
 from motet_llm.adapter_bank import Adapter
 from motet_llm.adapter_folder import CONFIG, WEIGHTS
 from motet_llm.engine import Engine
-from replay import Job, Replay
+from replay import Job, Replay, rate
 from serving import QUICK, Bench, Plan
-from switches import rate
 
 RESULTS = Path(__file__).resolve().parent / "results" / "adapters.json"
 LEAST = 0.70  # of the base model's throughput

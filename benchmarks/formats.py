@@ -25,9 +25,8 @@ from llm_checkpoint import CHECKPOINT, add_checkpoint
 from measures import median_interval, table
 from motet_llm.engine import Engine
 from motet_shared.capacity import format_bytes
-from replay import Job, Replay
+from replay import Job, Replay, rate
 from serving import QUICK, Bench, Plan
-from switches import rate
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "formats.json"

@@ -20,7 +20,6 @@ COMMON: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
     "bos_token_id": None,
-    "eos_token_id": 1,
     "pad_token_id": 0,
 }
 SHAPES: dict[str, dict[str, Any]] = {
@@ -102,7 +101,7 @@ def add_checkpoint(parser: argparse.ArgumentParser, shape: str) -> None:
 
 def random_checkpoint(name: str, cache: Path) -> Path:
     """The folder of the checkpoint of SHAPES[name], in bfloat16; made if it is not there yet."""
-    return made(cache / f"{name}-seed{SEED}", lambda folder: _write_qwen(folder, SHAPES[name]))
+    return made(cache / f"{name}-end-seed{SEED}", lambda folder: _write_qwen(folder, SHAPES[name]))
 
 
 def _write_qwen(folder: Path, shape: dict[str, Any]) -> None:
@@ -110,7 +109,8 @@ def _write_qwen(folder: Path, shape: dict[str, Any]) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(SEED)
-    model = Qwen3ForCausalLM(Qwen3Config(**{**COMMON, **shape}, dtype="bfloat16")).to(torch.bfloat16)
+    config = Qwen3Config(**{**COMMON, **shape}, eos_token_id=shape["vocab_size"] - 1, dtype="bfloat16")
+    model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="100GB")
     write_tokenizer(folder, shape["vocab_size"])
 

@@ -76,6 +76,25 @@ class Limits:
         return bool(served.error) or late or (served.complete and not self.met(served))
 
 
+def rate(served: Sequence[Served]) -> float:
+    """Tokens per second, all together. Raises RuntimeError if a request was refused."""
+    return sum(len(s.times) for s in _complete(served)) / max(s.times[-1] for s in served)
+
+
+def decode_rate(served: Sequence[Served]) -> float:
+    """Tokens per second from when all streams have their first one. Raises RuntimeError if a request was refused."""
+    start = max(s.times[0] for s in _complete(served))
+    end = max(s.times[-1] for s in served)
+    return sum(time > start for s in served for time in s.times) / (end - start)
+
+
+def _complete(served: Sequence[Served]) -> Sequence[Served]:
+    for one in served:
+        if not one.complete:
+            raise RuntimeError(f"a request ended after {len(one.ids)} tokens: {one.error or 'for no given reason'}")
+    return served
+
+
 class Replay:
     """One trace on one engine. `run` ends when all is served, or as soon as more than `bearable` jobs are lost."""
 

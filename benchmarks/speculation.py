@@ -27,7 +27,7 @@ from motet_llm.draft_switch import Switch
 from motet_llm.engine import Engine
 from motet_llm.model_runner import ModelRunner
 from motet_llm.speculation import Speculation
-from replay import Job, Replay, Served
+from replay import Job, Replay, decode_rate
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speculation.json"
 FLOOR = 0.97  # of the speed without drafts, wherever they do not pay
@@ -159,12 +159,6 @@ class Bench:
         vocab = SHAPES[self.plan.shape]["vocab_size"]
         prompt = [self._random.randrange(vocab) for _ in range(self.plan.prompt)]
         return Job(0.0, prompt, self.plan.output, temperature=temperature)
-
-
-def decode_rate(served: Sequence[Served]) -> float:
-    """Tokens per second from when all streams have their first one."""
-    start, end = max(s.times[0] for s in served), max(s.times[-1] for s in served)
-    return sum(time > start for s in served for time in s.times) / (end - start)
 
 
 def run(plan: Plan, cache: Path, output: Path) -> list[Finding]:

@@ -20,7 +20,7 @@ from llm_checkpoint import CHECKPOINT, add_checkpoint
 from measures import median_interval, table
 from motet_llm.engine import Engine
 from motet_shared.quantiles import quantile
-from replay import Job, Replay, Served
+from replay import Job, Replay, Served, rate
 from serving import QUICK, Bench, Plan
 
 RESULTS = Path(__file__).resolve().parent / "results" / "switches.json"
@@ -57,11 +57,6 @@ def returning(bench: Bench) -> list[Job]:
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
-def rate(served: Sequence[Served]) -> float:
-    """Tokens per second, all together."""
-    return sum(len(s.times) for s in served) / max(s.times[-1] for s in served)
-
-
 def smoothness(served: Sequence[Served]) -> float:
     """1 / p99 inter-token latency of the streams."""
     return 1 / quantile((gap for s in served[:4] for gap in s.gaps), 0.99)

@@ -23,11 +23,11 @@ from motet_llm.engine import Engine
 from motet_llm.grammar import Grammar
 from motet_llm.spelling import Spelling
 from motet_shared import messages
-from replay import Job, Replay
+from replay import Job, Replay, decode_rate
 from serving import QUICK, Bench, Plan
-from switches import rate
 
 RESULTS = Path(__file__).resolve().parent / "results" / "techniques.json"
+PLAN = Plan(prompt=16, output=128)  # short prompts: what is compared is decoding
 HELD = 0.95  # of the speed of free decoding, at least
 MANY = 1_000_000
 
@@ -84,7 +84,7 @@ def hold(name: str, bench: Bench, engine: Engine, spelling: Spelling, *, streams
                 Job(0.0, prompt, bench.plan.output, sentence=grammar.start() if held else None) for prompt in prompts
             ]
             served = Replay(engine, jobs).run()
-            rates[held] = rate(served)
+            rates[held] = decode_rate(served)
             after = engine.stats()
             mask_seconds += after["mask_seconds"] - before["mask_seconds"]
             masked_steps += after["masked_steps"] - before["masked_steps"]
@@ -99,7 +99,8 @@ def run(plan: Plan, streams: int, pairs: int, wanted: str, cache: Path, output: 
     before = conditions()
     torch.set_num_threads(plan.threads or torch.get_num_threads())
     bench = Bench(plan, cache)
-    engine = bench.engine(max_running=max(streams, 2), num_blocks=streams * (-(-(plan.prompt + plan.output) // 16) + 1))
+    blocks = streams * (-(-(plan.prompt + plan.output) // 16) + 1)
+    engine = bench.engine(max_running=max(streams, 2), num_blocks=blocks, prefix_cache=False)
     spelling = Spelling.load(str(bench.folder), bench.vocab, engine.runner.eos_ids)
     findings = []
     for name in GRAMMARS:
@@ -126,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--streams", type=int, default=32, help="at a time (32)")
     add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)
-    plan = planned(args, Plan(), QUICK, CHECKPOINT)
+    plan = planned(args, PLAN, QUICK, CHECKPOINT)
     streams, pairs = (4, 1) if args.quick else (args.streams, args.pairs)
     run(plan, streams, pairs, args.only, args.cache, args.file)
 

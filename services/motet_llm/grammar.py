@@ -25,6 +25,7 @@ _LIMITS = LLParserLimits(verbose_errors=False)
 _PLACE = re.compile(r"^at 1\(\d+\): (?:failed to compile JSON schema: )?")
 _QUOTE = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)  # of the grammar, below what is wrong with it
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
+_STUCK = "NoExtension"  # llguidance's name of it
 _MOST_SHOWN = 300
 
 
@@ -79,7 +80,10 @@ class Sentence:
 
     def error(self, place: str) -> BadRequest:
         """Why there is no token that may come next; `place` says where."""
-        reason = self._problem or _reason(self._matcher.get_error()) or "no token of this model can follow"
+        told = _reason(self._matcher.get_error())
+        if not told or told.startswith(_STUCK):
+            told = "no token of this model can follow"
+        reason = self._problem or told
         return _refusal(self._wish, f"{reason} {place}; simplify it")
 
 

@@ -89,6 +89,18 @@ def test_a_reply_may_end_where_the_grammar_does_and_ends_where_nothing_follows(s
     assert sentence.ended
 
 
+def test_what_no_token_can_go_on_with_is_told_in_plain_words() -> None:
+    without_b = Spelling(tiny_tokenizers.byte_level(), VOCAB, [EOS, *spelled("b")])
+    sentence = Grammar(wish("regex", "a+b"), without_b).start()
+    assert sentence.accept(spelled("a"))
+    assert allowed(sentence) == set(spelled("a"))
+    stuck = Grammar(wish("regex", "ab"), without_b).start()
+    assert stuck.accept(spelled("a"))
+    assert not allowed(stuck)
+    told = stuck.error("after 1 token").message
+    assert told == "`structured_outputs.regex` ab: no token of this model can follow after 1 token; simplify it"
+
+
 def test_special_tokens_are_no_text_and_tags_of_tools_are(spelling: Spelling) -> None:
     free = allowed(Grammar(wish("regex", r"(.|\n)+"), spelling).start())
     tokenizer = tiny_tokenizers.byte_level()
