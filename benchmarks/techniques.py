@@ -27,7 +27,7 @@ from replay import Job, Replay, decode_rate
 from serving import QUICK, Bench, Plan
 
 RESULTS = Path(__file__).resolve().parent / "results" / "techniques.json"
-PLAN = Plan(prompt=16, output=128)  # short prompts: what is compared is decoding
+PLAN = Plan(prompt=16, output=64)  # short prompts: what is compared is decoding
 HELD = 0.95  # of the speed of free decoding, at least
 MANY = 1_000_000
 

@@ -26,6 +26,14 @@ def filtered_draws(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     yield _drawn(sizes, device, "top-p 0.9", Choice(1.0, top_p=0.9))
 
 
+def masks(sizes: Sizes, device: torch.device) -> Iterator[Case]:
+    logits_RV = random(device, sizes.draws, sizes.vocab)
+    bits_RW = torch.full((sizes.draws, -(-sizes.vocab // 32)), 0x5F5F5F5F, dtype=torch.int32, device=device)
+    peers: dict[str, Run] = {"twin": partial(sampling.forbid_torch, logits_RV, bits_RW)}
+    moved = nbytes_of(logits_RV, bits_RW, logits_RV)
+    yield Case("grammar masks", partial(sampling.forbid, logits_RV, bits_RW), peers, moved)
+
+
 def _drawn(sizes: Sizes, device: torch.device, name: str, choice: Choice) -> Case:
     logits_RV = random(device, sizes.draws, sizes.vocab)
     choices = [choice._replace(seed=row) for row in range(sizes.draws)]

@@ -1,16 +1,17 @@
 """The next token of each row of logits: edits of single logits, filters and draws, log-probabilities.
 
-Order: temperature, top-k, top-p, min-p, draw: each filter sees the distribution that the one before it left, as in
-transformers. Draws are Gumbel-max over `noise`. Temperature 0 takes the most likely token.
+Order: the mask of tokens that may be drawn, temperature, top-k, top-p, min-p, draw: each filter sees the distribution
+that the one before it left, as in transformers. Draws are Gumbel-max over `noise`. Temperature 0 takes the most likely
+token.
 
 Kernels on GPUs need no sort: draws from all tokens are one pass; filters search for their threshold among the tokens
 that can matter (`gpu/candidates.py`). They keep what the twins keep, but for tokens of equal logits of which a filter
 keeps only some: there they keep those of lower numbers, where the twins keep those that `torch.topk` puts first.
 So they draw the same tokens, up to the rounding of a logarithm. On the CPU greedy rows and draws from all tokens are
-one native pass, rows with filters the twin's.
+one native pass, masks included, rows with filters the twin's.
 
 Shapes: R rows, V vocabulary, C candidates per row (most likely first), L rows of which log-probabilities are wanted,
-N alternatives, E edits.
+N alternatives, E edits, W words of 32 tokens, of which the first is the lowest bit.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .errors import KernelError
 from .native import Kernel
 from .noise import gumbel, streams
 
-_DRAW = Kernel("motet_draw", "pipppii")
+_DRAW = Kernel("motet_draw", "pipppipii")
 
 GREEDY_BELOW = 1e-5  # a temperature that small is meant as 0, and would overflow float32
 NARROW = 256
@@ -99,33 +100,56 @@ def edit(logits_RV: Tensor, edits: Edits) -> Tensor:
     return edit_torch(logits_RV, edits)
 
 
-def draw(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
-    """Token ids `[R]`, int64, on the logits' device; -1 where a row has NaN or +inf, or nothing but -inf.
+def forbid(logits_RV: Tensor, bits_RW: Tensor) -> Tensor:
+    """A copy of the logits with -inf where a token's bit, in int32 on the same device, is not set.
 
-    `logits_RV` are rows of float32, bfloat16 or float16 and are left as they are. Raises `KernelError` on others.
+    Raises `KernelError` on bits of another type or device, or too few of them.
     """
     _check_logits(logits_RV)
+    _check_bits(bits_RW, logits_RV)
+    if gpu.takes(logits_RV):
+        from .gpu import sampling as kernels
+
+        return kernels.forbid(logits_RV, bits_RW)
+    return forbid_torch(logits_RV, bits_RW)
+
+
+def draw(logits_RV: Tensor, choices: Sequence[Choice], bits_RW: Tensor | None = None) -> Tensor:
+    """Token ids `[R]`, int64, on the logits' device; -1 where a row has NaN or +inf, or nothing but -inf.
+
+    bits_RW: as `forbid` has them; no other token is drawn, or looked at. `logits_RV` are rows of float32, bfloat16 or
+    float16 and are left as they are. Raises `KernelError` on others, and on what `forbid` refuses.
+    """
+    _check_logits(logits_RV)
+    if bits_RW is not None:
+        _check_bits(bits_RW, logits_RV)
     if len(choices) != len(logits_RV):
         raise KernelError(f"choices: {len(choices)} must be as many as rows of logits_RV, {len(logits_RV)}")
     if gpu.takes(logits_RV):
         from .gpu import sampling as kernels
 
-        return kernels.draw(logits_RV, choices)
+        return kernels.draw(logits_RV if bits_RW is None else kernels.forbid(logits_RV, bits_RW), choices)
     native = _DRAW.native() if is_cpu(logits_RV) and logits_RV.dtype == torch.float32 else None
     if native is None:
-        return draw_torch(logits_RV, choices)
-    return _draw_native(native, logits_RV, choices)
+        return draw_torch(logits_RV, choices, bits_RW)
+    return _draw_native(native, logits_RV, choices, bits_RW)
 
 
-def _draw_native(native: Callable[..., int], logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
+def _draw_native(
+    native: Callable[..., int], logits_RV: Tensor, choices: Sequence[Choice], bits_RW: Tensor | None
+) -> Tensor:
     """Rows with filters take part as greedy ones, for what it says of them if they cannot be drawn from."""
     temperatures_R = torch.tensor([c.temperature if c.draws and not c.filters else 0.0 for c in choices])
     streams_R = streams([choice.seed for choice in choices], [choice.position for choice in choices])
     ids_R = torch.empty(len(logits_RV), dtype=torch.int64)
     rows = (logits_RV.data_ptr(), logits_RV.stride(0), streams_R.data_ptr(), temperatures_R.data_ptr())
-    native(*rows, ids_R.data_ptr(), *logits_RV.shape)
+    bits = (0, 0) if bits_RW is None else (bits_RW.data_ptr(), bits_RW.stride(0))
+    native(*rows, *bits, ids_R.data_ptr(), *logits_RV.shape)
     if filtered := [row for row, choice in enumerate(choices) if choice.filters]:
-        drawn = _draw_filtered(logits_RV[filtered], [choices[row] for row in filtered])
+        filtered_RV = logits_RV[filtered]
+        if bits_RW is not None:
+            filtered_RV = forbid_torch(filtered_RV, bits_RW[filtered])
+        drawn = _draw_filtered(filtered_RV, [choices[row] for row in filtered])
         ids_R[filtered] = torch.where(ids_R[filtered] < 0, -1, drawn)
     return ids_R
 
@@ -155,6 +179,14 @@ def _check_logits(logits_RV: Tensor) -> None:
         raise KernelError(f"logits_RV: {logits_RV.dtype} {shape}, must be dense rows of floats, 1 to 2**24 tokens")
 
 
+def _check_bits(bits_RW: Tensor, logits_RV: Tensor) -> None:
+    rows, vocab = logits_RV.shape
+    fits = bits_RW.dim() == 2 and len(bits_RW) == rows and 32 * bits_RW.shape[1] >= vocab and bits_RW.is_contiguous()
+    if bits_RW.dtype != torch.int32 or bits_RW.device != logits_RV.device or not fits:
+        found = f"{bits_RW.dtype} {list(bits_RW.shape)} on {bits_RW.device}"
+        raise KernelError(f"bits_RW: {found} must be dense int32 [{rows}, {-(-vocab // 32)} or more] beside logits_RV")
+
+
 # ------------------------------------------------------------------------------------------------------------- twins
 def edit_torch(logits_RV: Tensor, edits: Edits) -> Tensor:
     """The twin."""
@@ -166,8 +198,17 @@ def edit_torch(logits_RV: Tensor, edits: Edits) -> Tensor:
     return edited_RV
 
 
-def draw_torch(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
+def forbid_torch(logits_RV: Tensor, bits_RW: Tensor) -> Tensor:
     """The twin."""
+    shifts = torch.arange(32, dtype=torch.int32, device=logits_RV.device)
+    allowed_RV = (bits_RW.unsqueeze(-1) >> shifts).bitwise_and_(1).view(len(bits_RW), -1)[:, : logits_RV.shape[1]]
+    return logits_RV.masked_fill(allowed_RV == 0, -torch.inf)
+
+
+def draw_torch(logits_RV: Tensor, choices: Sequence[Choice], bits_RW: Tensor | None = None) -> Tensor:
+    """The twin."""
+    if bits_RW is not None:
+        logits_RV = forbid_torch(logits_RV, bits_RW)
     logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
     ids_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
     kinds: dict[Callable[..., Tensor], list[int]] = {}

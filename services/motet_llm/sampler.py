@@ -76,9 +76,8 @@ def choose(logits_RV: Tensor, requests: Sequence[Row], mask: TokenMask | None = 
     """The tokens of `sample`, `[R]`, int64, -1 where there is none."""
     edits = edits_of(requests)
     edited_RV = logits_RV if edits is None else sampling.edit(logits_RV, edits)
-    if mask is not None:
-        edited_RV = mask.apply(edited_RV)
-    return sampling.draw(edited_RV, [_choice(request) for request in requests])
+    bits = None if mask is None else mask.bits()
+    return sampling.draw(edited_RV, [_choice(request) for request in requests], bits)
 
 
 def _choice(request: Row) -> Choice:

@@ -1,7 +1,7 @@
 """Which tokens the rows of a step may draw, where their requests are held to grammars.
 
-The masks are computed while the model computes the logits that they are for: `compute` and `apply` are called by
-different threads, and `apply` waits. Shapes: R rows, V vocabulary, W words of 32 bits, the lowest token first.
+The masks are computed while the model computes the logits that they are for: `compute` and `bits` are called by
+different threads, and `bits` waits. Shapes: R rows, V vocabulary, W words of 32 bits, the lowest token first.
 """
 
 from __future__ import annotations
@@ -48,25 +48,20 @@ class TokenMask:
             self._done.set()
 
     def _ask(self) -> Tensor:
-        """For the CPU a bool of each logit, so that less is left for the thread that has the logits; else bits."""
         bits_RW = np.full((self._rows, words(self._vocab)), 0xFFFFFFFF, np.uint32)
         ahead: Sentence | None = None
         for row, request in self._held:
             ahead = _next(ahead, request)
             if ahead is not None:
                 ahead.fill(bits_RW[row], request.stop_ids)
-        if self._device.type != "cpu":
-            return torch.from_numpy(bits_RW.view(np.int32))
-        return torch.from_numpy(np.unpackbits(bits_RW.view(np.uint8), axis=1, bitorder="little") == 0)
+        return torch.from_numpy(bits_RW.view(np.int32))
 
-    def apply(self, logits_RV: Tensor) -> Tensor:
-        """The logits, those of tokens that may not be drawn at -inf, as soon as the masks are there."""
+    def bits(self) -> Tensor | None:
+        """As `motet_kernels.sampling.draw` takes them, `[R, W]`, as soon as they are there; None if no row is held."""
         if self.empty:
-            return logits_RV
+            return None
         self._done.wait()
-        if self._mask.dtype == torch.bool:
-            return logits_RV.masked_fill(self._mask[:, : logits_RV.shape[1]], -torch.inf)
-        return forbid(logits_RV, upload(self._mask, self._device))
+        return upload(self._mask, self._device)
 
 
 def _next(before: Sentence | None, row: Row) -> Sentence | None:
@@ -79,10 +74,3 @@ def _next(before: Sentence | None, row: Row) -> Sentence | None:
     if len(row.ahead) == 1:
         before = before.copy()  # it may be wrong, and the request's own has not seen it
     return before if before.accept(row.ahead[-1:]) else None
-
-
-def forbid(logits_RV: Tensor, bits_RW: Tensor) -> Tensor:
-    """A copy of the logits with -inf where the token's bit, in int32, is not set."""
-    shifts = torch.arange(32, dtype=torch.int32, device=logits_RV.device)
-    allowed_RV = (bits_RW.unsqueeze(-1) >> shifts).bitwise_and_(1).view(len(bits_RW), -1)[:, : logits_RV.shape[1]]
-    return logits_RV.masked_fill(allowed_RV == 0, -torch.inf)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motet_kernels.sampling import Choice, draw, draw_torch
+from motet_kernels.errors import KernelError
+from motet_kernels.sampling import Choice, draw, draw_torch, forbid
 
 KINDS = (
     Choice(0.0),
@@ -55,3 +56,50 @@ def test_rows_that_cannot_be_drawn_from_are_told(backend: str, kind: Choice) -> 
     ids = draw(logits_RV, [kind] * 5).tolist()
     assert ids[1:] == [-1, -1, -1, 599]
     assert ids[0] >= 0
+
+
+# ------------------------------------------------------------------------------------------------------------- the mask
+def masks(rows: int, vocab: int) -> torch.Tensor:
+    """By turns of few tokens, most, all, and those of one stretch; of the last word more bits than there are tokens."""
+    generator = torch.Generator().manual_seed(vocab)
+    words = torch.randint(-(2**31), 2**31, (3, rows, vocab // 32 + 2), generator=generator).to(torch.int32)
+    bits_RW = words[0] & words[1] & words[2]
+    bits_RW[1::4] = (words[0] | words[1] | words[2])[1::4]
+    bits_RW[2::4] = -1
+    bits_RW[3::4, : bits_RW.shape[1] // 2] = 0
+    return bits_RW
+
+
+def test_bits_forbid_what_they_do_not_name() -> None:
+    logits_RV, bits_RW = randn(8, 70), masks(8, 70)
+    masked_RV = forbid(logits_RV, bits_RW)
+    for row in range(8):
+        for token in range(70):
+            is_set = int(bits_RW[row, token // 32]) >> token % 32 & 1
+            assert float(masked_RV[row, token]) == (float(logits_RV[row, token]) if is_set else -torch.inf)
+
+
+@pytest.mark.parametrize("spread", [0.01, 20.0])
+@pytest.mark.parametrize("vocab", [1, 31, 64, 511, 512, 513, 2000])
+def test_of_what_is_allowed_it_draws_what_the_twin_draws(backend: str, vocab: int, spread: float) -> None:
+    logits_RV, bits_RW = randn(28, vocab + 3)[:, :vocab] * spread, masks(28, vocab)
+    assert draw(logits_RV, choices(28), bits_RW).tolist() == draw_torch(logits_RV, choices(28), bits_RW).tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_forbidden_is_not_looked_at(backend: str, kind: Choice) -> None:
+    logits_RV, bits_RW = randn(3, 600), torch.full((3, 19), -1, dtype=torch.int32)
+    logits_RV[0, 5], logits_RV[1, 70] = torch.nan, torch.inf
+    bits_RW[0, 0] &= ~(1 << 5)
+    bits_RW[2] = 0
+    first, second, third = draw(logits_RV, [kind] * 3, bits_RW).tolist()
+    assert (first >= 0, second, third) == (True, -1, -1)
+
+
+def test_masks_that_do_not_fit_are_refused() -> None:
+    logits_RV = randn(2, 70)
+    for bad in (torch.zeros(2, 2), torch.zeros(1, 3), torch.zeros(2, 3, dtype=torch.int64), torch.zeros(3, 2).T):
+        bits_RW = bad if bad.dtype == torch.int64 else bad.int()
+        for function in (lambda b: forbid(logits_RV, b), lambda b: draw(logits_RV, choices(2), b)):
+            with pytest.raises(KernelError, match=r"bits_RW: .* \[2, 3 or more\]"):
+                function(bits_RW)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tokenizers import Tokenizer
 
 import tiny_tokenizers
@@ -17,7 +16,6 @@ from motet_llm.endless import lark_ends, schema_ends
 from motet_llm.grammar import Grammar, Sentence, words
 from motet_llm.grammars import Grammars
 from motet_llm.spelling import Spelling
-from motet_llm.token_mask import forbid
 from motet_shared import messages
 from motet_shared.errors import BadRequest, DeadlineExceeded, UnsupportedParameter
 
@@ -259,18 +257,6 @@ def test_looking_for_an_end_is_quick_however_long_the_schema() -> None:
     began = time.thread_time()
     assert schema_ends({"$ref": "#/$defs/d0", "$defs": defs})
     assert time.thread_time() - began < 10
-
-
-# ------------------------------------------------------------------------------------------------------------- the mask
-def test_bits_forbid_what_they_do_not_name() -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits_RV = torch.randn(3, 70, generator=generator)
-    bits_RW = torch.randint(-(2**31), 2**31, (3, 3), generator=generator, dtype=torch.int64).to(torch.int32)
-    masked_RV = forbid(logits_RV, bits_RW)
-    for row in range(3):
-        for token in range(70):
-            is_set = int(bits_RW[row, token // 32]) >> token % 32 & 1
-            assert float(masked_RV[row, token]) == (float(logits_RV[row, token]) if is_set else -torch.inf)
 
 
 # ------------------------------------------------------------------------------------------------- compiled in the back

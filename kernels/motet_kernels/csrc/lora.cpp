@@ -13,6 +13,7 @@ namespace {
 constexpr int64_t PANEL = 32;  // outputs that lie side by side in `up`
 constexpr int64_t RANKS = 4;   // of A, taken in together
 constexpr int64_t CHUNK = 8;   // panels that are one piece of work
+constexpr int64_t MANY = 8;    // tiles for each thread
 
 struct Tile {
     int32_t slot, first, count;
@@ -122,6 +123,15 @@ struct Adapters {
         for (; used < num_tiles && tiles[used].count; used++) work += tiles[used].count * ranks[tiles[used].slot];
         const int64_t blocks = room / RANKS, chunks = ((outputs + PANEL - 1) / PANEL + CHUNK - 1) / CHUNK;
         const int threads = threads_for(work * std::min(inputs, outputs), used * std::min(blocks, chunks));
+        if (used >= MANY * threads) {  // each tile as a whole: nobody waits for the others between A and B
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+            for (int64_t t = 0; t < used; t++) {
+                for (int64_t r = 0; r < ranks[tiles[t].slot]; r += RANKS) shrink_tile(tiles[t], r);
+                if (ranks[tiles[t].slot])
+                    for (int64_t c = 0; c < chunks; c++) expand_tile(tiles[t], c * CHUNK);
+            }
+            return;
+        }
 #pragma omp parallel num_threads(threads) if (threads > 1)
         {
 #pragma omp for

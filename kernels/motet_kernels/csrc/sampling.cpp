@@ -71,11 +71,35 @@ void draw(const float* x, int64_t n, int64_t first, float top, float temperature
     }
 }
 
-int64_t row(const float* x, int64_t vocab, uint64_t stream, float temperature) {
+// A block of n logits with -infinity where a token's bit is not set: itself if all are, else a copy in `room`; null if
+// none is.
+const float* permitted(const float* x, int64_t n, const uint32_t* bits, float* room) {
+    uint32_t any = 0, all = ~0u;
+    for (int64_t i = 0; i < n; i += 32) {
+        const uint32_t here = n - i < 32 ? (1u << (n - i)) - 1 : ~0u;
+        any |= bits[i / 32] & here;
+        all &= bits[i / 32] | ~here;
+    }
+    if (all == ~0u) return x;
+    if (any == 0) return nullptr;
+    for (int64_t i = 0; i < n; i += 32) {
+        const uint32_t word = bits[i / 32];
+        const int64_t count = std::min<int64_t>(32, n - i);
+        for (int64_t j = 0; j < count; j++) {
+            room[i + j] = word >> j & 1 ? x[i + j] : -std::numeric_limits<float>::infinity();
+        }
+    }
+    return room;
+}
+
+// `bits`: of the tokens that may be drawn; null: all.
+int64_t row(const float* x, int64_t vocab, uint64_t stream, float temperature, const uint32_t* bits) {
     Best best;
+    float room[BLOCK];
     for (int64_t first = 0; first < vocab; first += BLOCK) {
-        const float* part = x + first;
         int64_t n = std::min<int64_t>(BLOCK, vocab - first);
+        const float* part = bits == nullptr ? x + first : permitted(x + first, n, bits + first / 32, room);
+        if (part == nullptr) continue;
         float top = largest(part, n);
         if (any_nan(part, n) || top == std::numeric_limits<float>::infinity()) return -1;
         if (temperature > 0) {
@@ -90,11 +114,15 @@ int64_t row(const float* x, int64_t vocab, uint64_t stream, float temperature) {
 }  // namespace
 
 // token [M] of logits [M, vocab] with rows `stride` apart: drawn at a temperature, with the noise of a stream, or at 0 the
-// most likely one, of equals the first. -1 where a logit is NaN or +infinity, or none is above -infinity.
+// most likely one, of equals the first. -1 where a logit is NaN or +infinity, or none is above -infinity. Where `bits` [M,
+// words] is not null, a token whose bit is not set is none of them.
 EXPORT int64_t motet_draw(const float* logits, int64_t stride, const int64_t* stream, const float* temperature,
-                          int64_t* token, int64_t rows, int64_t vocab) {
+                          const uint32_t* bits, int64_t words, int64_t* token, int64_t rows, int64_t vocab) {
     const int threads = threads_for(rows * vocab, rows);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t m = 0; m < rows; m++) token[m] = row(logits + m * stride, vocab, uint64_t(stream[m]), temperature[m]);
+    for (int64_t m = 0; m < rows; m++) {
+        const uint32_t* allowed = bits == nullptr ? nullptr : bits + m * words;
+        token[m] = row(logits + m * stride, vocab, uint64_t(stream[m]), temperature[m], allowed);
+    }
     return 0;
 }

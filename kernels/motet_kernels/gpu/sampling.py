@@ -1,4 +1,4 @@
-"""Edits of single logits, and draws from all tokens: one pass over the vocabulary, split over programs, then a merge.
+"""Edits of single logits, masks, and draws from all tokens: one pass over the vocabulary in many programs, and a merge.
 
 A draw is Gumbel-max over the noise of `motet_kernels.noise`, whose 64 bits come out the same here. Most tokens cannot
 win: noise of the uniform number u is below that of `1 - u`'s reciprocal, since `-log(u) > 1 - u`; so a token whose
@@ -6,7 +6,8 @@ win: noise of the uniform number u is below that of `1 - u`'s reciprocal, since 
 
 Ties go to the lower token. A maximum has no order of additions, so a row's token does not depend on the split.
 
-Shapes: R rows of logits, V vocabulary, N rows that are drawn here, S parts of the vocabulary, E edits.
+Shapes: R rows of logits, V vocabulary, N rows that are drawn here, S parts of the vocabulary, E edits, W words of
+32 tokens.
 """
 
 from __future__ import annotations
@@ -70,6 +71,16 @@ def _edit(logits_ptr, stride_r, rows_ptr, tokens_ptr, bias_ptr, factor_ptr, less
 
 
 @triton.jit
+def _forbid(logits_ptr, stride_r, bits_ptr, out_ptr, V, W, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(bits_ptr + row * W + at // 32, mask=at < V, other=0)
+    allowed = (word >> (at % 32)) & 1 != 0
+    x = tl.load(logits_ptr + row * stride_r + at, mask=(at < V) & allowed, other=float("-inf"))
+    tl.store(out_ptr + row * V + at, x, mask=at < V)
+
+
+@triton.jit
 def _race(
     logits_ptr,
     stride_r,
@@ -129,6 +140,7 @@ def _merge(scores_ptr, tokens_ptr, rows_ptr, out_ptr, splits, V, BLOCK: tl.const
 
 
 _EDIT = GpuKernel(_edit, Config(warps=4, constants={"BLOCK": 256}))
+_FORBID = GpuKernel(_forbid, *(Config(warps=4, constants={"BLOCK": block}) for block in (1024, 2048, 512)))
 _RACE = GpuKernel(
     _race,
     *(Config(warps=warps, constants={"BLOCK": block}) for warps, block in ((4, 1024), (4, 2048), (8, 2048), (8, 4096))),
@@ -143,6 +155,15 @@ def edit(logits_RV: Tensor, edits: Edits) -> Tensor:
     count = len(edits.rows)
     _EDIT(lambda c: (triton.cdiv(count, c["BLOCK"]),), edited_RV, edited_RV.stride(0), *columns, count)
     return edited_RV
+
+
+def forbid(logits_RV: Tensor, bits_RW: Tensor) -> Tensor:
+    """As `motet_kernels.sampling.forbid`. Logits of tokens that are forbidden are not read."""
+    out_RV = torch.empty_like(logits_RV, memory_format=torch.contiguous_format)
+    rows, vocab = logits_RV.shape
+    sizes = logits_RV.stride(0), bits_RW, out_RV, vocab, bits_RW.shape[1]
+    _FORBID(lambda c: (rows, triton.cdiv(vocab, c["BLOCK"])), logits_RV, *sizes)
+    return out_RV
 
 
 def draw(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
@@ -204,6 +225,8 @@ def samples() -> Iterator[Sample]:
         choices = [Choice(1.0), Choice(0.0)]
         label = f"2 × {vocab:,}, {dtype}"
         yield Sample(label, partial(draw, logits_RV, choices))
+        bits_RW = torch.zeros(2, vocab // 32 + 1, dtype=torch.int32)
+        yield Sample(label, partial(forbid, logits_RV, bits_RW))
     column = np.zeros(3, np.float32)
     edits = Edits(np.zeros(3, np.int32), np.arange(3, dtype=np.int32), column, column + 1, column)
     yield Sample(f"3 of 2 × {vocab:,}", partial(edit, torch.zeros(2, vocab), edits))

@@ -20,6 +20,8 @@ from motet_kernels.sampling import (
     draw_torch,
     edit,
     edit_torch,
+    forbid,
+    forbid_torch,
     logprobs,
     logprobs_torch,
     survivors,
@@ -80,6 +82,27 @@ def test_rows_that_are_not_finite_draw_nothing(device: torch.device, choice: Cho
     found = draw(logits.to(device), [choice] * 5)
     assert torch.equal(found.cpu(), draw_torch(logits, [choice] * 5))
     assert found[1:4].tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("vocab", [1, 31, 1000, 2100])
+def test_masks(device: torch.device, vocab: int, dtype: torch.dtype) -> None:
+    """And draws of what they allow; of the last word more bits are set than there are tokens."""
+    choices = [Choice(1.0, seed=1), Choice(0.0), Choice(1.0, top_k=3, seed=2), Choice(0.7, seed=3)]
+    generator = torch.Generator().manual_seed(vocab)
+    bits = torch.randint(-(2**31), 2**31, (4, vocab // 32 + 2), generator=generator).to(torch.int32)
+    bits[3] = -1
+    logits = randn(4, vocab, seed=vocab).to(dtype)
+    found = forbid(poisoned(logits, device), bits.to(device))
+    assert found.dtype == dtype
+    assert torch.equal(found.cpu(), forbid_torch(logits, bits))
+    drawn = draw(poisoned(logits, device), choices, bits.to(device))
+    assert torch.equal(drawn.cpu(), draw_torch(logits, choices, bits))
+
+
+def test_a_mask_that_allows_nothing(device: torch.device) -> None:
+    none = torch.zeros(1, 3, dtype=torch.int32, device=device)
+    assert draw(randn(1, 70).to(device), [Choice(1.0)], none).tolist() == [-1]
 
 
 FILTERS: list[dict[str, Any]] = [
@@ -207,6 +230,8 @@ def test_bad_arguments_are_refused_by_name(device: torch.device) -> None:
         (lambda: draw(logits.int(), [Choice(1.0)] * 2), "logits_RV"),
         (lambda: draw(logits.T, [Choice(1.0)] * 9), "logits_RV"),
         (lambda: draw(logits, [Choice(1.0)]), "choices"),
+        (lambda: draw(logits, [Choice(1.0)] * 2, torch.zeros(2, 1, device=device)), "bits_RW"),
+        (lambda: forbid(logits, torch.zeros(1, 1, dtype=torch.int32, device=device)), "bits_RW"),
         (lambda: edit(logits, edits._replace(tokens=edits.tokens + 9)), "tokens"),
         (lambda: edit(logits, edits._replace(bias=edits.bias.astype(np.float64))), "bias"),
         (lambda: logprobs(logits, [2], torch.zeros(2, dtype=torch.int64, device=device), 1), "rows"),
