@@ -94,7 +94,7 @@ def gguf_folder(folder: Path, kind: str) -> Path:
 def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -> Found:
     """Pairs of runs of the same load, exact and in the format, by turns."""
     where = bench if not form.gguf else _elsewhere(bench, gguf_folder(bench.folder, form.gguf))
-    engine = where.engine(**{**EXACT, **form.settings}, max_running=max(streams, 2))
+    engine = where.engine(**{**EXACT, **form.settings}, **_sizes(bench.plan, streams))
     rates: list[list[float]] = [[], []]
     for pair in range(pairs):
         jobs = [Job(0.0, bench.tokens(bench.plan.prompt), bench.plan.output) for _ in range(streams)]
@@ -103,6 +103,11 @@ def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -
     stats = engine.stats()
     engine.close()
     return Found(form.name, rates[1], rates[0], stats["weight_bytes"], stats["kv_bytes"])
+
+
+def _sizes(plan: Plan, streams: int) -> dict[str, int]:
+    """The same room for everyone: for the tokens of all streams."""
+    return {"max_running": max(streams, 2), "num_blocks": streams * (-(-(plan.prompt + plan.output) // 16) + 1)}
 
 
 def _elsewhere(bench: Bench, folder: Path) -> Bench:
@@ -139,7 +144,7 @@ def run(plan: Plan, streams: int, pairs: int, limit: int, wanted: str, cache: Pa
     torch.set_num_threads(plan.threads or torch.get_num_threads())
     bench = Bench(plan, cache)
     tasks = write_tasks(cache, limit) if limit else None
-    exact = bench.engine(**EXACT, max_running=max(streams, 2))
+    exact = bench.engine(**EXACT, **_sizes(plan, streams))
     findings = []
     for form in FORMATS:
         if wanted in form.name:

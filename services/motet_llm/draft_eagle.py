@@ -176,6 +176,10 @@ class EagleDrafts(DraftModel):
                 states.drop(shadow.base + min(shadow.num_computed, shadow.known))
         return super()._follow(request, wanted, busy)
 
+    def _tokens_of(self, request: Request) -> int:
+        states = self._states.get(request)
+        return 0 if states is None else len(states.rows_NX)
+
     def _shadow(self, request: Request) -> Shadow:
         return EagleShadow(request, self._states[request])
 

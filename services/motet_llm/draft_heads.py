@@ -64,13 +64,17 @@ class HeadDrafts:
     """Of an engine whose model is `target`'s. Raises ConfigError for heads of another model."""
 
     needs_model = True
-    caught_up = True
+    overdue = 0
 
     def __init__(self, config: EngineConfig, target: ModelRunner):
         self._target = target
         self.heads = _load(config.speculate, target)
         self._seen: dict[Request, Seen] = {}
         self._shadows: dict[Request, Shadow] = {}
+
+    def due(self, _request: Request) -> int:
+        """Nothing: the model has computed all that the heads need."""
+        return 0
 
     def observe(self, works: Sequence[Work], forward: Forward, sampled: Sampled) -> None:
         """What the model made of a step: the hidden states behind the last token of each request that is right."""

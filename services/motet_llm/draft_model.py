@@ -52,13 +52,23 @@ class DraftModel:
         self._tables = BlockTables(self._pool, self.runner.kv.layout, step_tokens=config.token_budget)
         self._longest = min(self.runner.context, self._tables.longest)
         self._shadows: OrderedDict[Request, Shadow] = OrderedDict()  # those used last are at the end
-        self.caught_up = True
+        self.overdue = 0
 
     def _load(self, config: EngineConfig, target: ModelRunner) -> ModelRunner:
         return load(config, target, ModelRunner)
 
     def _shadow(self, request: Request) -> Shadow:
         return Shadow(request)
+
+    def due(self, request: Request) -> int:
+        """Tokens that are to be computed before the first guess, where that is more than follows from one step."""
+        shadow = self._shadows.get(request)
+        count = self._tokens_of(request) if shadow is None else len(shadow.theirs) - shadow.num_computed
+        return count if count > self.behind else 0
+
+    def _tokens_of(self, request: Request) -> int:
+        """That a shadow of it would begin with."""
+        return len(request.tokens)
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> dict[Request, list[int]]:
         """Up to so many tokens of each request; of one that is new, none until its tokens are computed."""
@@ -98,14 +108,12 @@ class DraftModel:
 
     def _first_works(self, shadows: Iterable[Shadow]) -> list[Work]:
         """What is left to compute before the first guesses, as far as it is for this step."""
-        self.caught_up = True
-        budget, works = self.catch_up, []
+        self.overdue, works = 0, []
         for shadow in shadows:
             due = shadow.num_uncomputed
             if due > self.behind:
-                self.caught_up = False
-                due = min(due, budget)
-                budget -= due
+                due = min(due, self.catch_up - self.overdue)
+                self.overdue += due
             if due:
                 works.append(Work(shadow, due))
         return sorted(works, key=lambda work: work.num_tokens > 1)

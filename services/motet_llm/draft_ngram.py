@@ -21,7 +21,7 @@ class NgramDrafts:
     """The longest match of at least two tokens wins, of equal ones the last."""
 
     needs_model = False
-    caught_up = True  # it has nothing to compute first
+    overdue = 0  # it has nothing to compute first
 
     def __init__(self) -> None:
         self._indices: dict[Request, _Index] = {}
@@ -36,6 +36,10 @@ class NgramDrafts:
             if draft := index.draft(request.tokens, count):
                 found[request] = draft
         return found
+
+    def due(self, _request: Request) -> int:
+        """Nothing."""
+        return 0
 
     def observe(self, *_: object) -> None:
         """What the model computes says nothing here."""

@@ -6,7 +6,9 @@ were of late. The next token of a draft is worth its price as long as all before
 not even the first is, the request goes without, and is tried again after a while, each time a longer one.
 
 All this is an estimate. What bounds the loss is an account: it earns a share of the time that passes, drafts pay in
-what they gained and take out what they cost, and there are none while it is empty.
+what they gained and take out what they cost, and there are none while it is empty. Who guesses may have to compute a
+request's tokens first, which pays once all of them are computed, not before: so that begins when the account can pay
+for the whole of it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ BALANCE = 32  # steps without drafts whose time the account holds at most
 START = 2  # the same, at the beginning
 FRESH = 48  # steps after which one goes without drafts, to know what that takes now
 HISTORY = 32
-OUTLIER = 3  # no step counts as one that took more than this multiple of what was to be expected
+OUTLIER = 1.5  # no step counts as one that took more than this multiple of what was to be expected
 MARGIN = 1.15  # by which a drafted token is to bring more than it costs: both are estimates
 LEAST = 3  # measurements without which nothing is known
 PRIOR = 0.7  # of a drafted token to be right, before anything is known
@@ -80,6 +82,7 @@ class Switch:
         self.most = most
         self.always = always
         self._all = Odds(PRIOR, 1.0)
+        self._overdue: deque[float] = deque(maxlen=HISTORY)  # seconds of a token that had to be computed first
         self._prices: dict[int, Prices] = {}
         self._account = 0.0
         self._most_in_account = 0.0
@@ -88,8 +91,9 @@ class Switch:
         """Of a new request: as those of late."""
         return Odds(self._all.rate, 1.0)
 
-    def lengths(self, odds: Sequence[Odds]) -> list[int]:
-        """How many tokens to draft for each request that decodes in the next step."""
+    def lengths(self, odds: Sequence[Odds], dues: Sequence[int] = ()) -> list[int]:
+        """How many tokens to draft for each request that decodes in the next step. dues: of each, the tokens that have
+        to be computed first; none if nothing is said."""
         if self.always:
             return [self.most] * len(odds)
         none = [0] * len(odds)
@@ -98,13 +102,23 @@ class Switch:
         if len(prices.plain) < LEAST or prices.since_plain > FRESH or self._account <= 0:
             return none
         if len(prices.more) < LEAST:
-            return _trial(len(odds), self.most)
+            return self._afford(_trial(len(odds), self.most), dues)
         price = MARGIN * len(odds) * _median(prices.more) / _median(prices.plain)
         lengths = [one.length(price, self.most) for one in odds]
         again = next((at for at, one in enumerate(odds) if one.impatient), None)
         if again is not None and self._account > _median(prices.more):
             odds[again].try_again()  # one at a time: together they would cost as much as a step
             lengths[again] = 1
+        return self._afford(lengths, dues)
+
+    def _afford(self, lengths: list[int], dues: Sequence[int]) -> list[int]:
+        """Without those of whom more is overdue than the account can pay for; the ones with the least come first."""
+        price = _median(self._overdue) if self._overdue else 0.0
+        left = self._account
+        for at in sorted(range(len(dues)), key=dues.__getitem__):
+            if lengths[at] and dues[at]:
+                left -= dues[at] * price
+                lengths[at] = lengths[at] if left > 0 else 0
         return lengths
 
     def note_plain(self, rows: int, seconds: float) -> None:
@@ -118,11 +132,9 @@ class Switch:
         self._most_in_account = BALANCE * plain
         self._earn(seconds)
 
-    def note_drafted(self, rows: int, drafted: int, right: int, seconds: float, *, caught_up: bool = True) -> None:
-        """A step in which `right` of `drafted` tokens were; with what it took to draft them.
-
-        caught_up: nothing but that; else it says nothing about what a drafted token takes.
-        """
+    def note_drafted(self, rows: int, drafted: int, right: int, seconds: float, *, overdue: int = 0) -> None:
+        """A step in which `right` of `drafted` tokens were; with what it took to draft them, and to compute `overdue`
+        tokens first: where there are any, it says nothing about what a drafted token takes."""
         prices = self._of(rows)
         if drafted:
             self._all.right = 0.98 * self._all.right + right / drafted
@@ -130,10 +142,12 @@ class Switch:
         if not prices.plain:
             return
         plain = _median(prices.plain)
-        if drafted and caught_up:
+        if drafted and not overdue:
             prices.more.append(max(0.0, seconds - plain) / drafted)
         expected = plain + (drafted * _median(prices.more) if prices.more else 0.0)
-        taken = min(seconds, OUTLIER * expected) if caught_up else seconds
+        if overdue:
+            self._overdue.append(max(0.0, seconds - expected) / overdue)
+        taken = seconds if overdue else min(seconds, OUTLIER * expected)
         self._account -= taken - plain * (rows + right) / rows
         self._earn(seconds)
 

@@ -33,14 +33,18 @@ from .tensor_files import TensorFiles
 class Drafts(Protocol):
     """Guesses what comes next.
 
-    needs_model: it computes on the thread of the model. caught_up: the last `propose` did nothing but guess.
+    needs_model: it computes on the thread of the model. overdue: tokens of requests that it did not know, or not for
+    long, which the last `propose` had to compute before it could guess.
     """
 
     @property
     def needs_model(self) -> bool: ...
 
     @property
-    def caught_up(self) -> bool: ...
+    def overdue(self) -> int: ...
+
+    def due(self, request: Request) -> int:
+        """Tokens that will be overdue if it is to guess for this request."""
 
     def observe(self, works: Sequence[Work], forward: Forward, sampled: Sampled) -> None:
         """A step, before its tokens are taken; on the thread of the model."""
@@ -89,7 +93,8 @@ class Speculation:
         self._decoding, self._mixed = len(decoding), len(decoding) < len(works)
         if not decoding or (self._mixed and not self._switch.always):
             return []
-        lengths = self._switch.lengths([self._odds_of(request) for request in decoding])
+        dues = [self.drafts.due(request) for request in decoding]
+        lengths = self._switch.lengths([self._odds_of(request) for request in decoding], dues)
         self._counts.rested += lengths.count(0)
         pairs = zip(decoding, lengths, strict=True)
         counts = ((r, min(length, r.max_length - len(r.tokens) - 1)) for r, length in pairs)
@@ -114,8 +119,7 @@ class Speculation:
         if self._mixed:
             self._switch.note_other(seconds)
         elif self._asked and (drafted or self.drafts.needs_model):
-            caught_up = self.drafts.caught_up
-            self._switch.note_drafted(len(works), drafted, num_right, seconds, caught_up=caught_up)
+            self._switch.note_drafted(len(works), drafted, num_right, seconds, overdue=self.drafts.overdue)
         else:
             self._switch.note_plain(len(works), seconds)
 

@@ -11,6 +11,9 @@ from transformers import AutoTokenizer
 from motet_shared.errors import UnsupportedParameter
 from motet_shared.pieces import build_pieces, hidden_ids
 
+# Kinds of text most tokens are of: a mask that allows all of a kind is put together without looking at each token.
+_KINDS = [r"[a-z]{1,10}", r"[a-zA-Z ]{1,10}", *LLTokenizer.general_slices()]
+
 
 class Spelling:
     """Of `vocab` tokens. `engine` has one more: it stands for the end, which each request has tokens of its own for.
@@ -32,7 +35,7 @@ class Spelling:
         for token in specials:
             tokens[token] = (tokenizer.id_to_token(token) or f"<unused {token}>").encode()
         words = _Words([*tokens, b"<end of the grammar>"], [*specials, vocab])
-        self.engine = LLTokenizer(TokenizerWrapper(words), n_vocab=vocab + 1, eos_token=[vocab])
+        self.engine = LLTokenizer(TokenizerWrapper(words), n_vocab=vocab + 1, eos_token=[vocab], slices=_KINDS)
 
     @classmethod
     def load(cls, folder: str, vocab: int, eos_ids: Iterable[int]) -> Spelling:

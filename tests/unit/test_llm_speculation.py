@@ -41,7 +41,7 @@ class Knowing:
     """Drafts that are right with a given probability: `answers` are the tokens of each prompt's first one."""
 
     needs_model = False
-    caught_up = True
+    overdue = 0
 
     def __init__(self, answers: dict[int, list[int]], right: float, seed: int = 0):
         self._answers, self._right, self._rng = answers, right, random.Random(seed)
@@ -53,6 +53,9 @@ class Knowing:
         due = self._answers[request.key][request.num_output :][:count]  # type: ignore[index]
         guessed = [token if self._rng.random() < self._right else (token + 1) % VOCAB for token in due]
         return guessed + [0] * (count - len(guessed))
+
+    def due(self, request: Request) -> int:
+        return 0
 
     def observe(self, *_: object) -> None: ...
 

@@ -134,8 +134,38 @@ def test_a_prompt_of_the_draft_model_is_paid_for() -> None:
     caught, steps = 0, 2000
     for _ in range(steps):
         if any(switch.lengths(odds)):
-            switch.note_drafted(1, 0, 0, 1.5, caught_up=False)
+            switch.note_drafted(1, 0, 0, 1.5, overdue=32)
             caught += 1
         else:
             switch.note_plain(1, 1.0)
     assert 0 < 0.5 * caught / steps < 0.03
+
+
+def requests_one_by_one(count: int, prompt: int, output: int, right: float, *, known: float = 0.017) -> float:
+    """The gain over an engine without drafts. A drafted token takes 0.13 of a step, one of those that a draft model has
+    to know before it guesses, up to 32 of them in a step, `known`."""
+    switch, rng, seconds = Switch(5), random.Random(0), 0.0
+    for _ in range(count):
+        odds, due, said = switch.odds(), prompt, 0
+        while said < output:
+            (length,) = switch.lengths([odds], [due if due > 2 else 0])
+            overdue = min(due, 32) if length and due > 2 else 0
+            drafted = length if length and overdue == max(due, overdue) else 0
+            hits = next((n for n in range(drafted) if rng.random() >= right), drafted)
+            took = 1 + known * overdue + 0.13 * drafted
+            if length:
+                switch.note_drafted(1, drafted, hits, took, overdue=overdue)
+            else:
+                switch.note_plain(1, took)
+            if drafted:
+                odds.note(drafted, hits)
+            due = 0 if drafted else due - overdue + 1
+            seconds += took
+            said += 1 + hits
+    return count * output / seconds
+
+
+def test_prompts_of_a_draft_model_are_begun_when_all_of_them_can_be_paid_for() -> None:
+    assert requests_one_by_one(12, 128, 128, right=0.8) > 1.25
+    assert requests_one_by_one(12, 128, 128, right=0.0) > 0.97
+    assert requests_one_by_one(12, 1000, 8, right=0.8) > 0.97
