@@ -68,6 +68,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 64,
         "max_position_embeddings": 8192,
     },
+    # A tenth of that, which drafts for it
+    "middle draft": {
+        "vocab_size": 32000,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 64,
+        "max_position_embeddings": 8192,
+    },
     "tiny draft": {
         "vocab_size": 512,
         "hidden_size": 32,
