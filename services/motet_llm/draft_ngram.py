@@ -1,7 +1,7 @@
 """Drafts from what a request has said before: where its last tokens stand earlier in it, what followed them there.
 
 (Prompt lookup, after Saxena 2023.) It costs no model, and pays where answers repeat their prompts: summaries, edits,
-code, retrieved passages.
+code, retrieved passages. Where a token of what is repeated was exchanged for another one, it goes on behind that.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from .request import Request
 MOST_SEEN = 1 << 14  # of a request's last tokens: what an index may cost when it is made
 MOST_PLACES = 4  # of a pair of tokens, the last ones
 LONGEST = 16  # tokens: places are compared no farther back
+NEAR = 8  # tokens, most of which must be the same where one of them was exchanged
 
 
 class NgramDrafts:
@@ -60,9 +61,10 @@ class _Index:
     def __init__(self, length: int) -> None:
         self._first = self._end = max(0, length - MOST_SEEN)
         self._places: dict[tuple[int, int], list[int]] = {}
+        self._distance = 0  # from the place that was found last to the end, as it was then
 
     def draft(self, tokens: Sequence[int], count: int) -> list[int]:
-        """What followed the longest of the places at which `tokens` have stood before, at most `count` tokens.
+        """What followed the longest of the places at which `tokens` have stood before, or nearly, at most `count` tokens.
 
         Where that runs into the end, it goes on with itself.
         """
@@ -72,7 +74,10 @@ class _Index:
         places = self._places.get((tokens[-2], tokens[-1]), ())
         best = max(places, key=lambda place: (self._match(tokens, place), place), default=None)
         if best is None:
+            best = self._beside(tokens)
+        if best is None:
             return []
+        self._distance = len(tokens) - best
         whole = list(tokens[best:])
         while len(whole) < count:
             whole += whole
@@ -85,6 +90,14 @@ class _Index:
             places.append(end)
             del places[:-MOST_PLACES]
         self._end = max(self._end, len(tokens))
+
+    def _beside(self, tokens: Sequence[int]) -> int | None:
+        """As far back as the last place was, if most of what stands there is what stands at the end."""
+        place = len(tokens) - self._distance
+        if not self._distance or place < self._first + NEAR:
+            return None
+        same = sum(tokens[place - n] == tokens[-n] for n in range(1, NEAR + 1))
+        return place if same > NEAR // 2 else None
 
     def _match(self, tokens: Sequence[int], place: int) -> int:
         """How many tokens before `place` are those at the end."""
