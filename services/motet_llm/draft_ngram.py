@@ -64,7 +64,7 @@ class _Index:
         self._distance = 0  # from the place that was found last to the end, as it was then
 
     def draft(self, tokens: Sequence[int], count: int) -> list[int]:
-        """What followed the longest of the places at which `tokens` have stood before, or nearly, at most `count` tokens.
+        """What followed the longest of the places at which `tokens` have stood before, or nearly: up to `count` tokens.
 
         Where that runs into the end, it goes on with itself.
         """
