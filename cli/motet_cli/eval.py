@@ -152,7 +152,7 @@ def table(found: Sequence[dict[str, Any]]) -> Table:
 
 
 def _difference(first: dict[str, Any], one: dict[str, Any]) -> str:
-    """What a setting costs against the first: of perplexity, and the category that loses most."""
+    """What a setting costs against the first: of perplexity, and the category that loses most; and what was guessed."""
     parts = [f"perplexity {one['perplexity'] / first['perplexity'] - 1:+.1%}"]
     ours, theirs = one.get("accuracy_by_category", {}), first.get("accuracy_by_category", {})
     changes = {name: value - theirs[name] for name, value in ours.items() if name in theirs}
@@ -160,4 +160,6 @@ def _difference(first: dict[str, Any], one: dict[str, Any]) -> str:
         worst = min(changes, key=lambda name: changes[name])
         if changes[worst] < 0:
             parts.append(f"{worst} {100 * changes[worst]:+.1f} points")
+    if drafted := one.get("drafted_tokens"):
+        parts.append(f"{one['accepted_tokens'] / drafted:.0%} of {drafted:,} guesses right")
     return ", ".join(parts)

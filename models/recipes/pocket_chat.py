@@ -80,10 +80,18 @@ class Trainer(Training[list[Batch], Report]):
     """One run, or this worker's part in it."""
 
     def __init__(
-        self, recipe: Recipe, schedule: Schedule, *, compiled: bool = False, worker: int = 0, workers: int = 1
+        self,
+        recipe: Recipe,
+        schedule: Schedule,
+        *,
+        tokenizer: PreTrainedTokenizerFast | None = None,
+        compiled: bool = False,
+        worker: int = 0,
+        workers: int = 1,
     ) -> None:
+        """tokenizer: of a model that is there already; None: the recipe's own."""
         self.recipe = recipe
-        self.tokenizer = build_tokenizer(recipe)
+        self.tokenizer = tokenizer or build_tokenizer(recipe)
         self.model = build_model(recipe, self.tokenizer)
         self.forward = torch.compile(self.model, dynamic=True) if compiled else self.model
         super().__init__(self.model, schedule, matrix_lr=recipe.matrix_lr, other_lr=recipe.other_lr)

@@ -69,6 +69,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
             "kv_bytes_per_token": sum(token_bytes(runner.kv, layer) for layer in runner.kv.group_of),
             **_perplexity(engine, tokenizer, args.text, tasks, args.window),
             **_accuracy(engine, tokenizer, tasks),
+            **_guesses(engine),
         }
     finally:
         engine.close()
@@ -170,6 +171,12 @@ def _accuracy(engine: Engine, tokenizer: PreTrainedTokenizerBase, tasks: Sequenc
         "accuracy_by_category": by_category,
         "questions": len(tasks),
     }
+
+
+def _guesses(engine: Engine) -> dict[str, Any]:
+    """Tokens that were drafted for the answers, and those of them that were right, where some were."""
+    stats = engine.stats()
+    return {name: int(stats[name]) for name in ("drafted_tokens", "accepted_tokens") if stats.get("drafted_tokens")}
 
 
 def answers(engine: Engine, tokenizer: PreTrainedTokenizerBase, tasks: Sequence[Task]) -> list[str]:

@@ -46,10 +46,11 @@ def test_the_table_tells_the_difference() -> None:
     }
     second = first | {"setting": "weights=int4", "weight_bytes": 1 << 20, "perplexity": 2.5, "accuracy": 0.85}
     second["accuracy_by_category"] = {"count": 0.8, "size": 0.9}
+    second |= {"drafted_tokens": 1600, "accepted_tokens": 1200}
     console = Console(width=200, record=True)
     console.print(table([first, second]))
     shown = console.export_text()
-    assert "perplexity +25.0%, count -10.0 points" in shown
+    assert "perplexity +25.0%, count -10.0 points, 75% of 1,600 guesses right" in shown
     assert "85.0%" in shown
     assert format_bytes(4 << 20) in shown
 

@@ -1,0 +1,42 @@
+"""Train the model that drafts for pocket-chat.
+
+    python models/recipes/pocket_chat_draft.py --out models/pocket-chat-draft
+
+It has pocket-chat's tokenizer, its conversations, and about a tenth of its numbers. Batches are a function of (seed,
+step), as pocket-chat's are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from chat_mix import BROAD
+from chat_recipe import Phase, Recipe
+from pocket_chat import Trainer
+from training import Schedule
+
+DRAFT = Recipe(hidden=64, intermediate=192, layers=2, heads=2, kv_heads=1, phases=(Phase(start=0, mix=BROAD),))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
+    parser.add_argument("--chat", type=Path, default=Path("models/pocket-chat"), help="the model that it drafts for")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--state", type=Path, default=Path(".cache/pocket-chat-draft/state.pt"))
+    parser.add_argument("--resume", action="store_true", help="go on from --state")
+    args = parser.parse_args()
+    args.state.parent.mkdir(parents=True, exist_ok=True)
+    schedule = Schedule(steps=args.steps, warmup=DRAFT.warmup, decay=DRAFT.decay)
+    trainer = Trainer(DRAFT, schedule, tokenizer=PreTrainedTokenizerFast.from_pretrained(args.chat))
+    if args.resume:
+        trainer.load_state(args.state)
+    trainer.run(args.state, log=50)
+    trainer.export(args.out)
+
+
+if __name__ == "__main__":
+    main()
