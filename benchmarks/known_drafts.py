@@ -34,17 +34,23 @@ class KnownModel(DraftModel):
 
 
 class Reminded(NgramDrafts):
-    """Lookup for requests that seem to have their answers in their prompts, one of `every` tokens changed."""
+    """Lookup for requests that seem to have their answers in their prompts, one of `every` tokens changed. wrong: what
+    it finds is exchanged for something else."""
 
-    def __init__(self, vocab: int, every: int):
+    def __init__(self, vocab: int, every: int, *, wrong: bool = False):
         super().__init__()
+        self._shift = int(wrong)
         self.answers: Answers = {}
         self._vocab, self._every = vocab, every
         self._readers: dict[Request, Request] = {}
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> dict[Request, list[int]]:
         found = super().propose([(self._reader(request), count) for request, count in wanted])
-        return {real: found[reader] for real, reader in self._readers.items() if reader in found}
+        return {
+            real: [(token + self._shift) % self._vocab for token in found[reader]]
+            for real, reader in self._readers.items()
+            if reader in found
+        }
 
     def _reader(self, request: Request) -> Request:
         """The request with its answer, nearly, before its prompt."""

@@ -98,7 +98,7 @@ def kinds(plan: Plan, cache: Path) -> list[Kind]:
     vocab = SHAPES[plan.shape]["vocab_size"]
     found = [
         Kind("n-gram, repeated text", "ngram", lambda *_: Reminded(vocab, plan.every), NGRAM),
-        Kind("n-gram, always wrong", "ngram", lambda *_: Reminded(vocab, 3)),  # behind the two that it knows
+        Kind("n-gram, always wrong", "ngram", lambda *_: Reminded(vocab, plan.every, wrong=True)),
         Kind(f"draft model, {plan.right:g} right", draft, lambda c, r: KnownModel(c, r, plan.right), DRAFT),
         Kind("draft model, always wrong", draft, lambda c, r: KnownModel(c, r, 0.0)),
     ]

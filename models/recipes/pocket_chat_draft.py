@@ -25,7 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument("--chat", type=Path, default=Path("models/pocket-chat"), help="the model that it drafts for")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-chat-draft/state.pt"))
     parser.add_argument("--resume", action="store_true", help="go on from --state")
     args = parser.parse_args()
