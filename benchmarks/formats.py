@@ -105,7 +105,7 @@ def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -
     return Found(form.name, rates[1], rates[0], stats["weight_bytes"], stats["kv_bytes"])
 
 
-def _sizes(plan: Plan, streams: int) -> dict[str, int]:
+def _sizes(plan: Plan, streams: int) -> dict[str, Any]:
     """The same room for everyone: for the tokens of all streams."""
     return {"max_running": max(streams, 2), "num_blocks": streams * (-(-(plan.prompt + plan.output) // 16) + 1)}
 
