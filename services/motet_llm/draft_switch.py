@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 SHARE = 0.015  # of the time: what drafts may cost
 BALANCE = 32  # steps without drafts whose time the account holds at most
-START = 6  # the same, at the beginning
+START = 2  # the same, at the beginning
 FRESH = 48  # steps after which one goes without drafts, to know what that takes now
 HISTORY = 32
 OUTLIER = 1.5  # no step counts as one that took more than this multiple of what was to be expected
