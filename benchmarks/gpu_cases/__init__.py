@@ -32,7 +32,6 @@ NOUNS: dict[str, Callable[[Sizes, torch.device], Iterator[Case]]] = {
     "lora": matrices.adapters,
     "sampling": sampling.draws,
     "candidates": sampling.filtered_draws,
-    "masks": sampling.masks,
     "logprobs": sampling.logprobs,
     "speculation": sampling.agreements,
     "log_mel": sound.spectra,

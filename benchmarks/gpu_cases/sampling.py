@@ -19,6 +19,7 @@ LIKELY = 20  # tokens whose log-probabilities are asked for
 def draws(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     yield _drawn(sizes, device, "greedy", Choice(0.0))
     yield _drawn(sizes, device, "all tokens", Choice(1.0))
+    yield _masked(sizes, device)
 
 
 def filtered_draws(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -26,19 +27,19 @@ def filtered_draws(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     yield _drawn(sizes, device, "top-p 0.9", Choice(1.0, top_p=0.9))
 
 
-def masks(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    logits_RV = random(device, sizes.draws, sizes.vocab)
-    bits_RW = torch.full((sizes.draws, -(-sizes.vocab // 32)), 0x5F5F5F5F, dtype=torch.int32, device=device)
-    peers: dict[str, Run] = {"twin": partial(sampling.forbid_torch, logits_RV, bits_RW)}
-    moved = nbytes_of(logits_RV, bits_RW, logits_RV)
-    yield Case("grammar masks", partial(sampling.forbid, logits_RV, bits_RW), peers, moved)
-
-
 def _drawn(sizes: Sizes, device: torch.device, name: str, choice: Choice) -> Case:
     logits_RV = random(device, sizes.draws, sizes.vocab)
     choices = [choice._replace(seed=row) for row in range(sizes.draws)]
     peers: dict[str, Run] = {"twin": partial(sampling.draw_torch, logits_RV, choices)}
     return Case(f"draw, {name}", partial(sampling.draw, logits_RV, choices), peers, nbytes_of(logits_RV))
+
+
+def _masked(sizes: Sizes, device: torch.device) -> Case:
+    logits_RV = random(device, sizes.draws, sizes.vocab)
+    bits_RW = torch.full((sizes.draws, -(-sizes.vocab // 32)), 0x5F5F5F5F, dtype=torch.int32, device=device)
+    peers: dict[str, Run] = {"twin": partial(sampling.forbid_torch, logits_RV, bits_RW)}
+    moved = nbytes_of(logits_RV, bits_RW, logits_RV)
+    return Case("grammar masks", partial(sampling.forbid, logits_RV, bits_RW), peers, moved)
 
 
 def agreements(sizes: Sizes, device: torch.device) -> Iterator[Case]:
