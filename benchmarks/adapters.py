@@ -26,7 +26,7 @@ from measures import Target, median_interval, table, targets_table
 from motet_llm.adapter_bank import Adapter
 from motet_llm.adapter_folder import CONFIG, WEIGHTS
 from motet_llm.engine import Engine
-from replay import Job, Replay, rate
+from replay import Job, Replay, blocks_for, rate
 from serving import QUICK, Bench, Plan
 
 RESULTS = Path(__file__).resolve().parent / "results" / "adapters.json"
@@ -132,10 +132,9 @@ def run(plan: Plan, streams: int, rank: int, pairs: int, wanted: str, cache: Pat
     torch.set_num_threads(plan.threads or torch.get_num_threads())
     bench = Bench(plan, cache)
     folders = random_adapters(plan.shape, rank, streams, cache)
-    blocks = streams * (-(-(plan.prompt + plan.output) // 16) + 1)
     sizes: dict[str, Any] = {
         "max_running": streams,
-        "num_blocks": blocks,
+        "num_blocks": blocks_for(streams, plan.prompt + plan.output),
         "token_budget": max(512, streams),
         "prefix_cache": False,
     }

@@ -25,7 +25,7 @@ from llm_checkpoint import CHECKPOINT, add_checkpoint
 from measures import median_interval, table
 from motet_llm.engine import Engine
 from motet_shared.capacity import format_bytes
-from replay import Job, Replay, rate
+from replay import Job, Replay, blocks_for, rate
 from serving import QUICK, Bench, Plan
 
 HERE = Path(__file__).resolve().parent
@@ -107,7 +107,7 @@ def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -
 
 def _sizes(plan: Plan, streams: int) -> dict[str, Any]:
     """The same room for everyone: for the tokens of all streams."""
-    return {"max_running": max(streams, 2), "num_blocks": streams * (-(-(plan.prompt + plan.output) // 16) + 1)}
+    return {"max_running": max(streams, 2), "num_blocks": blocks_for(streams, plan.prompt + plan.output)}
 
 
 def _elsewhere(bench: Bench, folder: Path) -> Bench:

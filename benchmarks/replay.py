@@ -76,6 +76,11 @@ class Limits:
         return bool(served.error) or late or (served.complete and not self.met(served))
 
 
+def blocks_for(streams: int, tokens: int) -> int:
+    """KV blocks of 16 tokens in which so many streams of so many tokens find room, and one more each."""
+    return streams * (-(-tokens // 16) + 1)
+
+
 def rate(served: Sequence[Served]) -> float:
     """Tokens per second, all together. Raises RuntimeError if a request was refused."""
     return sum(len(s.times) for s in _complete(served)) / max(s.times[-1] for s in served)

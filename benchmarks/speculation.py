@@ -27,7 +27,7 @@ from motet_llm.draft_switch import Switch
 from motet_llm.engine import Engine
 from motet_llm.model_runner import ModelRunner
 from motet_llm.speculation import Speculation
-from replay import Job, Replay, decode_rate
+from replay import Job, Replay, blocks_for, decode_rate
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speculation.json"
 FLOOR = 0.97  # of the speed without drafts, wherever they do not pay
@@ -116,11 +116,10 @@ class Bench:
 
     def _config(self, speculate: str = "off") -> EngineConfig:
         plan, most = self.plan, max(self.plan.streams)
-        blocks = most * (-(-(plan.prompt + plan.output + plan.tokens) // 16) + 1)
         return EngineConfig(
             model=str(self._folder),
             threads=plan.threads,
-            num_blocks=blocks,
+            num_blocks=blocks_for(most, plan.prompt + plan.output + plan.tokens),
             max_running=max(most, 2),
             prefix_cache=False,
             speculate=speculate,

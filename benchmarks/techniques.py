@@ -23,7 +23,7 @@ from motet_llm.engine import Engine
 from motet_llm.grammar import Grammar
 from motet_llm.spelling import Spelling
 from motet_shared import messages
-from replay import Job, Replay, decode_rate
+from replay import Job, Replay, blocks_for, decode_rate
 from serving import QUICK, Bench, Plan
 
 RESULTS = Path(__file__).resolve().parent / "results" / "techniques.json"
@@ -99,7 +99,7 @@ def run(plan: Plan, streams: int, pairs: int, wanted: str, cache: Path, output: 
     before = conditions()
     torch.set_num_threads(plan.threads or torch.get_num_threads())
     bench = Bench(plan, cache)
-    blocks = streams * (-(-(plan.prompt + plan.output) // 16) + 1)
+    blocks = blocks_for(streams, plan.prompt + plan.output)
     engine = bench.engine(max_running=max(streams, 2), num_blocks=blocks, prefix_cache=False)
     spelling = Spelling.load(str(bench.folder), bench.vocab, engine.runner.eos_ids)
     findings = []

@@ -84,6 +84,10 @@ class EagleShadow(Shadow):
     def theirs(self) -> list[int]:
         return self.real.tokens[self.base + 1 :]
 
+    @property
+    def num_theirs(self) -> int:
+        return super().num_theirs - self.base - 1
+
     def follow(self, wanted: int) -> None:
         """What was computed of guessed hidden states is computed again."""
         sure = self.known

@@ -63,7 +63,7 @@ class DraftModel:
     def due(self, request: Request) -> int:
         """Tokens that are to be computed before the first guess, where that is more than follows from one step."""
         shadow = self._shadows.get(request)
-        count = self._tokens_of(request) if shadow is None else len(shadow.theirs) - shadow.num_computed
+        count = self._tokens_of(request) if shadow is None else shadow.num_theirs - shadow.num_computed
         return count if count > self.behind else 0
 
     def _tokens_of(self, request: Request) -> int:

@@ -28,6 +28,11 @@ class Shadow(Request):
         """What the request says its tokens are."""
         return self.real.tokens
 
+    @property
+    def num_theirs(self) -> int:
+        """How many these are, without a copy of them."""
+        return len(self.real.tokens)
+
     def follow(self, wanted: int) -> None:
         """Become what the request is now. What is computed of tokens that it has stays."""
         theirs, ours, same = self.theirs, self.tokens, self.known

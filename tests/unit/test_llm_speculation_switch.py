@@ -150,7 +150,7 @@ def requests_one_by_one(count: int, prompt: int, output: int, right: float, *, k
         while said < output:
             (length,) = switch.lengths([odds], [due if due > 2 else 0])
             overdue = min(due, 32) if length and due > 2 else 0
-            drafted = length if length and overdue == max(due, overdue) else 0
+            drafted = length if due - overdue <= 2 else 0
             hits = next((n for n in range(drafted) if rng.random() >= right), drafted)
             took = 1 + known * overdue + 0.13 * drafted
             if length:
