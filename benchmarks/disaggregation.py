@@ -29,6 +29,7 @@ from document import conditions, load_line, write
 from measures import Target, table, targets_table
 from motet_llm.kv_cache import KvCache, LayerShape
 from motet_llm.kv_transfer import pack, plan_parts, unpack
+from motet_llm.sender import KvSender
 from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.discovery import Directory
@@ -104,20 +105,24 @@ async def _put(owner: BlobStore, data: bytearray) -> None:
 
 
 def _ends(size: int, repeats: int) -> dict[str, list[float]]:
-    """Out of blocks of 16 tokens and into blocks of 32."""
+    """Out of blocks of 16 tokens and into blocks of 32, in parts as large as engines send them."""
     tokens, shape = 1024, LayerShape(8, 64, 64)
     layers = max(1, size // (tokens * shape.nbytes(torch.bfloat16)))
     shapes = dict.fromkeys(range(layers), shape)
     ours, theirs = (KvCache(shapes, tokens // block, block, torch.bfloat16) for block in (16, 32))
-    (part,) = plan_parts(ours, 0, tokens, 1 << 40)
+    sender = KvSender(ours)
     found: dict[str, list[float]] = {"out of blocks": [], "into blocks": []}
     for _ in range(repeats + 1):
-        began = time.perf_counter()
-        content = pack(ours, [range(ours.num_blocks)], part)
-        packed = time.perf_counter()
-        unpack(theirs, [range(theirs.num_blocks)], part, content, torch.bfloat16)
-        found["out of blocks"].append(content.nbytes / (packed - began) / 1e9)
-        found["into blocks"].append(content.nbytes / (time.perf_counter() - packed) / 1e9)
+        spent = dict.fromkeys(found, 0.0)
+        for part in plan_parts(ours, 0, tokens, sender.part_bytes):
+            began = time.perf_counter()
+            content = pack(ours, [range(ours.num_blocks)], part)
+            packed = time.perf_counter()
+            unpack(theirs, [range(theirs.num_blocks)], part, content, torch.bfloat16)
+            spent["out of blocks"] += packed - began
+            spent["into blocks"] += time.perf_counter() - packed
+        for name, seconds in spent.items():
+            found[name].append(size / seconds / 1e9)
     return found
 
 

@@ -8,6 +8,7 @@ Shapes: P blocks, K key/value heads, S slots per block, D head dimension (values
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -123,7 +124,7 @@ class KvCache:
 
     def put(self, layer: int, rows: Sequence[Tensor], slots_N: Tensor) -> None:
         """Store rows of keys and of values `[N, K, …]` that are of the cache's type, scales included, as they are."""
-        for cache, row in zip(self._layers[layer], rows, strict=False):
+        for cache, row in zip(self.tensors(layer), rows, strict=True):
             blocks_N, places_N = slots_N // self.block_size, slots_N % self.block_size
             cache.view(torch.uint8)[blocks_N, :, places_N] = row.view(torch.uint8)
 
@@ -135,10 +136,20 @@ class KvCache:
         slots_N = blocks[places_N // self.block_size - begin] * self.block_size + places_N % self.block_size
         return slots_N.to(self._storage[0].device)
 
-    def pick(self, layer: int, slots_NK: Tensor) -> list[Tensor]:
-        """Rows of keys and of values `[N, K, …]`, as `put` takes them; the slots of each head are its own."""
-        heads_K = torch.arange(slots_NK.shape[1], device=slots_NK.device)
-        return [self._rows(cache, slots_NK, heads_K) for cache in self._layers[layer]]
+    def tensors(self, layer: int) -> tuple[Tensor, ...]:
+        """Keys and values as `layer` gives them; of a latent layer the one tensor that it has."""
+        key, value = self._layers[layer]
+        return (key,) if value is key else (key, value)
+
+    def pick(self, layer: int, slots: Tensor) -> list[Tensor]:
+        """Rows of keys and of values `[N, K, …]`, as `put` takes them. slots: `[N]`, or `[N, K]` for each head its own.
+
+        A latent layer has keys alone.
+        """
+        slots_NK = slots if slots.ndim == 2 else slots[:, None]
+        caches = self.tensors(layer)
+        heads_K = torch.arange(caches[0].shape[1], device=slots.device)
+        return [self._rows(cache, slots_NK, heads_K) for cache in caches]
 
     def keys(self, layer: int, head: int, slots_N: Tensor) -> Tensor:
         """Keys of one head, float32 `[N, D]`."""
@@ -146,9 +157,19 @@ class KvCache:
         return decode(rows_ND) if self.dtype in CODED else rows_ND.float()
 
     def _rows(self, cache_PKSD: Tensor, slots: Tensor, heads: Tensor | int) -> Tensor:
-        """As bytes: torch picks no float8 out of places."""
-        picked = cache_PKSD.view(torch.uint8)[slots // self.block_size, heads, slots % self.block_size]
-        return picked.view(self.dtype)
+        """The rows of these slots and heads, in the shape of both together, by a copy for each.
+
+        The memory of all blocks is taken for one tensor of rows that begin at every `step` bytes: copying by a single
+        index is five times as fast as looking places up by three.
+        """
+        bytes_PKSD = cache_PKSD.view(torch.uint8)
+        size, block = bytes_PKSD.shape[-1], bytes_PKSD.stride(0)
+        step = math.gcd(size, block)
+        last = (len(bytes_PKSD) - 1) * block + bytes_PKSD[0].numel() - size
+        rows = bytes_PKSD.as_strided((last // step + 1, size), (step, 1))
+        begins = slots // self.block_size * block + (heads * self.block_size + slots % self.block_size) * size
+        picked = rows.index_select(0, (begins // step).flatten())
+        return picked.view(*begins.shape, size).view(self.dtype)
 
     def write_heads(self, layer: int, heads: PackedHeads, slots_N: Tensor) -> Tensor:
         """Store a step's keys, rotated, and values; its rotated queries `[N, H, D]`."""

@@ -52,7 +52,7 @@ class Part:
 
 def token_bytes(kv: KvCache, layer: int) -> int:
     """Of one token of a layer, in the cache's type."""
-    return sum(t.shape[1] * t.shape[3] for t in _tensors(kv, layer)) * kv.dtype.itemsize
+    return sum(t.shape[1] * t.shape[3] for t in kv.tensors(layer)) * kv.dtype.itemsize
 
 
 def first_seen(kv: KvCache, layer: int, start: int, stop: int) -> int:
@@ -95,7 +95,7 @@ def _cut(
 
 def part_bytes(kv: KvCache, part: Part, dtype: torch.dtype) -> int:
     """Bytes of a part that a cache of `dtype` sends."""
-    tensors = [tensor for layer in part.layers for tensor in _tensors(kv, layer)]
+    tensors = [tensor for layer in part.layers for tensor in kv.tensors(layer)]
     per_token = sum(t.shape[1] * row_size(dim_of(t), dtype) for t in tensors) * dtype.itemsize
     return per_token * (part.end - part.first)
 
@@ -107,13 +107,8 @@ def pack(kv: KvCache, tables: Tables, part: Part) -> Tensor:
     slots = {g: kv.slots(tables[g], part.first, part.end) for g in {kv.group_of[layer] for layer in part.layers}}
     at = 0
     for layer in part.layers:
-        slots_N = slots[kv.group_of[layer]]
-        blocks_N, places_N = slots_N // kv.block_size, slots_N % kv.block_size
-        for cache_PKSD in _tensors(kv, layer):
-            if kv.dtype in CODED:  # as bytes: torch picks no float8 out of places
-                cache_PKSD = cache_PKSD.view(torch.uint8)
-            rows_NKD = cache_PKSD[blocks_N, :, places_N]
-            out[at : at + rows_NKD.nbytes].view(rows_NKD.dtype).view(rows_NKD.shape).copy_(rows_NKD)
+        for rows_NKD in kv.pick(layer, slots[kv.group_of[layer]]):
+            out[at : at + rows_NKD.nbytes] = rows_NKD.view(torch.uint8).flatten()
             at += rows_NKD.nbytes
     return out.cpu()
 
@@ -126,7 +121,7 @@ def unpack(kv: KvCache, tables: Tables, part: Part, content: Tensor, dtype: torc
     at, count = 0, part.end - part.first
     for layer in part.layers:
         rows: list[Tensor] = []
-        for cache_PKSD in _tensors(kv, layer):
+        for cache_PKSD in kv.tensors(layer):
             shape = (count, cache_PKSD.shape[1], row_size(dim_of(cache_PKSD), dtype))
             rows.append(elements[at : at + math.prod(shape)].view(shape))
             at += math.prod(shape)
@@ -141,12 +136,6 @@ def _converted(rows_NKD: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of any type as numbers that a cache of `dtype` takes."""
     wide = decode(rows_NKD) if rows_NKD.dtype in CODED else rows_NKD
     return wide.float() if dtype in CODED else wide.to(dtype)
-
-
-def _tensors(kv: KvCache, layer: int) -> tuple[Tensor, ...]:
-    """Keys and values; of a latent layer the one tensor that it has."""
-    key, value = kv.layer(layer)
-    return (key,) if value is key else (key, value)
 
 
 class Range:
@@ -190,7 +179,7 @@ def fingerprint(runner: Computes, deterministic: bool) -> str:
     """
     kv, computed = runner.kv, runner.describe()
     shapes = {
-        layer: [[t.shape[1], dim_of(t)] for t in _tensors(kv, layer)] + [kv.groups[g].window]
+        layer: [[t.shape[1], dim_of(t)] for t in kv.tensors(layer)] + [kv.groups[g].window]
         for layer, g in sorted(kv.group_of.items())
     }
     settings = computed if deterministic else {name: computed[name] for name in ("dtype", "weights")}
