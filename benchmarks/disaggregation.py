@@ -33,7 +33,7 @@ from motet_llm.sender import KvSender
 from motet_shared.blobs import BlobStore
 from motet_shared.bus import Bus
 from motet_shared.discovery import Directory
-from motet_shared.messages import Generate, Sampling
+from motet_shared.messages import Generate, KvPiece, Prefill, Sampling
 from motet_shared.quantiles import quantile
 from motet_tokenizer.router import Load, Router
 
@@ -41,6 +41,7 @@ RESULTS = HERE / "results" / "disaggregation.json"
 ARRANGEMENTS = {"aggregated": ("decode", "decode"), "apart": ("decode", "prefill")}
 READY = 90.0  # seconds
 LEAST_SHM = 0.8  # of a plain copy
+WAITED = 1e-3  # seconds without a part: all that had come is read
 MOST_WORSE = 1.03  # p95 of the time to first token of long prompts, apart / aggregated
 
 
@@ -71,6 +72,16 @@ class Run:
     gaps: list[float] = field(default_factory=list)
     ttft: list[float] = field(default_factory=list)
     handed_over: int = 0
+
+
+@dataclass
+class Findings:
+    """rates: GB/s by way. hidden: share of a prompt's bytes read while it was computed. alone: seconds by policy."""
+
+    rates: dict[str, float]
+    runs: list[Run] = field(default_factory=list)
+    alone: dict[str, list[float]] = field(default_factory=lambda: {"never": [], "always": []})
+    hidden: list[float] = field(default_factory=list)
 
 
 # ------------------------------------------------------------------------------------------------------------- the way
@@ -194,12 +205,39 @@ async def alone(plan: Plan, policy: str, number: int) -> list[float]:
     return found
 
 
+async def hidden(plan: Plan, number: int) -> list[float]:
+    """Of each prompt that is computed elsewhere, the share of its keys and values' bytes that were read meanwhile."""
+    chance, found = random.Random(number), []
+    async with _engines(plan, ["prefill"], "never", "decode") as bus, BlobStore("bench-reader") as reader:
+        [(instance, card)] = [(beat.instance, card) for beat in bus.directory.ready("prefill") for card in beat.models]
+        for _ in range(plan.prompts):
+            prompt = [chance.randrange(card.vocab - 8) for _ in range(plan.prompt)]
+            request = Prefill(model=card.name, prompt=prompt, kv=card.kv)
+            found.append(await _read_meanwhile(bus, reader, request, instance))
+    return found
+
+
+async def _read_meanwhile(bus: Bus, reader: BlobStore, request: Prefill, instance: str) -> float:
+    meanwhile, total, chunk, idle = 0, 0, 0, time.perf_counter()
+    async with bus.open("prefill", request, instance=instance) as stream:
+        async for piece in stream:
+            assert isinstance(piece, KvPiece)
+            if piece.stop > chunk and time.perf_counter() - idle > WAITED:
+                meanwhile = total  # all that had come was read before this chunk of the prompt was computed
+            chunk = piece.stop
+            await reader.get(piece.ref)
+            total, idle = total + piece.ref.nbytes, time.perf_counter()
+            if piece.last and chunk == len(request.prompt):
+                await stream.end_input()
+    return meanwhile / total
+
+
 @contextlib.asynccontextmanager
-async def _engines(plan: Plan, roles: Sequence[str], policy: str) -> AsyncIterator[Bus]:
-    """Workers of these roles, ready, and the bus of their tokenizer."""
+async def _engines(plan: Plan, roles: Sequence[str], policy: str, ours: str = "tokenizer") -> AsyncIterator[Bus]:
+    """Workers of these roles, ready, and the bus of one who calls them, in the role `ours`."""
     async with nats_stack(OMP_NUM_THREADS=str(plan.threads)) as (stack, nats):
         common = ["--model", plan.model, "--threads", str(plan.threads)]
-        bus = await nats.bus("tokenizer")
+        bus = await nats.bus(ours)
         try:
             for number, role in enumerate(roles):
                 flags = ["--role", role, "--remote-prefill", policy, *common]
@@ -229,7 +267,8 @@ def _all(runs: Sequence[Run], arrangement: str, what: str) -> list[float]:
     return [value for run in runs if run.arrangement == arrangement for value in getattr(run, what)]
 
 
-def report(plan: Plan, rates: dict[str, float], runs: Sequence[Run], ways: dict[str, list[float]]) -> str:
+def report(found: Findings, plan: Plan) -> str:
+    rates, runs, ways = found.rates, found.runs, found.alone
     copy = rates["plain copy"]
     transfer = table(
         ["way", "", "GB/s", "of a plain copy"],
@@ -247,21 +286,20 @@ def report(plan: Plan, rates: dict[str, float], runs: Sequence[Run], ways: dict[
     extra = (
         f"A prompt of {plan.prompt} tokens with nothing beside it: {here * 1e3:,.1f} ms to the first token where it"
         f" is decoded, {there * 1e3:,.1f} ms if it is computed elsewhere ({there - here:+.4f} s)."
+        f" Of its keys and values {median(found.hidden):.0%} were read while the rest was being computed."
     )
     return "\n\n".join([transfer, table(heads, rows), extra, targets_table(targets(rates, runs))])
 
 
-async def measure_all(plan: Plan) -> tuple[dict[str, float], list[Run], dict[str, list[float]]]:
-    rates = await transports(plan)
-    ways: dict[str, list[float]] = {"never": [], "always": []}
-    runs = []
+async def measure_all(plan: Plan) -> Findings:
+    found = Findings(await transports(plan), hidden=await hidden(plan, 0))
     for number in range(plan.rounds):
-        for policy, found in ways.items():
-            found += await alone(plan, policy, number)
+        for policy, times in found.alone.items():
+            times += await alone(plan, policy, number)
         for arrangement in ARRANGEMENTS:
-            runs.append(await measure(plan, arrangement, number))
+            found.runs.append(await measure(plan, arrangement, number))
             print(f"  round {number + 1} of {plan.rounds}: {arrangement}", flush=True)
-    return rates, runs, ways
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -272,9 +310,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, help="of every arrangement, in turn (5)")
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()
-    rates, runs, ways = asyncio.run(measure_all(plan))
-    print(f"{load_line(before)}\n\n{report(plan, rates, runs, ways)}", flush=True)
-    write(args.file, before, plan, {"rates": rates, "runs": runs, "alone": ways}, targets(rates, runs))
+    found = asyncio.run(measure_all(plan))
+    print(f"{load_line(before)}\n\n{report(found, plan)}", flush=True)
+    write(args.file, before, plan, found, targets(found.rates, found.runs))
 
 
 if __name__ == "__main__":

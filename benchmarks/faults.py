@@ -13,6 +13,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -29,6 +30,7 @@ from motet_shared.testing import free_port
 RESULTS = Path(__file__).resolve().parent / "results" / "faults.json"
 WORKERS = 2
 LIMIT_P50, LIMIT_P99 = 0.5, 1.5  # seconds
+IN_FLIGHT = 0.2  # seconds in which what was sent before a kill arrives
 STREAM_SECONDS = 60.0  # that a stream may take altogether
 _MOVES = re.compile(r"^motet_moves\S* (\S+)$", re.MULTILINE)
 
@@ -79,9 +81,12 @@ class Client:
                         self.finish = "length"
 
     def pause_after(self, moment: float) -> float:
-        """Seconds from `moment` to the end of the longest gap between pieces that ends after it."""
-        gaps = zip(self.times, self.times[1:], strict=False)
-        found = [(after - before, after) for before, after in gaps if after > moment]
+        """Seconds from `moment` to the end of the gap between pieces that it caused: the longest that begins soon.
+
+        What a dead worker had sent still arrives; a gap of later on has other causes.
+        """
+        gaps = [(after - before, after) for before, after in pairwise(self.times) if after > moment]
+        found = [(gap, after) for gap, after in gaps if after - gap <= moment + IN_FLIGHT]
         return max(found)[1] - moment if found else 0.0
 
 

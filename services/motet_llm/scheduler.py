@@ -1,10 +1,10 @@
 """Who runs in the next step: continuous batching with chunked prefill under one token budget.
 
 Rank is priority, then arrival. Decode tokens go first, then the chunks of those who prefill, then arrivals; among
-these two the tenant that was served the fewest tokens goes first. When blocks run out, paused requests give theirs up
-first, then those of the lowest rank, so the one of the highest rank always makes progress. A preempted request waits
-at its old rank; what it computed stays in the prefix cache as long as nobody needs the room, and the rest is computed
-again: nothing of it is lost.
+these two the tenant that was served the fewest tokens goes first, and of its requests those that were interrupted.
+When blocks run out, paused requests give theirs up first, then those of the lowest rank, so the one of the highest rank
+always makes progress. A preempted request waits at its old rank; what it computed stays in the prefix cache as long as
+nobody needs the room, and the rest is computed again: nothing of it is lost.
 
 A waiting request takes the place of a running one in two cases: that one has a lower priority, or the waiting one's
 tenant runs nothing while the other's tenant runs several.
@@ -29,6 +29,7 @@ from .supposed import Row, Supposed
 
 _rank = attrgetter("rank")
 SMALLEST_CHUNK = 8  # tokens: below, a step's fixed costs outweigh what streams gain from shorter steps
+PATIENCE = 5.0  # times as much as for others may streams be slowed down for one that was interrupted
 
 
 @dataclass(slots=True, frozen=True)
@@ -75,6 +76,36 @@ class Limits:
     latency_goal: float = 0.0
     static_batching: bool = False
     contiguous_kv: bool = False
+
+
+class _Budget:
+    """Tokens that may be prefilled in a step: few enough that streams that decode do not stutter.
+
+    For one that was interrupted they may: it was moved here or had to give way, and stands still meanwhile.
+    spent: by all together.
+    """
+
+    def __init__(self, limits: Limits, pace: Pace, decoding: int):
+        self.spent = 0
+        self._limits, self._pace, self._decoding = limits, pace, decoding
+        self._most = limits.token_budget - decoding
+        self._is_smooth = bool(decoding and limits.decode_slowdown)
+        if self._is_smooth and pace.wants_to_look(decoding):
+            self._most = 0
+        self._chunks: dict[bool, int] = {}  # by whether it is for interrupted ones
+
+    def left(self, *, interrupted: bool = False) -> int:
+        """0 and less: none."""
+        if not self._is_smooth:
+            return self._most - self.spent
+        if interrupted not in self._chunks:
+            slowdown = self._limits.decode_slowdown * (PATIENCE if interrupted else 1.0)
+            chunk = self._pace.chunk(self._decoding, slowdown, self._limits.latency_goal)
+            self._chunks[interrupted] = int(min(self._most, max(SMALLEST_CHUNK, chunk)))
+        return self._chunks[interrupted] - self.spent
+
+    def left_for(self, request: Request) -> int:
+        return self.left(interrupted=request.num_output > 0)
 
 
 class Scheduler:
@@ -145,28 +176,28 @@ class Scheduler:
         for request in active:
             if request.num_uncomputed == 1:
                 self._plan(request, 1)
-        budget = self._prefill_budget()
+        budget = _Budget(self.limits, self.pace, len(self._works))
         for request in sorted((r for r in active if r.num_uncomputed > 1), key=self._turn):
-            budget -= self._plan(request, self._chunk(request, budget))
+            budget.spent += self._plan(request, self._chunk(request, budget.left_for(request)))
         if not (self.limits.static_batching and active):
-            while budget > 0 and (arrived := self._admit()):
-                if not arrived.receiving:
-                    planned = self._plan(arrived, self._chunk(arrived, budget))
-                    budget -= planned or budget
+            self._begin(budget)
         works, self._works = self._works, {}
         return sorted(works.values(), key=lambda work: work.num_tokens > 1)
 
-    def _turn(self, request: Request) -> tuple[int, tuple[int, int], int]:
-        """Sorts requests that compete for prefilling."""
-        return -request.priority, self.counts.served(request.tenant), request.arrival
+    def _begin(self, budget: _Budget) -> None:
+        """Admit who waits, as long as there are tokens left and room."""
+        if budget.left() <= 0 and not any(r.num_output for r in self.waiting):
+            return
+        while (request := self._next_arrival()) is not None and budget.left_for(request) > 0 and self._admit(request):
+            if not request.receiving:
+                planned = self._plan(request, self._chunk(request, budget.left_for(request)))
+                if not planned:
+                    return
+                budget.spent += planned
 
-    def _prefill_budget(self) -> int:
-        """Tokens left for prefilling: few enough that streams that decode do not stutter."""
-        left = self.limits.token_budget - len(self._works)
-        if not self._works or not self.limits.decode_slowdown:
-            return left
-        chunk = self.pace.chunk(self.limits.decode_slowdown, self.limits.latency_goal)
-        return int(min(left, max(SMALLEST_CHUNK, chunk)))
+    def _turn(self, request: Request) -> tuple[int, tuple[int, int], bool, int]:
+        """Sorts requests that compete for prefilling; among those of a tenant, who was interrupted goes first."""
+        return -request.priority, self.counts.served(request.tenant), not request.num_output, request.arrival
 
     def _chunk(self, request: Request, budget: int) -> int:
         """How many of its tokens a request prefills in this step.
@@ -253,12 +284,11 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     # ----------------------------------------------------------------------------------------------------- admission
-    def _admit(self) -> Request | None:
+    def _admit(self, request: Request) -> bool:
         """Move the waiting request whose turn it is to `running`, if there is room. No other one overtakes it."""
-        request = self._next_arrival()
-        victims = self._room_for(request) if request is not None else None
-        if request is None or victims is None:
-            return None
+        victims = self._room_for(request)
+        if victims is None:
+            return False
         for victim in victims:
             self._preempt(victim)
         self.waiting.remove(request)
@@ -274,7 +304,7 @@ class Scheduler:
             self._tables.grow(request, request.max_length)
         elif not is_long:
             self.hand_over(request)
-        return request
+        return True
 
     def _next_arrival(self) -> Request | None:
         """The waiting request whose turn it is."""

@@ -95,12 +95,13 @@ def test_ways_to_choose_a_worker_are_compared(tmp_path: Path, capsys: pytest.Cap
     assert prefix["cached_tokens"] > 0
 
 
-def test_a_pause_ends_with_the_first_piece_after_the_longest_gap() -> None:
+def test_a_pause_ends_with_the_gap_that_the_kill_caused() -> None:
     client = Client(began=2)
-    client.times = [1.0, 1.1, 1.2, 1.9, 2.0, 2.1]
-    assert client.pause_after(1.15) == pytest.approx(0.75)
-    assert client.pause_after(1.95) == pytest.approx(0.15)
-    assert client.pause_after(3.0) == 0.0
+    client.times = [1.0, 1.1, 1.2, 1.9, 2.0, 3.0]
+    assert client.pause_after(1.15) == pytest.approx(0.75)  # what was on its way came, and then nothing
+    assert client.pause_after(1.25) == pytest.approx(0.65)
+    assert client.pause_after(1.75) == pytest.approx(0.15)  # the longest gap begins later: it has another cause
+    assert client.pause_after(3.5) == 0.0
 
 
 @pytest.mark.slow

@@ -31,3 +31,5 @@ def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(run["ttft"] and all(0 < seconds < 60 for seconds in run["ttft"]) for run in found["runs"])
     assert all(rate > 0 for rate in found["rates"].values())
     assert len(found["alone"]["always"]) == len(found["alone"]["never"]) == 1
+    assert len(found["hidden"]) == 1
+    assert 0 <= found["hidden"][0] < 1

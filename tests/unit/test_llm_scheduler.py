@@ -31,10 +31,13 @@ def make_scheduler(num_blocks: int = 16, block_size: int = 4, pace: Pace | None 
     return Scheduler(tables, Limits(**{**defaults, **limits}), pace=pace)
 
 
-def make_request(arrival: int, prompt: int, output: int = 8, credit: int = PLENTY, **options: Any) -> Request:
-    tokens = list(range(prompt))
-    key = f"r{arrival}"
-    return Request(key, arrival, tokens, Sampling(), credit=credit, max_length=prompt + output, **options)
+def make_request(
+    arrival: int, prompt: int, output: int = 8, credit: int = PLENTY, said: int = 0, **options: Any
+) -> Request:
+    """said: tokens of the output that another worker has drawn."""
+    tokens, replayed = list(range(prompt)), list(range(prompt, prompt + said))
+    key, length = f"r{arrival}", prompt + output
+    return Request(key, arrival, tokens, Sampling(), credit=credit, max_length=length, output=replayed, **options)
 
 
 def run_step(scheduler: Scheduler) -> list[Work]:
@@ -259,13 +262,20 @@ def test_being_away_earns_no_claims() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------- pace
-@pytest.mark.parametrize(("goal", "chunk"), [(0.0, 15), (0.05, 15), (0.13, 50)])
-def test_prefilling_stretches_steps_of_running_streams_only_so_far(goal: float, chunk: int) -> None:
+def make_pace() -> Pace:
+    """A step of 30 ms, and 2 ms for every token that is prefilled in it."""
     pace = Pace()
     for _ in range(10):
         pace.note(0.030, num_decodes=1, num_prefill_tokens=0)
+        pace.note(0.030, num_decodes=2, num_prefill_tokens=0)
         pace.note(0.030 + 0.002 * 100, num_decodes=1, num_prefill_tokens=100)
-    scheduler = make_scheduler(num_blocks=100, token_budget=512, decode_slowdown=2.0, latency_goal=goal, pace=pace)
+    return pace
+
+
+@pytest.mark.parametrize(("goal", "chunk"), [(0.0, 15), (0.05, 15), (0.13, 50)])
+def test_prefilling_stretches_steps_of_running_streams_only_so_far(goal: float, chunk: int) -> None:
+    limits: dict[str, Any] = {"token_budget": 512, "decode_slowdown": 2.0, "latency_goal": goal}
+    scheduler = make_scheduler(num_blocks=100, pace=make_pace(), **limits)
     scheduler.add(make_request(0, prompt=4))
     run_step(scheduler)
     scheduler.add(make_request(1, prompt=200))
@@ -274,8 +284,38 @@ def test_prefilling_stretches_steps_of_running_streams_only_so_far(goal: float, 
     assert steps_of(run_step(scheduler)) == {"r1": 200 - chunk}, "nobody decodes: nobody is disturbed"
 
 
+def test_a_stream_that_was_interrupted_may_slow_others_down_more_and_goes_first() -> None:
+    scheduler = make_scheduler(num_blocks=200, pace=make_pace(), token_budget=512, decode_slowdown=2.0)
+    scheduler.add(make_request(0, prompt=4))
+    run_step(scheduler)
+    scheduler.add(make_request(1, prompt=200))
+    scheduler.add(make_request(2, prompt=100, output=200, said=100))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 135}  # 300 ms, ten times a step
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 65}
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 1, "r1": 15}
+    scheduler.add(make_request(3, prompt=100, output=200, said=100))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 1, "r1": 15, "r3": 120}, "and does not wait for its turn"
+
+
+def test_what_streams_take_is_not_laid_to_what_is_prefilled_beside_them() -> None:
+    """One stream, then many more while somebody prefills in every step: chunks must not shrink with their number."""
+    pace = make_pace()
+    chunk, looks = 0.0, 0
+    for _ in range(1000):
+        rows = 32
+        if pace.wants_to_look(rows):
+            looks += 1
+            pace.note(0.100, rows, num_prefill_tokens=0)
+            continue
+        chunk = max(8.0, pace.chunk(rows, 2.0))
+        pace.note(0.100 + 0.002 * chunk, rows, num_prefill_tokens=int(chunk))
+    assert chunk == pytest.approx(50, abs=1), "100 ms at 2 ms a token"
+    assert pace.prefill_token == pytest.approx(0.002, rel=0.05)
+    assert looks == 1000 // 33 + 1
+
+
 def test_what_is_not_known_yet_limits_nothing() -> None:
-    assert Pace().chunk(2.0) == math.inf
+    assert Pace().chunk(1, 2.0) == math.inf
     assert Pace().at_least(1000, 1000) == 0
 
 
