@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from . import subjects
 from .call import Calls
@@ -38,6 +39,7 @@ class Monitor:
         self._control = control
         self._clock = clock
         self._probing: dict[str, asyncio.Task[None]] = {}
+        self._looking: dict[str, asyncio.Task[None]] = {}  # beside a probe that is not answered yet
         self._unanswered: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
         self._probe = encode(Controls(PROTOCOL, caller.instance, []))
@@ -49,7 +51,7 @@ class Monitor:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="monitor")
 
     async def close(self) -> None:
-        tasks = [*self._probing.values(), *([self._task] if self._task else [])]
+        tasks = [*self._probing.values(), *self._looking.values(), *([self._task] if self._task else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -73,14 +75,33 @@ class Monitor:
         if connected:
             for peer in self._calls.callers() | self._caller.by_peer.keys():
                 if peer not in self._probing:
-                    task = asyncio.get_running_loop().create_task(self._ask(peer))
-                    self._probing[peer] = task
-                    task.add_done_callback(lambda _, peer=peer: self._probing.pop(peer, None))  # type: ignore[misc]
+                    self._probe_with(self._probing, peer, self._ask)
+                elif peer not in self._looking:
+                    self._probe_with(self._looking, peer, self._look)
         for duty in self.duties:
             try:
                 await duty(PERIOD)
             except Exception:
                 log.exception("a periodic duty failed")  # the others have nothing to do with it
+
+    def _probe_with(
+        self, tasks: dict[str, asyncio.Task[None]], peer: str, probe: Callable[[str], Coroutine[Any, Any, None]]
+    ) -> None:
+        tasks[peer] = asyncio.get_running_loop().create_task(probe(peer))
+        tasks[peer].add_done_callback(lambda _: tasks.pop(peer, None))
+
+    async def _look(self, peer: str) -> None:
+        """Whether it is still there: the probe that is under way may have gone to one that was being killed.
+
+        Until its memory is freed, a tenth of a second and more, the system takes messages for a process that is dead.
+        """
+        try:
+            await self._control.request(subjects.control_at(peer), self._probe, timeout=PERIOD)
+        except NoResponders:
+            if await self._is_really_gone(peer):
+                self._lost(peer, "nobody serves it any more")
+        except (TimeoutError, MotetError):
+            pass  # the probe that is under way will tell
 
     async def _ask(self, peer: str) -> None:
         try:
@@ -110,6 +131,9 @@ class Monitor:
 
     def _lost(self, peer: str, why: str) -> None:
         log.warning("lost %s: %s", peer, why)
+        for tasks in (self._probing, self._looking):
+            if (task := tasks.get(peer)) is not None and task is not asyncio.current_task():
+                task.cancel()
         self._unanswered.pop(peer, None)
         self._caller.lost(peer, why)
         self._calls.caller_lost(peer)

@@ -240,6 +240,23 @@ async def test_a_dead_worker_bounces_the_probe(world: World) -> None:
     assert stream.received > 5
 
 
+async def test_a_probe_that_a_dying_worker_still_took_does_not_hide_its_death(world: World) -> None:
+    gateway, parrot = await world.gateway(), await world.parrot()
+    stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=20))
+    reading = asyncio.create_task(ids(stream))
+    await world.clock.advance(0.5)
+    control = subjects.control_at(parrot.bus.instance)
+    taken = LoseOnce(lambda m: m.subject == control and bool(m.reply))
+    world.hub.lose = taken
+    await world.clock.advance(0.1)
+    assert taken.lost == 1
+    die(parrot.bus)
+    await world.clock.advance(0.25)  # three beats have not been missed yet
+    assert reading.done()
+    with pytest.raises(errors.WorkerLost, match="nobody serves it"):
+        await reading
+
+
 async def test_a_dead_caller_frees_its_calls(world: World) -> None:
     gateway, parrot = await world.gateway(), await world.parrot()
     streams = [gateway.open("tokenizer", Echo(count=1000, delay_ms=50)) for _ in range(5)]
