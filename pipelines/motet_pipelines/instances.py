@@ -11,8 +11,12 @@ from motet_shared.messages import ModelCard
 
 
 def served(directory: Directory, role: str) -> dict[str, ModelCard]:
-    """Cards of the models that ready instances of a role announce, by name."""
-    cards = {card.name: card for beat in directory.ready(role) for card in beat.models}
+    """Cards of the models that ready instances of a role announce, by name.
+
+    Those reported lost a moment ago count until they have been silent for long: they come back, or others take their
+    place, and who asks one of them waits for that (`pick`). A session that begins meanwhile is no poorer for it.
+    """
+    cards = {card.name: card for beat in directory.ready(role, suspects=True) for card in beat.models}
     return dict(sorted(cards.items()))
 
 

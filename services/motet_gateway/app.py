@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -27,12 +28,13 @@ from .images_api import edits, generations
 from .jobs_api import jobs_router, submit
 from .models_api import models_router
 from .openapi import openapi_router
-from .problems import MethodNotAllowed, NotFound, Problem
+from .problems import MethodNotAllowed, NotFound, Problem, RateLimited
 from .realtime.endpoint import realtime
 from .render import error_event
 from .service import Service
 from .speech_api import speech
 from .stack_api import stack_router
+from .tenants import Tenant
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +100,7 @@ class App:
             telemetry.request_id.reset(token)
 
     async def _answer(self, endpoint: Endpoint, http: Exchange) -> None:
-        door = self._service.door
+        door, tenant = self._service.door, None
         http.told = lambda: door.origins.headers(http.scope)
         try:
             http.tenant = tenant = door.enter(http.scope).tenant
@@ -119,6 +121,7 @@ class App:
             elif http.started:
                 await http.finish(error_event(problem))
             else:
+                await _keep_back(error, tenant)
                 await http.fail(problem)
 
 
@@ -147,6 +150,7 @@ def build_api(service: Service) -> FastAPI:
                 door.check_metrics(tenant)
             response = await call_next(request)
         except MotetError as error:
+            await _keep_back(error, tenant)
             response = _problem_response(error)
         left = tenant.headers() if tenant is not None else ()
         for name, value in (*left, *door.origins.headers(request.scope)):
@@ -155,6 +159,7 @@ def build_api(service: Service) -> FastAPI:
 
     @api.exception_handler(MotetError)
     async def known(request: Request, error: MotetError) -> Response:
+        await _keep_back(error, getattr(request.state, "tenant", None))
         return _problem_response(error)
 
     @api.exception_handler(RequestValidationError)
@@ -190,6 +195,12 @@ class _Page(StaticFiles):
         response = super().file_response(*args, **kwargs)
         response.headers.update(_PAGE_HEADERS)
         return response
+
+
+async def _keep_back(error: Exception, tenant: Tenant | None) -> None:
+    """A limit of the tenant is told with a delay to who asks again and again."""
+    if tenant is not None and isinstance(error, RateLimited):
+        await asyncio.sleep(tenant.refusals.delay())
 
 
 def _problem_response(error: Exception) -> Response:

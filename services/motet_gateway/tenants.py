@@ -13,6 +13,7 @@ from .buckets import NANOSECONDS, Allowance, Clock, Hold
 from .limits import Limits, Slot
 from .metrics import GatewayMetrics
 from .problems import RateLimited
+from .refusals import Refusals
 from .rights import Rights
 
 SECOND = 1_000_000  # units of sound: microseconds
@@ -60,6 +61,7 @@ class Tenant:
     ):
         self.rights = Rights(name, limits)
         self.streams = self.sockets = 0  # that are open
+        self.refusals = Refusals(clock)
         self._gate, self._metrics, self._clock = gate, metrics, clock
         self._label = name or DEFAULT
         uses = metrics.uses

@@ -56,14 +56,14 @@ class Directory:
         """Every living instance of every role, in any state."""
         return [peer.heartbeat for peer in self._peers.values()]
 
-    def ready(self, role: str, model: str | None = None) -> list[Heartbeat]:
-        """Instances that take new work (for `model`), without those that were just reported lost."""
+    def ready(self, role: str, model: str | None = None, *, suspects: bool = False) -> list[Heartbeat]:
+        """Instances that take new work (for `model`); those that were just reported lost only among `suspects`."""
         return [
             peer.heartbeat
             for peer in self._peers.values()
             if peer.heartbeat.role == role
             and peer.heartbeat.state == "ready"
-            and peer.heartbeat.seq > peer.suspected_at
+            and (suspects or peer.heartbeat.seq > peer.suspected_at)
             and (model is None or any(card.name == model for card in peer.heartbeat.models))
         ]
 

@@ -111,7 +111,8 @@ async def _turn(client: Client, number: int) -> tuple[str, str, bytes]:
     if response["status"] == "failed":
         raise _checked(response["status_details"]["error"])
     said = next(event for event in client.events if event["type"] == f"{TRANSCRIPTION}.completed")["transcript"]
-    return said, response["output"][0]["content"][0]["transcript"], sound(client.events)
+    content = response["output"][0]["content"][0]
+    return said, content.get("transcript", f"not spoken: {content}"), sound(client.events)
 
 
 async def _until(client: Client, *kinds: str) -> dict[str, Any]:

@@ -64,6 +64,19 @@ def manual(**audio_input: Any) -> dict[str, Any]:
     return {"output_modalities": ["text"], "audio": {"input": {"turn_detection": None, **audio_input}}}
 
 
+async def test_a_session_speaks_though_the_voice_was_lost_a_moment_ago(whole: Stage) -> None:
+    """It comes back, or another takes its place: the reply waits for that, and is spoken."""
+    directory = whole.gateway.bus.directory
+    [beat] = directory.ready("tts")
+    directory.suspect(beat.instance)
+    assert not directory.ready("tts")
+    async with whole.talk(audio={"input": {"turn_detection": None}}) as client:
+        whole.tokenizer.reply = lambda request: words("One two.")
+        await client.send("response.create", response={"instructions": "count"})
+        await client.until("response.done")
+        assert kinds(client.events)[-len(SPOKEN_REPLY) + 1 :] == SPOKEN_REPLY[:-1]
+
+
 # ------------------------------------------------------------------------------------------------ the client commits
 async def test_a_commit_is_an_item_and_its_words_come_later(ears: Stage) -> None:
     assert ears.asr is not None

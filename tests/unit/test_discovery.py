@@ -52,6 +52,7 @@ async def test_a_suspect_is_offered_again_once_it_beats() -> None:
     await settle()
     gateway.directory.suspect(tokenizer.instance)
     assert gateway.directory.ready("tokenizer") == []
+    assert [beat.instance for beat in gateway.directory.ready("tokenizer", suspects=True)] == [tokenizer.instance]
     waiting = asyncio.create_task(gateway.directory.wait_for(lambda d: d.ready("tokenizer"), 60))
     await clock.advance(1.5)
     assert [beat.instance for beat in await waiting] == [tokenizer.instance]
