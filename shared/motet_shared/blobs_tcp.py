@@ -201,7 +201,7 @@ class BlobClient:
                 except BaseException:
                     sock.close()
                     raise
-        except (OSError, OverflowError) as error:
-            message = f"blob server {address}: cannot connect: {as_motet_error(error).message}"
+        except (OSError, OverflowError, ValueError) as error:  # names too long, empty labels and zeros are ValueErrors
+            message = f"blob server {address[:80]}: cannot connect: {as_motet_error(error).message}"
             raise BlobError(message) from None
         return sock

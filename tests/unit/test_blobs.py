@@ -403,6 +403,9 @@ async def test_an_unknown_transport_or_address_is_a_typed_error(owner: BlobStore
         ({"transport": "tcp", "address": "nowhere"}, "wanted host:port"),
         ({"transport": "tcp", "address": "127.0.0.1:1"}, "cannot connect"),
         ({"transport": "tcp", "address": "127.0.0.1:99999"}, "cannot connect"),
+        ({"transport": "tcp", "address": "a..b:80"}, "cannot connect"),
+        ({"transport": "tcp", "address": "é" * 100 + ":80"}, "cannot connect"),
+        ({"transport": "tcp", "address": "a\0b:80"}, "cannot connect"),
     ]:
         with pytest.raises(BlobError, match=message):
             await reader.get(changed(ref, **fields))
