@@ -1,7 +1,7 @@
 """How late a tenant is told that it was refused: the later, the less it waits between two tries.
 
-Reading a request only to refuse it costs a gateway about as much as one token of every stream that it serves. Clients
-that try again at once, whatever `Retry-After` says, would take the gateway from all other tenants.
+A request that is refused has been read and looked through like any other. Clients that try again at once, whatever
+`Retry-After` says, would take the gateway from all other tenants.
 """
 
 from __future__ import annotations
