@@ -263,38 +263,51 @@ def test_being_away_earns_no_claims() -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- pace
 def make_pace() -> Pace:
-    """A step of 30 ms, and 2 ms for every token that is prefilled in it."""
+    """A step of 30 ms, and half a millisecond for every token that is prefilled in it."""
     pace = Pace()
     for _ in range(10):
         pace.note(0.030, num_decodes=1, num_prefill_tokens=0)
         pace.note(0.030, num_decodes=2, num_prefill_tokens=0)
-        pace.note(0.030 + 0.002 * 100, num_decodes=1, num_prefill_tokens=100)
+        pace.note(0.030 + 0.0005 * 100, num_decodes=1, num_prefill_tokens=100)
     return pace
 
 
-@pytest.mark.parametrize(("goal", "chunk"), [(0.0, 15), (0.05, 15), (0.13, 50)])
+@pytest.mark.parametrize(("goal", "chunk"), [(0.0, 60), (0.05, 60), (0.13, 200)])
 def test_prefilling_stretches_steps_of_running_streams_only_so_far(goal: float, chunk: int) -> None:
     limits: dict[str, Any] = {"token_budget": 512, "decode_slowdown": 2.0, "latency_goal": goal}
-    scheduler = make_scheduler(num_blocks=100, pace=make_pace(), **limits)
+    scheduler = make_scheduler(num_blocks=200, pace=make_pace(), **limits)
     scheduler.add(make_request(0, prompt=4))
     run_step(scheduler)
-    scheduler.add(make_request(1, prompt=200))
-    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": chunk}  # 30 ms and more at 2 ms a token
+    scheduler.add(make_request(1, prompt=400))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": chunk}  # 30 ms and more at half a millisecond a token
     scheduler.finish(scheduler.running[0])
-    assert steps_of(run_step(scheduler)) == {"r1": 200 - chunk}, "nobody decodes: nobody is disturbed"
+    assert steps_of(run_step(scheduler)) == {"r1": 400 - chunk}, "nobody decodes: nobody is disturbed"
 
 
 def test_a_stream_that_was_interrupted_may_slow_others_down_more_and_goes_first() -> None:
-    scheduler = make_scheduler(num_blocks=200, pace=make_pace(), token_budget=512, decode_slowdown=2.0)
+    scheduler = make_scheduler(num_blocks=900, pace=make_pace(), token_budget=1024, decode_slowdown=2.0)
     scheduler.add(make_request(0, prompt=4))
     run_step(scheduler)
+    scheduler.add(make_request(1, prompt=600))
+    scheduler.add(make_request(2, prompt=300, output=600, said=500))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 540}  # 300 ms, ten times a step
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 260}
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 1, "r1": 60}
+    scheduler.add(make_request(3, prompt=300, output=600, said=500))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 1, "r1": 60, "r3": 480}, "and does not wait for its turn"
+
+
+def test_chunks_of_prompts_are_not_smaller_than_pays() -> None:
+    pace = Pace()
+    for _ in range(10):
+        pace.note(0.004, num_decodes=1, num_prefill_tokens=0)
+        pace.note(0.008, num_decodes=1, num_prefill_tokens=8)  # the same for 8, 16 and 32 tokens
+    scheduler = make_scheduler(num_blocks=100, pace=pace, token_budget=512, decode_slowdown=1.8)
+    scheduler.add(make_request(0, prompt=4))
+    run_step(scheduler)
+    pace.note(0.004, num_decodes=1, num_prefill_tokens=0)
     scheduler.add(make_request(1, prompt=200))
-    scheduler.add(make_request(2, prompt=100, output=200, said=100))
-    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 135}  # 300 ms, ten times a step
-    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 65}
-    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 1, "r1": 15}
-    scheduler.add(make_request(3, prompt=100, output=200, said=100))
-    assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 1, "r1": 15, "r3": 120}, "and does not wait for its turn"
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 32}
 
 
 def test_what_streams_take_is_not_laid_to_what_is_prefilled_beside_them() -> None:
