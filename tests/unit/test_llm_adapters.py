@@ -145,7 +145,7 @@ def due(folder: Path, adapters: dict[str, Path]) -> dict[str, list[int]]:
     "options",
     [
         {"deterministic": True},
-        {"num_blocks": 24, "token_budget": 8, "max_running": 6},
+        {"num_blocks": 16, "token_budget": 8, "max_running": 6},
         {"overlap": False, "prefix_cache": False, "weights": "float32"},
     ],
     ids=str,
