@@ -200,7 +200,7 @@ class _Page(StaticFiles):
 async def _keep_back(error: Exception, tenant: Tenant | None) -> None:
     """A limit of the tenant is told with a delay to who asks again and again."""
     if tenant is not None and isinstance(error, RateLimited):
-        await asyncio.sleep(tenant.refusals.delay())
+        await asyncio.sleep(tenant.refusal_delay())
 
 
 def _problem_response(error: Exception) -> Response:

@@ -9,15 +9,16 @@ from motet_shared.errors import BadRequest
 from motet_shared.tenants import DEFAULT, TenantLimits
 
 from .asgi import Headers
-from .buckets import NANOSECONDS, Allowance, Clock, Hold
+from .buckets import NANOSECONDS, Allowance, Bucket, Clock, Hold
 from .limits import Limits, Slot
 from .metrics import GatewayMetrics
 from .problems import RateLimited
-from .refusals import Refusals
 from .rights import Rights
 
 SECOND = 1_000_000  # units of sound: microseconds
 _MINUTE, _HOUR = 60, 3600
+_AT_ONCE = 20  # refusals that are told at once, and per second after that
+_LATEST = 2 * NANOSECONDS  # that a refusal is kept back
 
 
 class Ticket:
@@ -61,8 +62,8 @@ class Tenant:
     ):
         self.rights = Rights(name, limits)
         self.streams = self.sockets = 0  # that are open
-        self.refusals = Refusals(clock)
         self._gate, self._metrics, self._clock = gate, metrics, clock
+        self._refusals = Bucket(_AT_ONCE, 1, clock)
         self._label = name or DEFAULT
         uses = metrics.uses
         self.requests = Allowance("requests", uses.requests.labels(self._label))
@@ -93,6 +94,17 @@ class Tenant:
         self._check(allowance, amount)
         allowance.charge(amount)
         allowance.count(amount)
+
+    def refusal_delay(self) -> float:
+        """Seconds to wait before one more refusal is told: the less it waits between two tries, the longer.
+
+        A request that is refused has been read and looked through like any other. Clients that try again at once,
+        whatever `Retry-After` says, would take the gateway from all other tenants.
+        """
+        due = self._refusals.wait(0)
+        if due < _LATEST:
+            self._refusals.charge(1)
+        return due / NANOSECONDS
 
     def take(self, count: int = 1, *, tokens: int = 0, images: int = 0, audio: int = 0) -> Ticket:
         """Room for `count` replies, with what they will probably use; `audio` in microseconds.

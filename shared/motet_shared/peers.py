@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from . import subjects
@@ -95,28 +96,29 @@ class Monitor:
 
         Until its memory is freed, a tenth of a second and more, the system takes messages for a process that is dead.
         """
-        try:
-            await self._control.request(subjects.control_at(peer), self._probe, timeout=PERIOD)
-        except NoResponders:
-            if await self._is_really_gone(peer):
-                self._lost(peer, "nobody serves it any more")
-        except (TimeoutError, MotetError):
-            pass  # the probe that is under way will tell
+        with suppress(TimeoutError, MotetError):  # the probe that is under way will tell
+            await self._answers(peer, PERIOD)
 
     async def _ask(self, peer: str) -> None:
         try:
-            await self._control.request(subjects.control_at(peer), self._probe, timeout=PROBE_TIMEOUT)
-        except NoResponders:
-            if await self._is_really_gone(peer):
-                self._lost(peer, "nobody serves it any more")
+            if await self._answers(peer, PROBE_TIMEOUT):
+                self._unanswered.pop(peer, None)
         except TimeoutError:
             self._unanswered[peer] = self._unanswered.get(peer, 0.0) + PROBE_TIMEOUT
             if self._unanswered[peer] >= CALLER_SILENCE:
                 self._lost(peer, f"no answer for {self._unanswered[peer]:g} s")
         except MotetError:
             pass  # our own connection
-        else:
-            self._unanswered.pop(peer, None)
+
+    async def _answers(self, peer: str, timeout: float) -> bool:
+        """False: nobody serves it; if so for good, it is lost. Raises TimeoutError."""
+        try:
+            await self._control.request(subjects.control_at(peer), self._probe, timeout=timeout)
+        except NoResponders:
+            if await self._is_really_gone(peer):
+                self._lost(peer, "nobody serves it any more")
+            return False
+        return True
 
     async def _is_really_gone(self, peer: str) -> bool:
         """After a restart of NATS a living peer may reconnect a moment later than we did: ask once more."""

@@ -188,9 +188,9 @@ async def test_concurrent_streams_come_back_whoever_leaves(tmp_path: Path, strea
 
 async def test_who_tries_again_at_once_is_refused_later_and_later(tmp_path: Path) -> None:
     async with limited(tmp_path, "concurrent_streams = 1\nrequests_per_minute = 1000") as here:
-        refusals = here.tenant().refusals
-        assert [refusals.delay() for _ in range(21)] == [0.0] * 21
-        assert [refusals.delay() for _ in range(4)] == pytest.approx([0.05, 0.1, 0.15, 0.2])
+        delay = here.tenant().refusal_delay
+        assert [delay() for _ in range(21)] == [0.0] * 21
+        assert [delay() for _ in range(4)] == pytest.approx([0.05, 0.1, 0.15, 0.2])
         here.made.tokenizer.pace = 60
         loop, running = asyncio.get_running_loop(), here.ask(stream=True)
         await settle(50)
@@ -199,9 +199,9 @@ async def test_who_tries_again_at_once_is_refused_later_and_later(tmp_path: Path
         assert loop.time() - began >= 0.25
         running.leave()
         await running.done()
-        assert max(refusals.delay() for _ in range(100)) == 2.0
+        assert max(delay() for _ in range(100)) == 2.0
         here.now.wait(60)
-        assert [refusals.delay() for _ in range(21)] == [0.0] * 21
+        assert [delay() for _ in range(21)] == [0.0] * 21
 
 
 async def test_more_choices_than_ever_fit_are_a_bad_request(tmp_path: Path) -> None:
