@@ -46,6 +46,10 @@ class Shares:
         """To the house, then to its user: the lowest goes first."""
         return self._houses.served(house(tenant)), self._users[house(tenant)].served(tenant)
 
+    def of_house(self, name: str) -> int:
+        """Tokens served to all users of a house that has requests here."""
+        return self._houses.served(name)
+
     def __len__(self) -> int:
         """Tenants that are remembered."""
         return len(self._houses)

@@ -1,7 +1,9 @@
 """Who runs in the next step: continuous batching with chunked prefill under one token budget.
 
 Rank is priority, then arrival. Decode tokens go first, then the chunks of those who prefill, then arrivals; among
-these two the tenant that was served the fewest tokens goes first, and of its requests those that were interrupted.
+these two the tenant that was served the fewest tokens goes first, and of its requests those that were interrupted. Who
+is crowded out by another tenant's streams does not wait for those who prefill, nor, where that would take longer than
+half of the step, for the streams: they rest, in every second step at most.
 When blocks run out, paused requests give theirs up first, then those of the lowest rank, so the one of the highest rank
 always makes progress. A preempted request waits at its old rank; what it computed stays in the prefix cache as long as
 nobody needs the room, and the rest is computed again: nothing of it is lost.
@@ -16,7 +18,8 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import cached_property
+from operator import attrgetter, itemgetter
 
 from motet_shared.errors import InternalError, Overloaded
 
@@ -29,7 +32,7 @@ from .supposed import Row, Supposed
 
 _rank = attrgetter("rank")
 SMALLEST_CHUNK = 32  # tokens: 8 and 16 take as long (beside four streams of pocket-chat, on a Zen 3: 3.6 ms)
-PATIENCE = 5.0  # times as much as for others may streams be slowed down for one that was interrupted
+PATIENCE = 5.0  # times as much as for others may streams be slowed down for one that is urgent
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,31 +84,59 @@ class Limits:
 class _Budget:
     """Tokens that may be prefilled in a step: few enough that streams that decode do not stutter.
 
-    For one that was interrupted they may: it was moved here or had to give way, and stands still meanwhile.
-    spent: by all together.
+    For an urgent request they may. One that was interrupted is: it was moved here or had to give way, and stands still
+    meanwhile. And so is one that is crowded out: those who stutter are mostly of one tenant, which has had as much.
+
+    streams: those that decode in the step. spent: by all together.
     """
 
-    def __init__(self, limits: Limits, pace: Pace, decoding: int):
+    def __init__(self, limits: Limits, pace: Pace, shares: Shares, streams: Sequence[Request]):
         self.spent = 0
-        self._limits, self._pace, self._decoding = limits, pace, decoding
-        self._most = limits.token_budget - decoding
-        self._is_smooth = bool(decoding and limits.decode_slowdown)
-        if self._is_smooth and pace.wants_to_look(decoding):
-            self._most = 0
-        self._chunks: dict[bool, int] = {}  # by whether it is for interrupted ones
+        self._limits, self._pace, self._shares, self._streams = limits, pace, shares, streams
+        self._most = limits.token_budget - len(streams)
+        self._is_smooth = bool(streams and limits.decode_slowdown)
+        self._chunks: dict[bool, int] = {}  # by whether it is for urgent ones
 
-    def left(self, *, interrupted: bool = False) -> int:
+    def left(self, *, urgent: bool = False) -> int:
         """0 and less: none."""
         if not self._is_smooth:
             return self._most - self.spent
-        if interrupted not in self._chunks:
-            slowdown = self._limits.decode_slowdown * (PATIENCE if interrupted else 1.0)
-            chunk = self._pace.chunk(self._decoding, slowdown, self._limits.latency_goal)
-            self._chunks[interrupted] = int(min(self._most, max(SMALLEST_CHUNK, chunk)))
-        return self._chunks[interrupted] - self.spent
+        if urgent not in self._chunks:
+            self._chunks[urgent] = self._chunk(urgent)
+        return self._chunks[urgent] - self.spent
+
+    def _chunk(self, urgent: bool) -> int:
+        if not urgent and self._pace.wants_to_look(len(self._streams)):
+            return 0
+        slowdown = self._limits.decode_slowdown * (PATIENCE if urgent else 1.0)
+        chunk = self._pace.chunk(len(self._streams), slowdown, self._limits.latency_goal)
+        return int(min(self._most, max(SMALLEST_CHUNK, chunk)))
 
     def left_for(self, request: Request) -> int:
-        return self.left(interrupted=request.num_output > 0)
+        return self.left(urgent=request.num_output > 0 or self.is_crowded_out(request))
+
+    def is_crowded_out(self, request: Request) -> bool:
+        """Its tenant has no stream here and was served no more than the crowd; and no stream goes before it."""
+        tenant = house(request.tenant)
+        if self.crowd is None or tenant in self._tenants or any(r.priority > request.priority for r in self._streams):
+            return False
+        return self._shares.of_house(tenant) <= self._shares.of_house(self.crowd)
+
+    @property
+    def is_long(self) -> bool:
+        """Most of what a step of these streams takes is for their number."""
+        pace = self._pace
+        return self._is_smooth and pace.decode_step(len(self._streams)) >= 2 * pace.decode_step(1) > 0
+
+    @cached_property
+    def crowd(self) -> str | None:
+        """The tenant that has several of the streams, and at least half of them, if there is one."""
+        tenant, count = max(self._tenants.items(), key=itemgetter(1), default=("", 0))
+        return tenant if count > 1 and 2 * count >= len(self._streams) else None
+
+    @cached_property
+    def _tenants(self) -> Counter[str]:
+        return Counter(house(request.tenant) for request in self._streams)
 
 
 class Scheduler:
@@ -127,6 +158,7 @@ class Scheduler:
         self._tables = tables
         self._prefix_cache = prefix_cache
         self._works: dict[Request, Work] = {}
+        self._crowd_rests = False  # in the last step that was scheduled
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded when the queue is full."""
@@ -176,19 +208,26 @@ class Scheduler:
         for request in active:
             if request.num_uncomputed == 1:
                 self._plan(request, 1)
-        budget = _Budget(self.limits, self.pace, len(self._works))
+        budget = _Budget(self.limits, self.pace, self.counts, list(self._works))
+        may_begin = not (self.limits.static_batching and active)
+        if may_begin and self.waiting and budget.crowd is not None:
+            self._begin(budget, budget.is_crowded_out)
+        self._crowd_rests = budget.spent > 0 and budget.is_long and not self._crowd_rests
+        if self._crowd_rests:
+            for stream in [r for r in self._works if house(r.tenant) == budget.crowd]:
+                self._leave_out(stream)
         for request in sorted((r for r in active if r.num_uncomputed > 1), key=self._turn):
             budget.spent += self._plan(request, self._chunk(request, budget.left_for(request)))
-        if not (self.limits.static_batching and active):
+        if may_begin and (budget.left() > 0 or any(r.num_output for r in self.waiting)):
             self._begin(budget)
         works, self._works = self._works, {}
         return sorted(works.values(), key=lambda work: work.num_tokens > 1)
 
-    def _begin(self, budget: _Budget) -> None:
-        """Admit who waits, as long as there are tokens left and room."""
-        if budget.left() <= 0 and not any(r.num_output for r in self.waiting):
-            return
-        while (request := self._next_arrival()) is not None and budget.left_for(request) > 0 and self._admit(request):
+    def _begin(self, budget: _Budget, may: Callable[[Request], bool] = lambda _: True) -> None:
+        """Admit who waits and may, as long as there are tokens left and room."""
+        while (request := self._next_arrival()) is not None and may(request):
+            if budget.left_for(request) <= 0 or not self._admit(request):
+                return
             if not request.receiving:
                 planned = self._plan(request, self._chunk(request, budget.left_for(request)))
                 if not planned:
@@ -271,10 +310,13 @@ class Scheduler:
         """The paused request of the lowest rank, else the request of the lowest rank."""
         return next((r for r in reversed(self.running) if r.paused), self.running[-1])
 
-    def _preempt(self, request: Request) -> None:
+    def _leave_out(self, request: Request) -> None:
         work = self._works.pop(request, None)
         if work is not None:
             self.counts.serve(request.tenant, -work.num_tokens)
+
+    def _preempt(self, request: Request) -> None:
+        self._leave_out(request)
         self.running.remove(request)
         self._release(request)
         request.num_computed = 0

@@ -297,6 +297,57 @@ def test_a_stream_that_was_interrupted_may_slow_others_down_more_and_goes_first(
     assert steps_of(run_step(scheduler)) == {"r0": 1, "r2": 1, "r1": 60, "r3": 480}, "and does not wait for its turn"
 
 
+def crowded(**options: Any) -> Scheduler:
+    """Three streams of tenant a decode, and a prompt of theirs takes all that is left for prefilling."""
+    limits: dict[str, Any] = {"token_budget": 1024, "decode_slowdown": 2.0, "max_running": 8}
+    scheduler = make_scheduler(num_blocks=1000, pace=make_pace(), **limits)
+    for arrival in range(3):
+        scheduler.add(make_request(arrival, prompt=4, output=100, tenant="a", **options))
+    run_step(scheduler)
+    scheduler.add(make_request(3, prompt=600, tenant="a"))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1, "r2": 1, "r3": 60}
+    return scheduler
+
+
+def test_who_is_crowded_out_by_another_tenant_waits_neither_for_its_prompts_nor_for_its_streams() -> None:
+    scheduler = crowded()
+    scheduler.add(make_request(4, prompt=700, tenant="b"))
+    scheduler.add(make_request(5, prompt=700, tenant="b"))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1, "r2": 1, "r4": 540}, "300 ms, ten times a step"
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1, "r2": 1, "r3": 60}, "b has had more than a by now"
+
+
+def test_a_crowd_that_takes_long_rests_in_every_second_step_at_most() -> None:
+    scheduler = crowded()
+    for _ in range(10):
+        scheduler.pace.note(0.060, num_decodes=3, num_prefill_tokens=0)  # one of them takes half as long
+    for arrival in range(4, 10):
+        scheduler.add(make_request(arrival, prompt=30, output=1, tenant=f"t{arrival}"))
+        works = steps_of(run_step(scheduler))
+        assert works[f"r{arrival}"] == 30
+        assert works.keys().isdisjoint({"r0", "r1", "r2"}) == (arrival % 2 == 0)
+
+
+@pytest.mark.parametrize(
+    ("streams", "request_"),
+    [({}, {"tenant": "a"}), ({}, {"tenant": "b", "priority": -1}), ({"priority": 1}, {"tenant": "b"})],
+    ids=["one of theirs", "of low priority", "of lower priority than theirs"],
+)
+def test_who_is_not_crowded_out_waits_for_those_who_prefill(streams: dict[str, Any], request_: dict[str, Any]) -> None:
+    scheduler = crowded(**streams)
+    scheduler.add(make_request(4, prompt=300, **request_))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1, "r2": 1, "r3": 60}
+
+
+def test_a_tenant_with_a_single_stream_crowds_nobody_out() -> None:
+    scheduler = make_scheduler(num_blocks=900, pace=make_pace(), token_budget=1024, decode_slowdown=2.0, max_running=8)
+    for arrival, tenant in enumerate("abc"):
+        scheduler.add(make_request(arrival, prompt=4, output=100, tenant=tenant))
+    run_step(scheduler)
+    scheduler.add(make_request(3, prompt=600, tenant="d"))
+    assert steps_of(run_step(scheduler)) == {"r0": 1, "r1": 1, "r2": 1, "r3": 60}
+
+
 def test_chunks_of_prompts_are_not_smaller_than_pays() -> None:
     pace = Pace()
     for _ in range(10):
