@@ -32,14 +32,23 @@ class Job:
 
 
 class Schedule:
-    """Plays random events against two engines with the same weights, until every job is done."""
+    """Plays random events against two engines with the same weights, until every job is done.
+
+    tenants: whose the jobs are, in turn.
+    """
 
     def __init__(
-        self, engines: list[Engine], seed: int, prompts: list[list[int]] | None = None, answer: int = LONGEST_ANSWER
+        self,
+        engines: list[Engine],
+        seed: int,
+        prompts: list[list[int]] | None = None,
+        answer: int = LONGEST_ANSWER,
+        tenants: tuple[str, ...] = ("",),
     ):
         self.rng = random.Random(seed)
         self.engines = engines
         self.answer = answer
+        self.tenants = tenants
         self.jobs: dict[int, Job] = {}
         self.prompts = prompts or random_prompts(self.rng, engines[0].card().vocab, 8)
 
@@ -66,7 +75,8 @@ class Schedule:
 
     def _open(self, key: int, job: Job) -> None:
         job.items, job.granted = 0, self.rng.choice([0, 2, 1000])
-        job.engine.add(key, job.prompt, job.sampling, output=job.ids, credit=job.granted)
+        tenant = self.tenants[key % len(self.tenants)]
+        job.engine.add(key, job.prompt, job.sampling, output=job.ids, credit=job.granted, tenant=tenant)
 
     def _disturb(self, key: int, job: Job) -> None:
         chance = self.rng.random()

@@ -26,6 +26,9 @@ from motet_llm import checkpoint
 from motet_llm.attention import StepLayout
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
+from motet_llm.pace import Pace
+from motet_llm.request import Request
+from motet_llm.scheduler import Scheduler
 from schedules import LONGEST_ANSWER, LONGEST_PROMPT, Job, Schedule, random_prompts
 
 SCHEDULES = int(os.environ.get("MOTET_SCHEDULES", "1"))  # long ones for every family
@@ -168,6 +171,29 @@ def test_the_schedules_preempt_and_share_prefixes(name: str, num_blocks: int, tm
     jobs = Schedule([engine], 1).run()
     assert engine.stats()["preemptions"] > 0
     assert any(job.cached_tokens for job in jobs)
+    for job in jobs:
+        assert_greedy(reference_of(folder), job)
+
+
+def test_streams_that_rest_for_another_tenant_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[Request] = []
+    leave_out = Scheduler._leave_out
+
+    def spied(scheduler: Scheduler, request: Request) -> None:
+        rests.append(request)
+        leave_out(scheduler, request)
+
+    monkeypatch.setattr(Scheduler, "_leave_out", spied)
+    monkeypatch.setattr(Pace, "decode_step", lambda pace, rows: 0.01 * rows)  # whatever the clock says
+    monkeypatch.setattr(Pace, "chunk", lambda *_: 64)
+    folder = tiny_checkpoint("llama", tmp_path)
+    engine = Engine(
+        EngineConfig(model=str(folder), threads=1, block_size=4, num_blocks=100, token_budget=64, max_running=8)
+    )
+    prompts = random_prompts(random.Random(7), engine.card().vocab, 24)
+    jobs = Schedule([engine], 7, prompts, tenants=("a", "a", "a", "b", "a", "a", "c")).run()
+    assert engine.stats()["preemptions"] == 0
+    assert len(rests) > 8
     for job in jobs:
         assert_greedy(reference_of(folder), job)
 
