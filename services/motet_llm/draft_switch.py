@@ -26,6 +26,7 @@ OUTLIER = 1.5  # no step counts as one that took more than this multiple of what
 MARGIN = 1.15  # by which a drafted token is to bring more than it costs: both are estimates
 LEAST = 3  # measurements without which nothing is known
 PRIOR = 0.7  # of a drafted token to be right, before anything is known
+TRUST = 6.0  # drafted tokens of its own that weigh as much for a request as what others had of late
 PATIENCE = 32  # steps that a request goes without drafts before it is tried again, doubled up to...
 MOST_PATIENCE = 512
 
@@ -36,6 +37,7 @@ class Odds:
 
     right: float
     seen: float
+    fading: float = 0.9  # per draft
     patience: int = PATIENCE
     skipped: int = 0
 
@@ -45,8 +47,8 @@ class Odds:
 
     def note(self, drafted: int, right: int) -> None:
         """Of `drafted` tokens the first `right` ones were; those behind the first wrong one say nothing."""
-        self.right = 0.9 * self.right + right
-        self.seen = 0.9 * self.seen + min(drafted, right + 1)
+        self.right = self.fading * self.right + right
+        self.seen = self.fading * self.seen + min(drafted, right + 1)
 
     def length(self, price: float, most: int) -> int:
         """Tokens to draft where one that is right brings 1 and each costs `price`."""
@@ -81,15 +83,21 @@ class Switch:
     def __init__(self, most: int, *, always: bool = False):
         self.most = most
         self.always = always
-        self._all = Odds(PRIOR, 1.0)
+        self._all = Odds(PRIOR, 1.0, fading=0.98)
         self._overdue: deque[float] = deque(maxlen=HISTORY)  # seconds of a token that had to be computed first
         self._prices: dict[int, Prices] = {}
         self._account = 0.0
         self._most_in_account = 0.0
 
     def odds(self) -> Odds:
-        """Of a new request: as those of late."""
-        return Odds(self._all.rate, 1.0)
+        """Of a new request: as those of late, and as sure as these are of late."""
+        seen = min(self._all.seen, TRUST)
+        return Odds(self._all.rate * seen, seen)
+
+    def note_draft(self, odds: Odds, drafted: int, right: int) -> None:
+        """Of so many drafted tokens of a request the first `right` ones were."""
+        for each in (odds, self._all):
+            each.note(drafted, right)
 
     def lengths(self, odds: Sequence[Odds], dues: Sequence[int] = ()) -> list[int]:
         """How many tokens to draft for each request that decodes in the next step. dues: of each, the tokens that have
@@ -136,9 +144,6 @@ class Switch:
         """A step in which `right` of `drafted` tokens were; with what it took to draft them, and to compute `overdue`
         tokens first: where there are any, it says nothing about what a drafted token takes."""
         prices = self._of(rows)
-        if drafted:
-            self._all.right = 0.98 * self._all.right + right / drafted
-            self._all.seen = 0.98 * self._all.seen + 1
         if not prices.plain:
             return
         plain = _median(prices.plain)

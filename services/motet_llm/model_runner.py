@@ -40,7 +40,7 @@ from .long_rows import LongRows, Staging
 from .recent_rows import rows_by_group
 from .scheduler import Work
 from .state_cache import StateCache
-from .step_memory import MAX_ROWS, StepMemory
+from .step_memory import StepMemory, stays
 
 MEMORY = 256 << 20  # bytes of the KV cache on a CPU, unless said otherwise
 
@@ -92,7 +92,7 @@ class ModelRunner:
         self.adapters = self._make_adapters(config, matrices)
         checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
         self._hidden_1ND = torch.empty(0)
-        self._memories: dict[tuple[int, bool], StepMemory] = {}  # by number of rows, and whether any has an adapter
+        self._memories: dict[tuple[tuple[int, ...], bool], StepMemory] = {}  # by tokens of rows; has any an adapter?
         self._shapes = self._probe()
         if config.heavy_hitters is not None:
             config.heavy_hitters.check(self._shapes.layers, self._shapes.states)
@@ -280,7 +280,7 @@ class ModelRunner:
         long = self._long_rows(works, spans)
         rows = [row if group is None else row.only(group.others) for row, group in zip(rows, long, strict=True)]
         watched = _watched(works)
-        is_plain = ends[-1] == len(works) and not watched and not any(long)
+        is_plain = not watched and not any(long) and all(len(row.lengths_B) == len(works) for row in rows)
         memory = self._memory(works, max(row.tables_BM.shape[1] for row in rows)) if is_plain else None
         if memory is not None:
             memory.write(rows, slots)
@@ -321,13 +321,15 @@ class ModelRunner:
 
     def _memory(self, works: list[Work], num_blocks: int) -> StepMemory | None:
         """Where a step of a row per work lies, whose tables have so many blocks; None if it is not to be replayed."""
-        rows, key = len(works), (len(works), _any_adapter(works))
-        if self.on_gpu or not self.fused.get("layers") or rows > MAX_ROWS or not can_replay():
+        counts = tuple(work.num_tokens for work in works)
+        key = counts, _any_adapter(works)
+        decodes = stays(counts) and all(work.num_tokens == 1 + len(work.draft) for work in works)
+        if self.on_gpu or not self.fused.get("layers") or not decodes or not can_replay():
             return None
         memory = self._memories.get(key)
         if memory is None or memory.max_blocks < num_blocks:
             longest = max(num_blocks, -(-self.context // self.kv.block_size))
-            memory = self._memories[key] = StepMemory(rows, len(self.kv.groups), longest)
+            memory = self._memories[key] = StepMemory(counts, len(self.kv.groups), longest)
         return memory
 
     def _tables(self, works: list[Work], group: int) -> np.ndarray:

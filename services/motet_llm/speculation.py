@@ -113,7 +113,7 @@ class Speculation:
         drafted, num_right = sum(len(work.draft) for work in works), sum(right)
         for work, count in zip(works, right, strict=True):
             if work.draft and (odds := self._odds.get(work.request)) is not None:
-                odds.note(len(work.draft), count)
+                self._switch.note_draft(odds, len(work.draft), count)
         seconds += self.seconds
         self._count(drafted, num_right, seconds)
         if self._mixed:

@@ -1,14 +1,15 @@
 """A step's layout at addresses that stay, so that the layers of a decode step can be replayed.
 
-Made for so many rows of one token each; every such step writes its block tables, slots and lengths into the same
-tensors. What a layer has recorded over them (`motet_kernels.replay`) holds as long as they do.
+Made for rows of so many tokens each; every such step writes its block tables, slots and lengths into the same tensors.
+What a layer has recorded over them (`motet_kernels.replay`) holds as long as they do.
 
-Shapes: B rows, M blocks of the longest sequence.
+Shapes: B rows, N tokens, M blocks of the longest sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,20 +21,21 @@ from motet_kernels.replay import Tape
 from .recent_rows import Rows
 
 MAX_ROWS = 4  # a step of more rows is busy with its matrices, and a tape keeps what the step makes on its way
+MAX_TOKENS = 8  # of a row alone, for the same reasons
 
 Turns = tuple[Tensor, Tensor]
 Layer = Callable[[Tensor, Turns], Tensor]
 
 
 class StepMemory:
-    """Of `rows` rows for `num_groups` groups of layers, whose sequences have up to `max_blocks` blocks."""
+    """Of rows of `counts` tokens for `num_groups` groups of layers, whose sequences have up to `max_blocks` blocks."""
 
-    def __init__(self, rows: int, num_groups: int, max_blocks: int):
+    def __init__(self, counts: Sequence[int], num_groups: int, max_blocks: int):
         self.max_blocks = max_blocks
-        self.slots = [torch.zeros(rows, dtype=torch.int64) for _ in range(num_groups)]
-        starts = torch.arange(rows + 1, dtype=torch.int32)
-        tables = [torch.zeros(rows, max_blocks, dtype=torch.int32) for _ in range(num_groups)]
-        self.batches = [PagedBatch(table, starts, torch.ones(rows, dtype=torch.int32)) for table in tables]
+        self.slots = [torch.zeros(sum(counts), dtype=torch.int64) for _ in range(num_groups)]
+        starts = torch.tensor(list(accumulate(counts, initial=0)), dtype=torch.int32)
+        tables = [torch.zeros(len(counts), max_blocks, dtype=torch.int32) for _ in range(num_groups)]
+        self.batches = [PagedBatch(table, starts, torch.tensor(counts, dtype=torch.int32)) for table in tables]
         self._segments: Segments | None = None
         self._tapes: dict[int, _LayerTape] = {}
         self._last: Tensor | None = None  # what the layer before gave, in memory of its own
@@ -49,7 +51,7 @@ class StepMemory:
         return self._segments
 
     def write(self, rows: Sequence[Rows], slots: Sequence[Tensor]) -> None:
-        """The next step: by group its rows, of tables `[B, ≤M]`, and the slots `[B]` of its tokens."""
+        """The next step: by group its rows, of tables `[B, ≤M]`, and the slots `[N]` of its tokens."""
         for batch, row, into, slot in zip(self.batches, rows, self.slots, slots, strict=True):
             batch.tables_BM[:, : row.tables_BM.shape[1]] = row.tables_BM
             batch.lengths_B.copy_(row.lengths_B)
@@ -76,6 +78,11 @@ class StepMemory:
         for ours, theirs in zip(self._turns, turns, strict=True):
             ours.copy_(theirs)
         return self._turns
+
+
+def stays(counts: Sequence[int]) -> bool:
+    """Whether a step of rows of so many tokens is worth a memory: few that decode, or one alone with a draft."""
+    return len(counts) <= MAX_ROWS and max(counts) <= (MAX_TOKENS if len(counts) == 1 else 1)
 
 
 class _LayerTape:

@@ -42,7 +42,7 @@ class Engine:
                 hits = next((n for n in range(length) if self.rng.random() >= self.right), length)
                 right += hits
                 if length:
-                    odds.note(length, hits)
+                    self.switch.note_draft(odds, length, hits)
             seconds = 1 + self.token * drafted + (self.fixed if drafted else 0.0)
             seconds *= 1 + self.noise * (2 * self.rng.random() - 1)
             if drafted:
@@ -158,7 +158,7 @@ def requests_one_by_one(count: int, prompt: int, output: int, right: float, *, k
             else:
                 switch.note_plain(1, took)
             if drafted:
-                odds.note(drafted, hits)
+                switch.note_draft(odds, drafted, hits)
             due = 0 if drafted else due - overdue + 1
             seconds += took
             said += 1 + hits

@@ -9,16 +9,18 @@ import pytest
 
 from checkpoints import tiny_checkpoint
 from motet_kernels import native
-from motet_llm import model_runner
+from motet_llm import step_memory
 from motet_llm.config import EngineConfig
 from motet_llm.engine import Engine
-from motet_llm.step_memory import MAX_ROWS
+from motet_llm.step_memory import MAX_ROWS, MAX_TOKENS
 from motet_shared.messages import Sampling
 
 LENGTHS = (3, 9, 17, 30, 5, 12)  # of the prompts; one arrives every fifth step
 
 
-def said(folder: Path, *, block_size: int = 4, num_blocks: int = 96, **settings: Any) -> tuple[Engine, list[Any]]:
+def said(
+    folder: Path, *, period: int = 250, block_size: int = 4, num_blocks: int = 96, **settings: Any
+) -> tuple[Engine, list[Any]]:
     """An engine that was run, and the tokens and log-probabilities of each of its requests."""
     config = {"threads": 1, "token_budget": 32, "max_running": 6, "decode_slowdown": 0.0, "prefix_cache": False}
     engine = Engine(
@@ -29,7 +31,7 @@ def said(folder: Path, *, block_size: int = 4, num_blocks: int = 96, **settings:
     while engine.has_work or arrived < len(LENGTHS):
         if arrived < len(LENGTHS) and steps % 5 == 0:
             sampling = Sampling(max_tokens=8 + 7 * arrived, temperature=0, ignore_eos=True, logprobs=0)
-            engine.add(arrived, [(13 * i + arrived) % 250 for i in range(LENGTHS[arrived])], sampling)
+            engine.add(arrived, [(13 * (i % period) + arrived) % 250 for i in range(LENGTHS[arrived])], sampling)
             arrived += 1
         for output in engine.step():
             assert output.error is None
@@ -47,10 +49,32 @@ def test_replayed_steps_say_the_same(
 ) -> None:
     folder = tiny_checkpoint(family, tmp_path)
     engine, answers = said(folder, weights=weights)
-    assert set(engine.runner._memories) == {(rows, False) for rows in range(1, MAX_ROWS + 1)}
-    monkeypatch.setattr(model_runner, "MAX_ROWS", 0)
+    assert set(engine.runner._memories) == {((1,) * rows, False) for rows in range(1, MAX_ROWS + 1)}
+    monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
     plain, expected = said(folder, weights=weights)
     assert not plain.runner._memories
+    assert answers == expected  # to the bit, log-probabilities too
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+def test_a_stream_with_drafts_is_replayed_by_their_length(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_checkpoint(family, tmp_path)
+    drafts: dict[str, Any] = {
+        "period": 4,
+        "speculate": "ngram",
+        "draft_tokens": 9,
+        "always_speculate": True,
+        "max_running": 1,
+    }
+    engine, answers = said(folder, **drafts)
+    kept = {counts for counts, _ in engine.runner._memories}
+    assert {(1,)} < kept <= {(count,) for count in range(1, MAX_TOKENS + 1)}
+    monkeypatch.setattr(step_memory, "MAX_TOKENS", 1)
+    plain, expected = said(folder, **drafts)
+    assert set(plain.runner._memories) == {((1,), False)}
+    assert plain.stats()["drafted_tokens"] == engine.stats()["drafted_tokens"]
     assert answers == expected  # to the bit, log-probabilities too
 
 
@@ -58,7 +82,7 @@ def test_requests_that_lose_their_blocks_are_replayed_right(tmp_path: Path, monk
     folder = tiny_checkpoint("qwen3", tmp_path)
     engine, answers = said(folder, num_blocks=24)
     assert engine.stats()["preemptions"] > 0
-    monkeypatch.setattr(model_runner, "MAX_ROWS", 0)
+    monkeypatch.setattr(step_memory, "MAX_ROWS", 0)
     assert answers == said(folder, num_blocks=24)[1]
 
 
