@@ -121,6 +121,7 @@ class Bench:
             threads=plan.threads,
             num_blocks=blocks_for(most, plan.prompt + plan.output + plan.tokens),
             max_running=max(most, 2),
+            decode_slowdown=0,  # prompts first, in both: beside one that trickles in fewer streams decode
             prefix_cache=False,
             speculate=speculate,
             draft_tokens=plan.tokens,

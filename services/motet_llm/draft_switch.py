@@ -153,7 +153,8 @@ class Switch:
         if overdue:
             self._overdue.append(max(0.0, seconds - expected) / overdue)
         taken = seconds if overdue else min(seconds, OUTLIER * expected)
-        self._account -= taken - plain * (rows + right) / rows
+        # A step that took less than a plain one has fewer rows than those were of late, or luck.
+        self._account -= max(0.0, taken - plain) - plain * right / rows
         self._earn(seconds)
 
     def note_other(self, seconds: float) -> None:
