@@ -226,10 +226,11 @@ class Scheduler:
     def _begin(self, budget: _Budget, may: Callable[[Request], bool] = lambda _: True) -> None:
         """Admit who waits and may, as long as there are tokens left and room."""
         while (request := self._next_arrival()) is not None and may(request):
-            if budget.left_for(request) <= 0 or not self._admit(request):
+            left = budget.left_for(request)
+            if left <= 0 or not self._admit(request):
                 return
             if not request.receiving:
-                planned = self._plan(request, self._chunk(request, budget.left_for(request)))
+                planned = self._plan(request, self._chunk(request, left))
                 if not planned:
                     return
                 budget.spent += planned
