@@ -117,3 +117,16 @@ async def eventually(page: Page, condition: str) -> Any:
         assert time.monotonic() < give_up, f"{condition}: not within {WAIT_SECONDS:g} s"
         await asyncio.sleep(0.02)
     return value
+
+
+async def send(page: Page, text: str) -> None:
+    """As one writes it."""
+    await page.get_by_placeholder("Message").fill(text)
+    await page.get_by_placeholder("Message").press("Enter")
+
+
+async def set_seed(page: Page, seed: int) -> None:
+    """Of all that is asked for from now on."""
+    await page.get_by_text("Settings", exact=True).click()
+    await page.get_by_label("Seed").fill(f"{seed}")
+    await page.get_by_text("Settings", exact=True).click()

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Page, expect
 
-from e2e.browser import browsing
+from e2e.browser import browsing, send
 from e2e.stack import ENDLESS, MotetStack
 
 pytestmark = pytest.mark.timeout(600)
@@ -22,8 +22,7 @@ async def page(stack: MotetStack) -> AsyncIterator[Page]:
 
 async def ask(page: Page, model: str, text: str) -> None:
     await page.locator("#model").select_option(model)
-    await page.get_by_placeholder("Message").fill(text)
-    await page.get_by_placeholder("Message").press("Enter")
+    await send(page, text)
 
 
 async def test_a_question_is_answered_and_the_next_one_knows_it(page: Page) -> None:

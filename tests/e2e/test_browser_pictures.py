@@ -20,7 +20,7 @@ from playwright.async_api import Page, expect
 import diffusion_checkpoints
 from diffusion_checkpoints import SIZE
 from diffusion_stage import config
-from e2e.browser import browsing, eventually
+from e2e.browser import browsing, eventually, send, set_seed
 from e2e.stack import START_SECONDS, until
 from fake_services import MODEL, FakeDecode, FakeTokenizer, tool_call, words
 from motet_diffusion.service import Diffusion
@@ -107,11 +107,6 @@ async def drop(page: Page, data: bytes) -> None:
     await page.dispatch_event("body", "drop", {"dataTransfer": transfer})
 
 
-async def send(page: Page, text: str) -> None:
-    await page.get_by_placeholder("Message").fill(text)
-    await page.get_by_placeholder("Message").press("Enter")
-
-
 def asked(pictures: Pictures) -> Any:
     """The last chat that the model was asked for."""
     return pictures.tokenizer.requests[-1]
@@ -175,6 +170,18 @@ async def test_a_picture_forms_and_is_asked_about(pictures: Pictures, page: Page
     assert len(asked(pictures).images) == 1
     assert len(asked(pictures).messages) == 1  # what was drawn is no part of the conversation until it is asked about
     await page.screenshot(path=tmp_path / "pictures.png")
+
+
+async def test_a_seed_draws_the_same_picture_again(page: Page) -> None:
+    drawn: list[str | None] = []
+    for seed in (3, 3, 4):
+        await set_seed(page, seed)
+        await page.get_by_placeholder("Message").fill(PROMPT)
+        await page.get_by_role("button", name="Draw").click()
+        last = page.locator("article.assistant img").nth(len(drawn))
+        await expect(last).to_have_attribute("alt", PROMPT)
+        drawn.append(await last.get_attribute("src"))
+    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def draws_when_asked(request: Any) -> list[Text]:

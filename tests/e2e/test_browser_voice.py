@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
 
-from e2e.browser import DEVICE, GRANTED, browsing, eventually, microphone
+from e2e.browser import DEVICE, GRANTED, browsing, eventually, microphone, send
 from e2e.stack import until
 from e2e.voice_stack import VoiceStack, voice_stack
 from fake_services import words
@@ -116,8 +116,7 @@ async def test_a_spoken_turn(stack: VoiceStack, tmp_path: Path, colours: Any) ->
         assert sum(figures[:-1]) == figures[-1]
         await page.get_by_role("button", name="End", exact=True).click()
         await expect(page.get_by_role("region", name="Spoken conversation")).to_be_hidden()
-        await page.get_by_placeholder("Message").fill("And now?")  # what was said is known to what is written
-        await page.get_by_placeholder("Message").press("Enter")
+        await send(page, "And now?")  # what was said is known to what is written
         await expect(bubbles(page, "assistant").nth(1)).to_have_text("Nothing else.")
     assert chat(stack) == [
         ("user", "two red circles"),
@@ -229,18 +228,14 @@ async def test_a_text_and_the_keyboard_interrupt_too(stack: VoiceStack, tmp_path
         await expect(page.get_by_role("button", name="Talk")).to_be_focused()
         await page.keyboard.press("Enter")
         await expect(state(page)).to_contain_text("Listening")
-        field = page.get_by_placeholder("Message")
-        await field.fill("tell me a story")
-        await field.press("Enter")
+        await send(page, "tell me a story")
         await understood(page)
-        await field.press("Escape")
+        await page.get_by_placeholder("Message").press("Escape")
         await silent(page)
         await expect(state(page)).to_contain_text("Listening")
-        await field.fill("more")
-        await field.press("Enter")
+        await send(page, "more")
         await understood(page)
-        await field.fill("enough")
-        await field.press("Enter")
+        await send(page, "enough")
         await expect(bubbles(page, "assistant").last).to_have_text("Very well.")
         await expect(state(page)).to_contain_text("Listening")
         kept = await bubbles(page, "assistant").all_inner_texts()

@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.async_api import expect
 
 from draw_check import check, look
-from e2e.browser import browsing, eventually
+from e2e.browser import browsing, eventually, send, set_seed
 from e2e.stack import MotetStack
 from world import Scene, Thing
 from world_pictures import SIZE, Picture
@@ -26,6 +26,7 @@ from world_pictures import SIZE, Picture
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CHAT, DRAW, EMBED = "pocket-chat", "pocket-draw", "pocket-embed"
+SEED = 3  # pocket-draw is not always right, nor pocket-chat about it (models/README.md)
 WORDS = {1: "one", 2: "two", 3: "three", 4: "four"}
 CIRCLES, SQUARE = Thing(shape="circle", colour="red"), Thing(shape="square", colour="blue", column=2, row=2)
 ASKED = {
@@ -77,7 +78,7 @@ def test_what_is_asked_for_is_on_the_picture(client: openai.OpenAI) -> None:
 def test_a_picture_is_drawn_looked_at_and_talked_about(client: openai.OpenAI) -> None:
     tool: Any = {"type": "image_generation"}
     talk: list[Any] = [{"role": "user", "content": "Draw two red circles and a blue square."}]
-    ask: dict[str, Any] = {"model": CHAT, "tools": [tool], "temperature": 0, "seed": 3}
+    ask: dict[str, Any] = {"model": CHAT, "tools": [tool], "temperature": 0, "seed": SEED}
     said = client.chat.completions.create(messages=talk, **ask).choices[0].message
     [drawn] = (said.model_extra or {})["images"]
     assert drawn["revised_prompt"] == "two red circles and a blue square"
@@ -106,14 +107,15 @@ def test_the_same_told_differently_is_nearer_than_something_else(client: openai.
 @pytest.mark.asyncio
 async def test_on_the_page_it_draws_and_knows_what_it_drew(studio: MotetStack, tmp_path: Path) -> None:
     async with browsing(studio.url) as page:
-        await page.get_by_placeholder("Message").fill("Draw two red circles and a blue square.")
-        await page.get_by_placeholder("Message").press("Enter")
+        await set_seed(page, SEED)
+        await send(page, "Draw two red circles and a blue square.")
         await expect(page.locator("article.assistant img")).to_have_attribute(
             "alt", "two red circles and a blue square"
         )
         assert await eventually(page, "document.querySelector('article.assistant img').naturalWidth") == SIZE
         await expect(page.get_by_role("button", name="Send")).to_be_visible()
-        await page.get_by_placeholder("Message").fill("How many circles are there?")
-        await page.get_by_placeholder("Message").press("Enter")
-        await expect(page.locator("article.assistant > p").last).to_contain_text("two", ignore_case=True)
+        drawn = await page.locator("article.assistant img").get_attribute("src")
+        await send(page, "How many things are there?")
+        number = WORDS[len(look(pixels(drawn or "")).things)]  # on the picture, whatever was asked for
+        await expect(page.locator("article.assistant > p").last).to_contain_text(number, ignore_case=True)
         await page.screenshot(path=tmp_path / "drawn.png")

@@ -85,13 +85,13 @@ async function draw() {
   const prompt = message.value.trim();
   if (running) return;
   if (!prompt) return showError("Write what to draw.");
-  const { painter, key } = settings();
+  const { painter, key, seed } = settings();
   const question = ask(prompt);
   running = new AbortController();
   showBusy(true);
   try {
     const drawing = new Drawing(prompt);
-    const url = await drawing.run(painter, key, running.signal, (line) => ($("stats").textContent = line));
+    const url = await drawing.run(painter, key, seed, running.signal, (line) => ($("stats").textContent = line));
     if (attachments.allowed) drawing.offer("Ask about it", () => attachments.add(url));
   } catch (error) {
     remove(question);
@@ -159,7 +159,7 @@ function discard(answer, question) {
 }
 
 function body() {
-  const { model, system, temperature, most, painter, seesImages, takesTools } = settings();
+  const { model, system, temperature, seed, most, painter, seesImages, takesTools } = settings();
   const said = history.filter(({ content, drawn }) => content || drawn?.length);
   return {
     model,
@@ -168,6 +168,7 @@ function body() {
       ...said.map((entry) => asMessage(entry, seesImages)),
     ],
     temperature,
+    ...(seed === null ? {} : { seed }),
     ...(most ? { max_completion_tokens: most } : {}),
     ...(painter && takesTools ? { tools: [{ ...TOOL, model: painter }] } : {}),
   };

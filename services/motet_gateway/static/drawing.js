@@ -43,9 +43,10 @@ export class Drawing {
     this.#text.textContent = "Drawing…";
   }
 
-  // Draws it; `told` is given each line about how far it is. The picture as a data URI. ApiError if there is none.
-  async run(model, key, signal, told) {
-    const body = { model, prompt: this.#prompt, ...FORMING };
+  // Draws it, with another `seed` each time if that is null; `told` is given each line about how far it is. The picture
+  // as a data URI. ApiError if there is none.
+  async run(model, key, seed, signal, told) {
+    const body = { model, prompt: this.#prompt, ...FORMING, ...(seed === null ? {} : { seed }) };
     try {
       for await (const event of streamPicture(body, key, signal)) {
         if (event.type.endsWith(".progress")) told(stepLine(event));

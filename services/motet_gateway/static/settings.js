@@ -19,6 +19,7 @@ $("key").addEventListener("keydown", (event) => {
 export function settings() {
   const most = parseInt($("max-tokens").value, 10);
   const temperature = parseFloat($("temperature").value);
+  const seed = parseInt($("seed").value, 10);
   return {
     model: $("model").value,
     painter: painters[0] ?? "",
@@ -27,6 +28,7 @@ export function settings() {
     key: $("key").value,
     system: $("system").value.trim(),
     temperature: Number.isFinite(temperature) ? temperature : 0,
+    seed: seed >= 0 ? seed : null,
     most: most > 0 ? most : null,
     voice: $("voice-name").value,
   };
