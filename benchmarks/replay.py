@@ -109,27 +109,38 @@ class Replay:
         self._engine = engine
         self._limits = limits
         self._bearable = bearable
-        self._start = 0.0
+        self._pending = deque(enumerate(self.served))
+        self._start = self._stopped = 0.0  # what its clock counts from, and when that stood still
         self._left: list[str] = []  # jobs whose clients have what they wanted
 
     def run(self) -> list[Served]:
-        engine, pending = self._engine, deque(enumerate(self.served))
-        self._start = time.perf_counter()
-        while pending or engine.has_work:
-            while pending and pending[0][1].job.arrival <= self._now():
-                self._add(*pending.popleft())
-            if engine.has_work:
-                self._note(engine.step(self._note))
-                self._leave()
-            elif pending:
-                time.sleep(max(0.0, pending[0][1].job.arrival - self._now()))
-            if self._too_many_lost():
-                break
-        for index in range(len(self.served)):
-            engine.cancel(str(index))
-        while engine.has_work:  # tokens of the last step, which the next replay would take for its own
-            engine.step()
+        while self.goes_on:
+            self.turn()
+        self._end()
         return self.served
+
+    @property
+    def goes_on(self) -> bool:
+        return not self.given_up and (bool(self._pending) or self._engine.has_work)
+
+    def turn(self) -> None:
+        """One step. The clock stands still between one and the next."""
+        self._start += time.perf_counter() - self._stopped
+        while self._pending and self._pending[0][1].job.arrival <= self._now():
+            self._add(*self._pending.popleft())
+        if self._engine.has_work:
+            self._note(self._engine.step(self._note))
+            self._leave()
+        elif self._pending:
+            time.sleep(max(0.0, self._pending[0][1].job.arrival - self._now()))
+        self.given_up = self._too_many_lost()
+        self._stopped = time.perf_counter()
+
+    def _end(self) -> None:
+        for index in range(len(self.served)):
+            self._engine.cancel(str(index))
+        while self._engine.has_work:  # tokens of the last step, which the next replay would take for its own
+            self._engine.step()
 
     def _now(self) -> float:
         return time.perf_counter() - self._start
@@ -164,5 +175,18 @@ class Replay:
         if self._limits is None:
             return False
         now = self._now()
-        self.given_up = sum(self._limits.lost(served, now) for served in self.served) > self._bearable
-        return self.given_up
+        return sum(self._limits.lost(served, now) for served in self.served) > self._bearable
+
+
+def run_in_turn(one: Replay, other: Replay) -> tuple[list[Served], list[Served]]:
+    """Both, a step of each in turn: whatever slows the machine down slows both. Each has what it took by itself.
+
+    Their engines are to compute on this thread (`overlap=False`): the workers of two would be in each other's way.
+    """
+    order = [one, other]
+    while any(replay.goes_on for replay in order):
+        for replay in order:
+            if replay.goes_on:
+                replay.turn()
+        order.reverse()
+    return one.run(), other.run()

@@ -1,4 +1,4 @@
-"""What speculation gains and costs: streams with drafts over the same streams without, pair by pair, in one run.
+"""What speculation gains and costs: streams with drafts over the same streams without, a step of each in turn.
 
 `python benchmarks/speculation.py --help`. Weights are random, so drafts are told the answer, and are right as often as
 is wanted (`known_drafts.py`); what it takes to draft is real. The table goes to standard output, the numbers to
@@ -27,7 +27,7 @@ from motet_llm.draft_switch import Switch
 from motet_llm.engine import Engine
 from motet_llm.model_runner import ModelRunner
 from motet_llm.speculation import Speculation
-from replay import Job, Replay, blocks_for, decode_rate
+from replay import Job, Replay, blocks_for, decode_rate, run_in_turn
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speculation.json"
 FLOOR = 0.97  # of the speed without drafts, wherever they do not pay
@@ -113,16 +113,18 @@ class Bench:
         self._random = random.Random(0)
         self._folder = random_checkpoint(plan.shape, cache)
         self.plain = Engine(self._config())
+        _keep_to_half(self.plain, 0)
 
     def _config(self, speculate: str = "off") -> EngineConfig:
         plan, most = self.plan, max(self.plan.streams)
         return EngineConfig(
             model=str(self._folder),
             threads=plan.threads,
-            num_blocks=blocks_for(most, plan.prompt + plan.output + plan.tokens),
+            num_blocks=2 * blocks_for(most, plan.prompt + plan.output + plan.tokens),
             max_running=max(most, 2),
             decode_slowdown=0,  # prompts first, in both: beside one that trickles in fewer streams decode
             prefix_cache=False,
+            overlap=False,  # as the steps of two engines take turns
             speculate=speculate,
             draft_tokens=plan.tokens,
         )
@@ -130,6 +132,7 @@ class Bench:
     def measure(self, kind: Kind) -> Iterator[Finding]:
         config = self._config(kind.speculate)
         engine = Engine(config, self.plain.runner)
+        _keep_to_half(engine, 1)
         drafts = kind.drafts(config, self.plain.runner)
         for temperature in self.plan.temperatures:
             for streams in self.plan.streams:
@@ -141,13 +144,10 @@ class Bench:
         gains = []
         for pair in range(self.plan.pairs + 1):
             jobs = [self._job(temperature) for _ in range(streams)]
-            plain = Replay(self.plain, jobs).run()
-            drafts.answers = {str(index): served.ids for index, served in enumerate(plain)}
-            guessed = Replay(engine, jobs).run()
+            drafts.answers = {str(at): served.ids for at, served in enumerate(Replay(self.plain, jobs).run())}
+            plain, guessed = run_in_turn(Replay(self.plain, jobs), Replay(engine, jobs))
             if [served.ids for served in plain] != [served.ids for served in guessed]:
                 raise RuntimeError(f"{kind.name}: drafts have changed the tokens")
-            if pair % 2:  # the other one first: the answers are known by now
-                plain = Replay(self.plain, jobs).run()
             if pair:  # in the first one the switch learns what steps take
                 gains.append(decode_rate(guessed) / decode_rate(plain))
         stats = engine.stats()
@@ -159,6 +159,11 @@ class Bench:
         vocab = SHAPES[self.plan.shape]["vocab_size"]
         prompt = [self._random.randrange(vocab) for _ in range(self.plan.prompt)]
         return Job(0.0, prompt, self.plan.output, temperature=temperature)
+
+
+def _keep_to_half(engine: Engine, half: int) -> None:
+    """Leave the other one of the blocks to an engine on the same memory."""
+    engine.pool.free(engine.pool.allocate(engine.pool.num_blocks)[half::2])
 
 
 def run(plan: Plan, cache: Path, output: Path) -> list[Finding]:

@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-SHARE = 0.015  # of the time: what drafts may cost
+SHARE = 0.01  # of the time: what drafts may cost
 BALANCE = 32  # steps without drafts whose time the account holds at most
 START = 2  # the same, at the beginning
 FRESH = 48  # steps after which one goes without drafts, to know what that takes now
 HISTORY = 32
-OUTLIER = 1.5  # no step counts as one that took more than this multiple of what was to be expected
 MARGIN = 1.15  # by which a drafted token is to bring more than it costs: both are estimates
+UNLIKELY = 0.05  # a drafted token that is right no more often than this is not worth any price
 LEAST = 3  # measurements without which nothing is known
 PRIOR = 0.7  # of a drafted token to be right, before anything is known
 TRUST = 6.0  # drafted tokens of its own that weigh as much for a request as what others had of late
@@ -70,11 +70,23 @@ class Odds:
 
 @dataclass(slots=True)
 class Prices:
-    """What steps of about so many rows take, in seconds: those without drafts, and more for each drafted token."""
+    """What steps of about so many rows take, in seconds: those without drafts, and `more` for each token `drafted`."""
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
     more: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    drafted: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
     since_plain: int = 0
+
+    def note_drafted(self, drafted: int, more: float) -> None:
+        """All of them together took `more` seconds."""
+        self.drafted.append(drafted)
+        self.more.append(more / drafted)
+
+    @property
+    def token(self) -> float:
+        """Seconds of a drafted token. A step with many of them tells it better than several with one, which are as
+        likely to have taken less than a plain step as more."""
+        return max(0.0, _median(self.more, self.drafted))
 
 
 class Switch:
@@ -111,10 +123,10 @@ class Switch:
             return none
         if len(prices.more) < LEAST:
             return self._afford(_trial(len(odds), self.most), dues)
-        price = MARGIN * len(odds) * _median(prices.more) / _median(prices.plain)
+        price = max(UNLIKELY, MARGIN * len(odds) * prices.token / _median(prices.plain))
         lengths = [one.length(price, self.most) for one in odds]
         again = next((at for at, one in enumerate(odds) if one.impatient), None)
-        if again is not None and self._account > _median(prices.more):
+        if again is not None and self._account > prices.token:
             odds[again].try_again()  # one at a time: together they would cost as much as a step
             lengths[again] = 1
         return self._afford(lengths, dues)
@@ -148,13 +160,12 @@ class Switch:
             return
         plain = _median(prices.plain)
         if drafted and not overdue:
-            prices.more.append(max(0.0, seconds - plain) / drafted)
-        expected = plain + (drafted * _median(prices.more) if prices.more else 0.0)
+            prices.note_drafted(drafted, seconds - plain)
         if overdue:
+            expected = plain + (drafted * prices.token if prices.more else 0.0)
             self._overdue.append(max(0.0, seconds - expected) / overdue)
-        taken = seconds if overdue else min(seconds, OUTLIER * expected)
         # A step that took less than a plain one has fewer rows than those were of late, or luck.
-        self._account -= max(0.0, taken - plain) - plain * right / rows
+        self._account -= max(0.0, seconds - plain) - plain * right / rows
         self._earn(seconds)
 
     def note_other(self, seconds: float) -> None:
@@ -174,6 +185,14 @@ def _trial(rows: int, most: int) -> list[int]:
     return [min(2, most)] if rows == 1 else [int(row < max(1, rows // 4)) for row in range(rows)]
 
 
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
+def _median(values: Sequence[float], weights: Sequence[int] = ()) -> float:
+    """The value at or below which half of the weight lies; each weighs the same if nothing is said."""
+    if not weights:
+        ordered = sorted(values)
+        return ordered[len(ordered) // 2]
+    left = sum(weights) / 2
+    for value, weight in sorted(zip(values, weights, strict=True)):
+        left -= weight
+        if left <= 0:
+            return value
+    raise ValueError("the median of nothing")

@@ -91,6 +91,25 @@ def test_a_step_that_costs_as_much_as_it_brings_is_left_out() -> None:
     assert engine.drafted < 0.05 * engine.tokens
 
 
+def test_a_price_that_was_found_too_low_is_paid_once() -> None:
+    """Plain steps that were slow by chance make the first drafts look free, and then all rows draft."""
+    switch = Switch(5)
+    odds = [switch.odds() for _ in range(32)]
+    seconds, steps = 0.0, 400
+    for step in range(steps):
+        lengths = switch.lengths(odds)
+        drafted = sum(lengths)
+        took = (1.4 if step < 3 else 1.0) + 0.03 * drafted
+        if drafted:
+            for one, length in zip(odds, lengths, strict=True):
+                switch.note_draft(one, length, 0)
+            switch.note_drafted(32, drafted, 0, took)
+        else:
+            switch.note_plain(32, took)
+        seconds += took
+    assert seconds < 1.03 * (steps + 3 * 0.4)
+
+
 def test_it_comes_back_when_guesses_get_better() -> None:
     engine = Engine(1, 0.1, 0.0)
     engine.run(600)
