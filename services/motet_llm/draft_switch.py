@@ -2,8 +2,8 @@
 
 A step without drafts takes some seconds and brings a token for each of its rows: so that is what a token is worth. A
 drafted token adds seconds to the step, more of them the busier it is, and is right as often as those of its request
-were of late. The next token of a draft is worth its price as long as all before it are likely enough to be right; where
-not even the first is, the request goes without, and is tried again after a while, each time a longer one.
+were of late, if all before it are. A draft is as long as brings the most beyond its price; where no length brings any,
+the request goes without, and is tried again after a while, each time a longer one.
 
 All this is an estimate. What bounds the loss is an account: it earns a share of the time that passes, drafts pay in
 what they gained and take out what they cost, and there are none while it is empty. Who guesses may have to compute a
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 SHARE = 0.01  # of the time: what drafts may cost
 BALANCE = 32  # steps without drafts whose time the account holds at most
-START = 2  # the same, at the beginning
+START = 5  # the same, at the beginning
 FRESH = 48  # steps after which one goes without drafts, to know what that takes now
 HISTORY = 32
 MARGIN = 1.15  # by which a drafted token is to bring more than it costs: both are estimates
@@ -50,13 +50,20 @@ class Odds:
         self.right = self.fading * self.right + right
         self.seen = self.fading * self.seen + min(drafted, right + 1)
 
-    def length(self, price: float, most: int) -> int:
-        """Tokens to draft where one that is right brings 1 and each costs `price`."""
-        if self.rate > price:
+    def length(self, prices: Sequence[float]) -> int:
+        """Tokens to draft where one that is right brings 1, and all of them together cost what `prices` says of one, of
+        two, of three…"""
+        best, most, right, chance = 0, 0.0, 0.0, 1.0
+        for length, price in enumerate(prices, 1):
+            chance *= self.rate
+            right += chance
+            if right - price > most:
+                best, most = length, right - price
+        if best:
             self.patience, self.skipped = PATIENCE, 0
-            return next((n for n in range(1, most) if self.rate ** (n + 1) <= price), most)
-        self.skipped += 1
-        return 0
+        else:
+            self.skipped += 1
+        return best
 
     @property
     def impatient(self) -> bool:
@@ -70,23 +77,29 @@ class Odds:
 
 @dataclass(slots=True)
 class Prices:
-    """What steps of about so many rows take, in seconds: those without drafts, and `more` for each token `drafted`."""
+    """What steps of about so many rows take, in seconds: those without drafts, and how much more others took, each with
+    the tokens that were drafted for it."""
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    more: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))
-    drafted: deque[int] = field(default_factory=lambda: deque(maxlen=HISTORY))
+    drafted: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=HISTORY))
     since_plain: int = 0
-
-    def note_drafted(self, drafted: int, more: float) -> None:
-        """All of them together took `more` seconds."""
-        self.drafted.append(drafted)
-        self.more.append(more / drafted)
+    met: set[int] = field(default_factory=set)  # lengths of drafts
 
     @property
     def token(self) -> float:
         """Seconds of a drafted token. A step with many of them tells it better than several with one, which are as
         likely to have taken less than a plain step as more."""
-        return max(0.0, _median(self.more, self.drafted))
+        each = sorted((seconds / count, count) for count, seconds in self.drafted)
+        left = sum(count for _, count in each) / 2
+        return max(0.0, next(seconds for seconds, count in each if (left := left - count) <= 0))
+
+    def drafts(self, most: int, rows: int) -> list[float]:
+        """Seconds of one drafted token of a row, of two… up to `most`: so many times those of a token, but as measured
+        for a row alone, where the next token may be the one for which each matrix is read once more."""
+        token = self.token
+        alike = [[seconds for drafted, seconds in self.drafted if drafted == n] for n in range(1, most + 1)]
+        known = [rows == 1 and len(each) >= LEAST for each in alike]
+        return [_median(alike[n]) if known[n] else (n + 1) * token for n in range(most)]
 
 
 class Switch:
@@ -121,10 +134,12 @@ class Switch:
         prices.since_plain += 1
         if len(prices.plain) < LEAST or prices.since_plain > FRESH or self._account <= 0:
             return none
-        if len(prices.more) < LEAST:
+        if len(prices.drafted) < LEAST:
             return self._afford(_trial(len(odds), self.most), dues)
-        price = max(UNLIKELY, MARGIN * len(odds) * prices.token / _median(prices.plain))
-        lengths = [one.length(price, self.most) for one in odds]
+        in_tokens = MARGIN * len(odds) / _median(prices.plain)
+        drafts = enumerate(prices.drafts(self.most, len(odds)), 1)
+        costs = [max(n * UNLIKELY, in_tokens * seconds) for n, seconds in drafts]
+        lengths = [one.length(costs) for one in odds]
         again = next((at for at, one in enumerate(odds) if one.impatient), None)
         if again is not None and self._account > prices.token:
             odds[again].try_again()  # one at a time: together they would cost as much as a step
@@ -159,10 +174,14 @@ class Switch:
         if not prices.plain:
             return
         plain = _median(prices.plain)
+        if rows == 1 and drafted not in prices.met:
+            prices.met.add(drafted)  # a row alone has tapes, which the first step of each length records
+            self._earn(seconds)
+            return
         if drafted and not overdue:
-            prices.note_drafted(drafted, seconds - plain)
+            prices.drafted.append((drafted, seconds - plain))
         if overdue:
-            expected = plain + (drafted * prices.token if prices.more else 0.0)
+            expected = plain + (drafted * prices.token if prices.drafted else 0.0)
             self._overdue.append(max(0.0, seconds - expected) / overdue)
         # A step that took less than a plain one has fewer rows than those were of late, or luck.
         self._account -= max(0.0, seconds - plain) - plain * right / rows
@@ -185,14 +204,6 @@ def _trial(rows: int, most: int) -> list[int]:
     return [min(2, most)] if rows == 1 else [int(row < max(1, rows // 4)) for row in range(rows)]
 
 
-def _median(values: Sequence[float], weights: Sequence[int] = ()) -> float:
-    """The value at or below which half of the weight lies; each weighs the same if nothing is said."""
-    if not weights:
-        ordered = sorted(values)
-        return ordered[len(ordered) // 2]
-    left = sum(weights) / 2
-    for value, weight in sorted(zip(values, weights, strict=True)):
-        left -= weight
-        if left <= 0:
-            return value
-    raise ValueError("the median of nothing")
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]

@@ -131,14 +131,32 @@ def test_one_request_that_nobody_guesses_leaves_the_others_theirs() -> None:
     good, bad = Odds(0.9, 1.0), Odds(0.7, 1.0)
     for _ in range(10):
         bad.note(3, 0)
-    assert good.length(0.2, 5) == 5
+    prices = [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert good.length(prices) == 5
     tried = 0
     for _ in range(100):
-        assert bad.length(0.2, 5) == 0
+        assert bad.length(prices) == 0
         if bad.impatient:
             bad.try_again()
             tried += 1
     assert 0 < tried <= 3
+
+
+def test_a_draft_is_not_longer_than_what_pays() -> None:
+    """Where the last token costs more than the others, as one does for which a matrix has to be read once more."""
+    odds = Odds(8.0, 10.0)
+    assert odds.length([0.1, 0.2, 0.3, 0.4, 0.5]) == 5
+    assert odds.length([0.1, 0.2, 0.3, 0.4, 1.5]) == 4
+    assert odds.length([0.9, 1.0, 1.1, 1.2, 1.3]) == 5  # the first one costs more than it brings, all of them do not
+    switch, odds, lengths = Switch(5), Odds(95.0, 100.0), []
+    for _ in range(400):
+        (drafted,) = switch.lengths([odds])
+        if drafted:
+            switch.note_drafted(1, drafted, drafted, 1 + 0.1 * drafted + (2.0 if drafted == 5 else 0.0))
+        else:
+            switch.note_plain(1, 1.0)
+        lengths.append(drafted)
+    assert lengths.count(4) > 300  # now and then it is tried again
 
 
 def test_always_is_always() -> None:
