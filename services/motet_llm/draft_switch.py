@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 SHARE = 0.01  # of the time: what drafts may cost
 BALANCE = 32  # steps without drafts whose time the account holds at most
-START = 5  # the same, at the beginning
+START = 2  # the same, at the beginning
 FRESH = 48  # steps after which one goes without drafts, to know what that takes now
 HISTORY = 32
 MARGIN = 1.15  # by which a drafted token is to bring more than it costs: both are estimates
@@ -174,7 +174,7 @@ class Switch:
         if not prices.plain:
             return
         plain = _median(prices.plain)
-        if rows == 1 and drafted not in prices.met:
+        if rows == 1 and drafted and drafted not in prices.met:
             prices.met.add(drafted)  # a row alone has tapes, which the first step of each length records
             self._earn(seconds)
             return
