@@ -94,12 +94,15 @@ class Prices:
         return max(0.0, next(seconds for seconds, count in each if (left := left - count) <= 0))
 
     def drafts(self, most: int, rows: int) -> list[float]:
-        """Seconds of one drafted token of a row, of two… up to `most`: so many times those of a token, but as measured
-        for a row alone, where the next token may be the one for which each matrix is read once more."""
-        token = self.token
-        alike = [[seconds for drafted, seconds in self.drafted if drafted == n] for n in range(1, most + 1)]
-        known = [rows == 1 and len(each) >= LEAST for each in alike]
-        return [_median(alike[n]) if known[n] else (n + 1) * token for n in range(most)]
+        """Seconds of one drafted token of a row, of two… up to `most`. Of a row alone as measured, or what the next
+        shorter draft makes likely: its next token may be the one for which each matrix is read once more."""
+        token, found = self.token, []
+        for count in range(1, most + 1):
+            alike = [seconds for drafted, seconds in self.drafted if drafted == count] if rows == 1 else []
+            if len(alike) >= LEAST:
+                token = max(0.0, _median(alike)) / count
+            found.append(count * token)
+        return found
 
 
 class Switch:
@@ -135,7 +138,7 @@ class Switch:
         if len(prices.plain) < LEAST or prices.since_plain > FRESH or self._account <= 0:
             return none
         if len(prices.drafted) < LEAST:
-            return self._afford(_trial(len(odds), self.most), dues)
+            return self._afford(_trial(len(odds)), dues)
         in_tokens = MARGIN * len(odds) / _median(prices.plain)
         drafts = enumerate(prices.drafts(self.most, len(odds)), 1)
         costs = [max(n * UNLIKELY, in_tokens * seconds) for n, seconds in drafts]
@@ -199,9 +202,9 @@ class Switch:
         return self._prices.setdefault((rows - 1).bit_length(), Prices())
 
 
-def _trial(rows: int, most: int) -> list[int]:
+def _trial(rows: int) -> list[int]:
     """Drafts that are too few to cost much, to learn what they cost."""
-    return [min(2, most)] if rows == 1 else [int(row < max(1, rows // 4)) for row in range(rows)]
+    return [int(row < max(1, rows // 4)) for row in range(rows)]
 
 
 def _median(values: Sequence[float]) -> float:
