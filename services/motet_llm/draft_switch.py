@@ -13,9 +13,12 @@ for the whole of it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from statistics import median_high
 
 SHARE = 0.01  # of the time: what drafts may cost
 BALANCE = 32  # steps without drafts whose time the account holds at most
@@ -90,8 +93,8 @@ class Prices:
         """Seconds of a drafted token. A step with many of them tells it better than several with one, which are as
         likely to have taken less than a plain step as more."""
         each = sorted((seconds / count, count) for count, seconds in self.drafted)
-        left = sum(count for _, count in each) / 2
-        return max(0.0, next(seconds for seconds, count in each if (left := left - count) <= 0))
+        weights = list(accumulate(count for _, count in each))
+        return max(0.0, each[bisect_left(weights, weights[-1] / 2)][0])
 
     def drafts(self, most: int, rows: int) -> list[float]:
         """Seconds of one drafted token of a row, of two… up to `most`. Of a row alone as measured, or what the next
@@ -100,7 +103,7 @@ class Prices:
         for count in range(1, most + 1):
             alike = [seconds for drafted, seconds in self.drafted if drafted == count] if rows == 1 else []
             if len(alike) >= LEAST:
-                token = max(0.0, _median(alike)) / count
+                token = max(0.0, median_high(alike)) / count
             found.append(count * token)
         return found
 
@@ -139,7 +142,7 @@ class Switch:
             return none
         if len(prices.drafted) < LEAST:
             return self._afford(_trial(len(odds)), dues)
-        in_tokens = MARGIN * len(odds) / _median(prices.plain)
+        in_tokens = MARGIN * len(odds) / median_high(prices.plain)
         drafts = enumerate(prices.drafts(self.most, len(odds)), 1)
         costs = [max(n * UNLIKELY, in_tokens * seconds) for n, seconds in drafts]
         lengths = [one.length(costs) for one in odds]
@@ -151,7 +154,7 @@ class Switch:
 
     def _afford(self, lengths: list[int], dues: Sequence[int]) -> list[int]:
         """Without those of whom more is overdue than the account can pay for; the ones with the least come first."""
-        price = _median(self._overdue) if self._overdue else 0.0
+        price = median_high(self._overdue) if self._overdue else 0.0
         left = self._account
         for at in sorted(range(len(dues)), key=dues.__getitem__):
             if lengths[at] and dues[at]:
@@ -164,7 +167,7 @@ class Switch:
         prices = self._of(rows)
         prices.plain.append(seconds)
         prices.since_plain = 0
-        plain = _median(prices.plain)
+        plain = median_high(prices.plain)
         if not self._most_in_account:
             self._account = START * plain
         self._most_in_account = BALANCE * plain
@@ -176,7 +179,7 @@ class Switch:
         prices = self._of(rows)
         if not prices.plain:
             return
-        plain = _median(prices.plain)
+        plain = median_high(prices.plain)
         if rows == 1 and drafted and drafted not in prices.met:
             prices.met.add(drafted)  # a row alone has tapes, which the first step of each length records
             self._earn(seconds)
@@ -205,8 +208,3 @@ class Switch:
 def _trial(rows: int) -> list[int]:
     """Drafts that are too few to cost much, to learn what they cost."""
     return [int(row < max(1, rows // 4)) for row in range(rows)]
-
-
-def _median(values: Sequence[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]

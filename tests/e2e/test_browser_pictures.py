@@ -107,6 +107,11 @@ async def drop(page: Page, data: bytes) -> None:
     await page.dispatch_event("body", "drop", {"dataTransfer": transfer})
 
 
+async def draw(page: Page) -> None:
+    await page.get_by_placeholder("Message").fill(PROMPT)
+    await page.get_by_role("button", name="Draw").click()
+
+
 def asked(pictures: Pictures) -> Any:
     """The last chat that the model was asked for."""
     return pictures.tokenizer.requests[-1]
@@ -157,8 +162,7 @@ async def test_what_is_no_picture_is_refused(pictures: Pictures, page: Page) -> 
 
 async def test_a_picture_forms_and_is_asked_about(pictures: Pictures, page: Page, tmp_path: Path) -> None:
     await page.evaluate(_WATCH)
-    await page.get_by_placeholder("Message").fill(PROMPT)
-    await page.get_by_role("button", name="Draw").click()
+    await draw(page)
     drawn = page.locator("article.assistant img")
     await expect(drawn).to_have_attribute("alt", PROMPT)
     assert await eventually(page, "document.querySelector('article.assistant img').naturalWidth") == SIZE
@@ -176,8 +180,7 @@ async def test_a_seed_draws_the_same_picture_again(page: Page) -> None:
     drawn: list[str | None] = []
     for seed in (3, 3, 4):
         await set_seed(page, seed)
-        await page.get_by_placeholder("Message").fill(PROMPT)
-        await page.get_by_role("button", name="Draw").click()
+        await draw(page)
         last = page.locator("article.assistant img").nth(len(drawn))
         await expect(last).to_have_attribute("alt", PROMPT)
         drawn.append(await last.get_attribute("src"))
@@ -229,8 +232,7 @@ async def test_a_picture_that_is_stopped_leaves_nothing(pictures: Pictures, page
     await page.route(
         "**/v1/images/generations", lambda route: route.continue_(post_data=_long(route.request.post_data))
     )
-    await page.get_by_placeholder("Message").fill(PROMPT)
-    await page.get_by_role("button", name="Draw").click()
+    await draw(page)
     await expect(page.get_by_role("status", name="Speed")).to_contain_text("of 2000")
     await page.get_by_role("button", name="Stop").click()
     await expect(page.locator("article")).to_have_count(0)

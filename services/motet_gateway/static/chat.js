@@ -168,7 +168,7 @@ function body() {
       ...said.map((entry) => asMessage(entry, seesImages)),
     ],
     temperature,
-    ...(seed === null ? {} : { seed }),
+    seed,
     ...(most ? { max_completion_tokens: most } : {}),
     ...(painter && takesTools ? { tools: [{ ...TOOL, model: painter }] } : {}),
   };

@@ -46,7 +46,7 @@ export class Drawing {
   // Draws it, with another `seed` each time if that is null; `told` is given each line about how far it is. The picture
   // as a data URI. ApiError if there is none.
   async run(model, key, seed, signal, told) {
-    const body = { model, prompt: this.#prompt, ...FORMING, ...(seed === null ? {} : { seed }) };
+    const body = { model, prompt: this.#prompt, seed, ...FORMING };
     try {
       for await (const event of streamPicture(body, key, signal)) {
         if (event.type.endsWith(".progress")) told(stepLine(event));
