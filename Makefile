@@ -3,21 +3,23 @@
 
 VENV ?= .venv
 ARGS ?=
-# Processes among which the files of tests are shared out; 0: all in one.
-JOBS ?= 0
+# Processes that run tests; 0: all in one.
+JOBS ?= logical
+PART ?=
 BIN := $(VENV)/bin
 export VENV PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check chaos bench bench-gpu compile-gpu setup clean
+.PHONY: help run test test-long extended tiers check bench compile-gpu setup clean
 
 help:
 	@echo "make run    start everything on this machine, then open http://127.0.0.1:8000"
-	@echo "make test   run the tests"
-	@echo "make check  lint, format and type checks"
-	@echo "make chaos  mixed traffic for ten minutes, while processes are killed, paused and cut off at random"
+	@echo "make test   run the tests that answer within minutes"
+	@echo "make test-long  run the rest of what must pass before a change is merged"
+	@echo "make extended PART=conformance|gpu|groups|peers|soak|storm  run what takes up to an hour, outside CI"
+	@echo "make tiers  print which tests run in which of these"
+	@echo "make check  lint, format, types and structure"
 	@echo "make bench  measure the plumbing"
-	@echo "make bench-gpu  measure the kernels on this GPU"
 	@echo "make compile-gpu  compile them in all configurations for GPUs that need not be here"
 	@echo "make setup  only install, for development"
 	@echo "make clean  remove what the others made, the virtual environment included"
@@ -29,25 +31,32 @@ run:
 test:
 	@scripts/setup dev
 	@scripts/ensure_chromium
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses=4 --dist=loadfile $(ARGS)
+	$(BIN)/python -m pytest --tier=test -n $(JOBS) --maxprocesses=4 --dist=worksteal $(ARGS)
+
+test-long:
+	@scripts/setup dev
+	@scripts/ensure_chromium
+	JOBS=$(JOBS) scripts/test_long $(ARGS)
+
+extended:
+	@scripts/setup dev
+	@scripts/ensure_chromium
+	$(BIN)/python scripts/extended.py $(PART) $(ARGS)
+
+tiers:
+	@scripts/setup dev
+	@$(BIN)/python scripts/list_tiers.py
 
 check:
 	@scripts/setup dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-
-chaos:
-	@scripts/setup dev
-	PYTHONPATH=tests:models/recipes $(BIN)/python -m chaos.storm $(ARGS)
+	@$(BIN)/python scripts/check_structure.py >/dev/null
 
 bench:
 	@scripts/setup dev
 	$(BIN)/python benchmarks/run.py $(ARGS)
-
-bench-gpu:
-	@scripts/setup dev
-	$(BIN)/python benchmarks/gpu_kernels.py $(ARGS)
 
 compile-gpu:
 	@scripts/setup dev

@@ -23,9 +23,9 @@ from cache import made
 from document import conditions, load_line, write
 from llm_checkpoint import CHECKPOINT, SHAPES, add_checkpoint
 from measures import Target, median_interval, table, targets_table
-from motet_llm.adapter_bank import Adapter
-from motet_llm.adapter_folder import CONFIG, WEIGHTS
-from motet_llm.engine import Engine
+from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.folder import CONFIG, WEIGHTS
+from motet_llm.engine.engine import Engine
 from replay import Job, Replay, blocks_for, rate
 from serving import QUICK, Bench, Plan
 
@@ -71,7 +71,9 @@ class Cost:
 def random_adapters(shape: str, rank: int, count: int, cache: Path) -> list[Path]:
     """Folders of adapters of a checkpoint in SHAPES; their factors are the same bytes, for the sake of the disk."""
     root = made(
-        cache / f"{shape}-adapters-rank{rank}", lambda folder: _write_factors(folder, shape, rank), mark=WEIGHTS
+        cache / f"{shape}-adapters-rank{rank}",
+        lambda folder: _write_factors(folder, shape, rank),
+        mark=WEIGHTS,
     )
     found = []
     for number in range(count):
@@ -79,8 +81,15 @@ def random_adapters(shape: str, rank: int, count: int, cache: Path) -> list[Path
         path.mkdir(exist_ok=True)
         if not (path / WEIGHTS).is_file():
             os.link(root / WEIGHTS, path / WEIGHTS)
-        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
-        (path / CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": f"{shape}, {number}"}))
+        config = {
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": rank,
+            "target_modules": "all-linear",
+        }
+        (path / CONFIG).write_text(
+            json.dumps(config | {"base_model_name_or_path": f"{shape}, {number}"})
+        )
         found.append(path)
     return found
 
@@ -110,7 +119,9 @@ def _matrices(shape: dict[str, int]) -> Iterator[tuple[str, int, int]]:
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring
-def measure(bench: Bench, mix: Mix, engines: tuple[Engine, Engine], held: list[Adapter], pairs: int) -> Cost:
+def measure(
+    bench: Bench, mix: Mix, engines: tuple[Engine, Engine], held: list[Adapter], pairs: int
+) -> Cost:
     """engines: of the base model, and of the mix; `held` in the latter."""
     gains, rates = [], [0.0, 0.0]
     for pair in range(pairs):
@@ -118,7 +129,9 @@ def measure(bench: Bench, mix: Mix, engines: tuple[Engine, Engine], held: list[A
         for mixed in (False, True) if pair % 2 else (True, False):
             numbers = [mix.choose(stream) if mixed else None for stream in range(len(held))]
             jobs = [
-                Job(0.0, prompt, bench.plan.output, adapter=None if number is None else held[number])
+                Job(
+                    0.0, prompt, bench.plan.output, adapter=None if number is None else held[number]
+                )
                 for prompt, number in zip(prompts, numbers, strict=True)
             ]
             rates[mixed] = rate(Replay(engines[mixed], jobs).run())
@@ -126,7 +139,9 @@ def measure(bench: Bench, mix: Mix, engines: tuple[Engine, Engine], held: list[A
     return Cost(mix.name, gains, rates[True])
 
 
-def run(plan: Plan, streams: int, rank: int, pairs: int, wanted: str, cache: Path, output: Path) -> list[Cost]:
+def run(
+    plan: Plan, streams: int, rank: int, pairs: int, wanted: str, cache: Path, output: Path
+) -> list[Cost]:
     """Measure, print, and write the JSON."""
     before = conditions()
     torch.set_num_threads(plan.threads or torch.get_num_threads())
@@ -155,7 +170,9 @@ def run(plan: Plan, streams: int, rank: int, pairs: int, wanted: str, cache: Pat
     own = [cost for cost in costs if cost.mix == MIXES[0].name]
     targets = [Target(what, statistics.median(cost.gains), LEAST, "", most=False) for cost in own]
     print(f"\n{load_line(before)}")
-    print(f"Random weights of the shape {plan.shape!r}, {streams} streams, adapters of rank {rank} on every matrix;")
+    print(
+        f"Random weights of the shape {plan.shape!r}, {streams} streams, adapters of rank {rank} on every matrix;"
+    )
     print(f"{pairs} pairs, median and 95 % interval.\n")
     print(table(["adapters", "over none", "tokens/s"], [cost.cells() for cost in costs]))
     print()
@@ -166,7 +183,9 @@ def run(plan: Plan, streams: int, rank: int, pairs: int, wanted: str, cache: Pat
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of("What LoRA adapters cost.", "a tiny model and one pair", RESULTS, "adapters")
-    parser.add_argument("--only", default="", metavar="TEXT", help="mixes whose name contains TEXT (all)")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="mixes whose name contains TEXT (all)"
+    )
     parser.add_argument("--pairs", type=int, default=8, help="interleaved pairs of runs (8)")
     parser.add_argument("--streams", type=int, default=64, help="at a time, and adapters (64)")
     parser.add_argument("--rank", type=int, default=16, help="of every adapter (16)")

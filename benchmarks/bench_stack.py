@@ -18,8 +18,8 @@ import msgspec
 
 from fake_engine import save_checkpoint
 from load_generator import Load, Report
-from motet_shared.discovery import HEARTBEAT_EVERY
 from motet_shared.testing import NatsServer, free_port
+from motet_shared.wire.discovery import HEARTBEAT_EVERY
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -33,7 +33,9 @@ def environment(**extra: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages)), **extra}
 
 
-def module_command(module: str, instance: str, *args: str, runner: Sequence[str] = ("-m",)) -> list[str]:
+def module_command(
+    module: str, instance: str, *args: str, runner: Sequence[str] = ("-m",)
+) -> list[str]:
     """What runs a module of Motet as this instance. `runner`: what Python is to run it with."""
     return [sys.executable, *runner, module, "--instance", instance, "--stop-with-parent", *args]
 
@@ -50,7 +52,9 @@ class Stack:
 
     async def spawn(self, name: str, argv: list[str]) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(*argv, env=self.env, stdout=log, stderr=log)
+            process = await asyncio.create_subprocess_exec(
+                *argv, env=self.env, stdout=log, stderr=log
+            )
         self._processes[name] = process
         self.pids[name] = process.pid
 
@@ -84,15 +88,23 @@ class Stack:
                     if answer.status_code == 200 and word in answer.text:
                         return
                 await asyncio.sleep(0.1)
-        logs = "".join(f"--- {log.name}\n{log.read_text()[-2000:]}\n" for log in self.folder.glob("*.log"))
+        logs = "".join(
+            f"--- {log.name}\n{log.read_text()[-2000:]}\n" for log in self.folder.glob("*.log")
+        )
         raise RuntimeError(f"the benchmark's stack did not start\n{logs}")
 
     async def until_workers(self, names: set[str]) -> None:
         """Until these decode instances, and no others, are ready; TimeoutError if that never comes."""
         async with asyncio.timeout(START_SECONDS), httpx.AsyncClient(trust_env=False) as http:
             while True:
-                told = (await http.get(f"http://127.0.0.1:{self.port}/metrics/stack")).json()["instances"]
-                if {one["instance"] for one in told if one["role"] == "decode" and one["state"] == "ready"} == names:
+                told = (await http.get(f"http://127.0.0.1:{self.port}/metrics/stack")).json()[
+                    "instances"
+                ]
+                if {
+                    one["instance"]
+                    for one in told
+                    if one["role"] == "decode" and one["state"] == "ready"
+                } == names:
                     await asyncio.sleep(HEARTBEAT_EVERY)  # the tokenizer has heard of them too
                     return
                 await asyncio.sleep(0.1)
@@ -106,7 +118,9 @@ class Stack:
                 _remove(file)
                 return {stream["request"]: stream["times"] for stream in map(json.loads, lines)}
             await asyncio.sleep(0.05)
-        raise TimeoutError(f"{len(_lines(file))} of {streams} streams have ended after {STOP_SECONDS:g} s")
+        raise TimeoutError(
+            f"{len(_lines(file))} of {streams} streams have ended after {STOP_SECONDS:g} s"
+        )
 
     async def stop(self) -> None:
         processes = list(self._processes.values())
@@ -123,7 +137,11 @@ class Stack:
     async def load(self, **settings: Any) -> Report:
         """Run the load generator as a process of its own."""
         task = Load(port=self.port, pids=self.pids, **settings)
-        argv = [sys.executable, str(HERE / "load_generator.py"), json.dumps(msgspec.to_builtins(task))]
+        argv = [
+            sys.executable,
+            str(HERE / "load_generator.py"),
+            json.dumps(msgspec.to_builtins(task)),
+        ]
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(*argv, env=environment(), stdout=pipe)
         try:
@@ -149,7 +167,11 @@ async def nats_stack(**env: str) -> AsyncIterator[tuple[Stack, NatsServer]]:
     """NATS, and nothing else yet. `env`: of the processes that are started, beside what they need for it."""
     with tempfile.TemporaryDirectory(prefix="motet-bench-") as name:
         async with NatsServer() as nats:
-            known = {"MOTET_NATS_URL": nats.url, "MOTET_NATS_PASSWORD": nats.password, "MOTET_LOG_LEVEL": "warning"}
+            known = {
+                "MOTET_NATS_URL": nats.url,
+                "MOTET_NATS_CREDENTIALS": str(nats.credentials),
+                "MOTET_LOG_LEVEL": "warning",
+            }
             stack = Stack(Path(name), free_port(), environment(**known, **env))
             stack.pids["nats"] = nats.pid
             try:
@@ -159,7 +181,9 @@ async def nats_stack(**env: str) -> AsyncIterator[tuple[Stack, NatsServer]]:
 
 
 @contextlib.asynccontextmanager
-async def motet_stack(*, rate: float = 0.0, batched: bool = True, gateway: Sequence[str] = ()) -> AsyncIterator[Stack]:
+async def motet_stack(
+    *, rate: float = 0.0, batched: bool = True, gateway: Sequence[str] = ()
+) -> AsyncIterator[Stack]:
     """Ready when entered. `rate`: engine steps per second, 0: saturated. `batched=False`: see `one_by_one`.
     `gateway`: flags of its own.
 
@@ -177,7 +201,11 @@ async def _start(stack: Stack, rate: float, batched: bool, gateway: Sequence[str
         "engine": ("fake_engine", "decode", engine),
         "tokenizer": ("motet_tokenizer", "tokenizer", ["--model", str(checkpoint)]),
         # Clients hang up when they have seen enough: nobody comes back for the rest of a reply.
-        "gateway": ("motet_gateway", "gateway", ["--port", str(stack.port), "--session-keep", "0", *gateway]),
+        "gateway": (
+            "motet_gateway",
+            "gateway",
+            ["--port", str(stack.port), "--session-keep", "0", *gateway],
+        ),
     }
     runner = ["-m"] if batched else [str(HERE / "one_by_one.py")]
     for name, (module, role, args) in services.items():

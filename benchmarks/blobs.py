@@ -21,7 +21,7 @@ from statistics import median
 import msgspec
 import uvloop
 
-from motet_shared.blobs import BlobStore
+from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import BlobRef
 
 Way = tuple[float, float]  # seconds to put, seconds to get
@@ -44,7 +44,9 @@ def owner(pipe: Connection, nbytes: int) -> None:
     uvloop.run(serve(pipe, nbytes))
 
 
-async def fetch(store: BlobStore, pipe: Connection, into: bytearray | None, tcp: bool, digest: bool) -> Way:
+async def fetch(
+    store: BlobStore, pipe: Connection, into: bytearray | None, tcp: bool, digest: bool
+) -> Way:
     pipe.send(digest)
     encoded, put = await asyncio.to_thread(pipe.recv)
     ref = msgspec.msgpack.decode(encoded, type=BlobRef)
@@ -85,20 +87,31 @@ async def measure(pipe: Connection, nbytes: int, rounds: int) -> dict[str, list[
 
 
 def report(results: dict[str, list[Way]], nbytes: int) -> None:
-    print(f"{nbytes / 1e6:.0f} MB, median of {len(results['memory copy'])} interleaved rounds, GB/s")
+    print(
+        f"{nbytes / 1e6:.0f} MB, median of {len(results['memory copy'])} interleaved rounds, GB/s"
+    )
     print(f"{'':22}{'put':>8}{'get':>8}{'both':>8}{'get / copy':>13}{'get / tcp':>12}")
     rates = {
-        name: [nbytes / median(part) / 1e9 for part in (*zip(*times, strict=True), [put + get for put, get in times])]
+        name: [
+            nbytes / median(part) / 1e9
+            for part in (*zip(*times, strict=True), [put + get for put, get in times])
+        ]
         for name, times in results.items()
     }
     for name, (put, get, both) in rates.items():
-        ratios = f"{get / rates['memory copy'][1]:>13.2f}{get / rates['tcp, buffer reused'][1]:>12.2f}"
+        ratios = (
+            f"{get / rates['memory copy'][1]:>13.2f}{get / rates['tcp, buffer reused'][1]:>12.2f}"
+        )
         print(f"{name:22}{put:>8.2f}{get:>8.2f}{both:>8.2f}{ratios}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="GB/s of blobs over shared memory and TCP beside a memory copy.")
-    parser.add_argument("--megabytes", type=int, default=64, help="size of a blob, in 10^6 bytes (default: 64)")
+    parser = argparse.ArgumentParser(
+        description="GB/s of blobs over shared memory and TCP beside a memory copy."
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=64, help="size of a blob, in 10^6 bytes (default: 64)"
+    )
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default: 7)")
     options = parser.parse_args()
     nbytes = options.megabytes * 1_000_000

@@ -53,9 +53,17 @@ def conversations(
     prompts = [said(system_tokens) for _ in range(systems)]
     found, start = [], rng.expovariate(rate)
     while start < seconds:
-        turns = [Turn([*rng.choice(prompts), *said(length(median_tokens))], length(median_output), 0.0)]
+        turns = [
+            Turn([*rng.choice(prompts), *said(length(median_tokens))], length(median_output), 0.0)
+        ]
         while rng.random() > 1 / mean_turns:
-            turns.append(Turn(said(length(median_tokens)), length(median_output), rng.expovariate(1 / mean_pause)))
+            turns.append(
+                Turn(
+                    said(length(median_tokens)),
+                    length(median_output),
+                    rng.expovariate(1 / mean_pause),
+                )
+            )
         found.append(Conversation(start, turns))
         start += rng.expovariate(rate)
     return found

@@ -27,14 +27,14 @@ from arguments import parser_of, planned
 from bench_stack import HERE, ROOT, nats_stack
 from document import conditions, load_line, write
 from measures import Target, table, targets_table
-from motet_llm.kv_cache import KvCache, LayerShape
-from motet_llm.kv_transfer import pack, plan_parts, unpack
-from motet_llm.sender import KvSender
-from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
-from motet_shared.discovery import Directory
+from motet_llm.cache.kv_cache import KvCache, LayerShape
+from motet_llm.disaggregation.kv_sender import KvSender
+from motet_llm.disaggregation.kv_transfer import pack, plan_parts, unpack
+from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Generate, KvPiece, Prefill, Sampling
 from motet_shared.quantiles import quantile
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.discovery import Directory
 from motet_tokenizer.router import Load, Router
 
 RESULTS = HERE / "results" / "disaggregation.json"
@@ -61,7 +61,9 @@ class Plan:
     repeats: int = 15
 
 
-QUICK = Plan(streams=1, output=400, prompt=100, prompts=1, every=0.1, rounds=1, megabytes=2, repeats=1)
+QUICK = Plan(
+    streams=1, output=400, prompt=100, prompts=1, every=0.1, rounds=1, megabytes=2, repeats=1
+)
 
 
 @dataclass
@@ -98,7 +100,9 @@ async def transports(plan: Plan) -> dict[str, float]:
     async with contextlib.AsyncExitStack() as stack:
         reader = await stack.enter_async_context(BlobStore("bench-reader"))
         for name, shared in (("shm", True), ("tcp", False)):
-            owner = await stack.enter_async_context(BlobStore(f"bench-{name}", 2 * size, shared=shared))
+            owner = await stack.enter_async_context(
+                BlobStore(f"bench-{name}", 2 * size, shared=shared)
+            )
             ref = owner.put(source, digest=False, ttl=600.0)
             ways[name] = lambda ref=ref: reader.get(ref, target, release=False)  # type: ignore[misc]
             ways[f"{name}, into the store"] = lambda owner=owner: _put(owner, source)  # type: ignore[misc]
@@ -108,7 +112,9 @@ async def transports(plan: Plan) -> dict[str, float]:
                 await way()
                 found.setdefault(name, []).append(size / (time.perf_counter() - began) / 1e9)
     found |= _ends(size, plan.repeats)
-    return {name: median(rates[1:]) for name, rates in found.items()}  # the first one touches memory
+    return {
+        name: median(rates[1:]) for name, rates in found.items()
+    }  # the first one touches memory
 
 
 async def _put(owner: BlobStore, data: bytearray) -> None:
@@ -182,7 +188,9 @@ async def measure(plan: Plan, arrangement: str, number: int, policy: str = "auto
         await asyncio.gather(*prompts)
         ended = time.perf_counter()
         for times in await asyncio.gather(*streams):
-            run.gaps += [after - before for before, after in pairwise(times[1:]) if began <= before <= ended]
+            run.gaps += [
+                after - before for before, after in pairwise(times[1:]) if began <= before <= ended
+            ]
     return run
 
 
@@ -208,8 +216,13 @@ async def alone(plan: Plan, policy: str, number: int) -> list[float]:
 async def hidden(plan: Plan, number: int) -> list[float]:
     """Of each prompt that is computed elsewhere, the share of its keys and values' bytes that were read meanwhile."""
     chance, found = random.Random(number), []
-    async with _engines(plan, ["prefill"], "never", "decode") as bus, BlobStore("bench-reader") as reader:
-        [(instance, card)] = [(beat.instance, card) for beat in bus.directory.ready("prefill") for card in beat.models]
+    async with (
+        _engines(plan, ["prefill"], "never", "decode") as bus,
+        BlobStore("bench-reader") as reader,
+    ):
+        [(instance, card)] = [
+            (beat.instance, card) for beat in bus.directory.ready("prefill") for card in beat.models
+        ]
         for _ in range(plan.prompts):
             prompt = [chance.randrange(card.vocab - 8) for _ in range(plan.prompt)]
             request = Prefill(model=card.name, prompt=prompt, kv=card.kv)
@@ -223,7 +236,9 @@ async def _read_meanwhile(bus: Bus, reader: BlobStore, request: Prefill, instanc
         async for piece in stream:
             assert isinstance(piece, KvPiece)
             if piece.stop > chunk and time.perf_counter() - idle > WAITED:
-                meanwhile = total  # all that had come was read before this chunk of the prompt was computed
+                meanwhile = (
+                    total  # all that had come was read before this chunk of the prompt was computed
+                )
             chunk = piece.stop
             await reader.get(piece.ref)
             total, idle = total + piece.ref.nbytes, time.perf_counter()
@@ -233,7 +248,9 @@ async def _read_meanwhile(bus: Bus, reader: BlobStore, request: Prefill, instanc
 
 
 @contextlib.asynccontextmanager
-async def _engines(plan: Plan, roles: Sequence[str], policy: str, ours: str = "tokenizer") -> AsyncIterator[Bus]:
+async def _engines(
+    plan: Plan, roles: Sequence[str], policy: str, ours: str = "tokenizer"
+) -> AsyncIterator[Bus]:
     """Workers of these roles, ready, and the bus of one who calls them, in the role `ours`."""
     async with nats_stack(OMP_NUM_THREADS=str(plan.threads)) as (stack, nats):
         common = ["--model", plan.model, "--threads", str(plan.threads)]
@@ -258,7 +275,13 @@ def targets(rates: dict[str, float], runs: Sequence[Run]) -> list[Target]:
     ttft = {name: quantile(_all(runs, name, "ttft"), 0.95) for name in ARRANGEMENTS}
     worse = ttft["apart"] / ttft["aggregated"]
     return [
-        Target("shared memory, of a plain copy", rates["shm"] / rates["plain copy"], LEAST_SHM, "", most=False),
+        Target(
+            "shared memory, of a plain copy",
+            rates["shm"] / rates["plain copy"],
+            LEAST_SHM,
+            "",
+            most=False,
+        ),
         Target("p95 TTFT of long prompts, apart / aggregated", worse, MOST_WORSE, ""),
     ]
 
@@ -278,10 +301,21 @@ def report(found: Findings, plan: Plan) -> str:
     for name in ARRANGEMENTS:
         gaps, ttft = _all(runs, name, "gaps"), _all(runs, name, "ttft")
         wanted = ((gaps, 0.5), (gaps, 0.99), (ttft, 0.5), (ttft, 0.95))
-        figures = [quantile(values, share) if values else math.nan for values, share in wanted]  # streams may be over
+        figures = [
+            quantile(values, share) if values else math.nan for values, share in wanted
+        ]  # streams may be over
         handed = sum(run.handed_over for run in runs if run.arrangement == name)
-        rows.append([name, f"{handed} of {len(ttft)}", *(f"{seconds * 1e3:,.1f}" for seconds in figures)])
-    heads = ["two engines", "handed over", "ITL p50, ms", "ITL p99, ms", "TTFT p50, ms", "TTFT p95, ms"]
+        rows.append(
+            [name, f"{handed} of {len(ttft)}", *(f"{seconds * 1e3:,.1f}" for seconds in figures)]
+        )
+    heads = [
+        "two engines",
+        "handed over",
+        "ITL p50, ms",
+        "ITL p99, ms",
+        "TTFT p50, ms",
+        "TTFT p95, ms",
+    ]
     here, there = (median(ways[policy]) for policy in ("never", "always"))
     extra = (
         f"A prompt of {plan.prompt} tokens with nothing beside it: {here * 1e3:,.1f} ms to the first token where it"

@@ -30,7 +30,11 @@ def load_line(before: dict[str, Any]) -> str:
 
 
 def write(
-    output: Path, before: dict[str, Any], plan: object, findings: object, targets: Sequence[Target] | None = None
+    output: Path,
+    before: dict[str, Any],
+    plan: object,
+    findings: object,
+    targets: Sequence[Target] | None = None,
 ) -> None:
     """The JSON file, in a folder that is made if need be. With `targets`, each says whether it is met."""
     document = {"conditions": before, "plan": plan, "findings": findings}
@@ -43,4 +47,6 @@ def write(
 def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
-    raise TypeError(f"{type(value).__name__} has no place in a benchmark's JSON; give dataclasses, dicts and lists")
+    raise TypeError(
+        f"{type(value).__name__} has no place in a benchmark's JSON; give dataclasses, dicts and lists"
+    )

@@ -20,12 +20,12 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fake_prefill import BLOCK, FakePrefill
-from motet_llm.cache_news import CacheReporter
-from motet_shared.actor import Actor, operation, run
-from motet_shared.bus import Bus
-from motet_shared.call import Call
-from motet_shared.config import Duration, ProcessConfig, setting
+from motet_llm.cache.cache_events import CacheReporter
 from motet_shared.messages import TIERS, Cached, Generate, ModelCard, Tokens, Usage
+from motet_shared.process.actor import Actor, operation, run
+from motet_shared.process.config import Duration, ProcessConfig, setting
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 
 MODEL = "bench"
 CHARS = 4  # of each token: a space and three letters, about the length of an English token
@@ -49,15 +49,23 @@ _SHAPE = {
 def save_checkpoint(folder: Path) -> Path:
     """A folder that the real tokenizer service loads: a vocabulary and a chat template, no weights."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = ["Ġ" + "".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)]
-    tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(alphabet + words)}, merges=[]))
+    words = [
+        "Ġ" + "".join(letters) for letters in itertools.product(string.ascii_lowercase, repeat=3)
+    ]
+    tokenizer = Tokenizer(
+        models.BPE(vocab={piece: i for i, piece in enumerate(alphabet + words)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([_END])
     folder.mkdir(parents=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END, "chat_template": template}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _END,
+        "chat_template": template,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     shape = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": CONTEXT}
     (folder / "config.json").write_text(json.dumps(_SHAPE | shape))
@@ -72,7 +80,9 @@ class FakeEngineConfig(ProcessConfig):
     prefill: float = setting("prompt tokens per second; 0: none take time", default=0.0, min=0)
     blocks: int = setting("blocks of the prefix cache, if prompts take time", default=4096, min=1)
     start: Duration = setting("how long it takes to load", default=0.0, min=0)
-    emitted: Path | None = setting("file to which each stream that ends adds its emission times", default=None)
+    emitted: Path | None = setting(
+        "file to which each stream that ends adds its emission times", default=None
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +109,9 @@ class FakeEngine(Actor):
         self._loop: asyncio.Task[None] | None = None
         self._record = config.emitted is not None
         self._words = [[FIRST_ID + i] for i in range(WORDS)]
-        self._prefill = FakePrefill[_Running](config.prefill, config.blocks) if config.prefill else None
+        self._prefill = (
+            FakePrefill[_Running](config.prefill, config.blocks) if config.prefill else None
+        )
         self._reporter = CacheReporter(bus, self._prefill.changes if self._prefill else deque())
 
     async def warm(self) -> None:
@@ -145,8 +157,14 @@ class FakeEngine(Actor):
             self._dump(running)
             if self._prefill is not None:
                 self._prefill.drop(running)
-                self._prefill.keep([*request.prompt, *(word for (word,) in self._words[: call.sent])])
-        usage = Usage(prompt_tokens=len(request.prompt), completion_tokens=call.sent, cached_tokens=running.cached)
+                self._prefill.keep(
+                    [*request.prompt, *(word for (word,) in self._words[: call.sent])]
+                )
+        usage = Usage(
+            prompt_tokens=len(request.prompt),
+            completion_tokens=call.sent,
+            cached_tokens=running.cached,
+        )
         call.finish("length", usage)
 
     async def _steps(self) -> None:
@@ -183,7 +201,9 @@ class FakeEngine(Actor):
 
     def _dump(self, running: _Running) -> None:
         if self.config.emitted is not None:
-            line = json.dumps({"request": running.request.request_id, "times": running.times.tolist()})
+            line = json.dumps(
+                {"request": running.request.request_id, "times": running.times.tolist()}
+            )
             with self.config.emitted.open("a") as file:
                 file.write(line + "\n")
 

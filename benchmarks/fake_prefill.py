@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
-from motet_shared.prefixes import chain
+from motet_shared.text.prefixes import chain
 
 BLOCK = 16  # tokens
 

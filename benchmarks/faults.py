@@ -99,12 +99,18 @@ async def measure(plan: Plan) -> list[Kill]:
             victim = f"decode-{number}"
             kills.append(await _kill(stack, http, plan, victim, chance.uniform(0, plan.spread)))
             await _worker(stack, plan, number + WORKERS)
-            await stack.until_workers({f"decode-{n}" for n in range(number + 1, number + 1 + WORKERS)})
-            print(f"  kill {number + 1} of {plan.kills}: {kills[-1].moved} streams moved", flush=True)
+            await stack.until_workers(
+                {f"decode-{n}" for n in range(number + 1, number + 1 + WORKERS)}
+            )
+            print(
+                f"  kill {number + 1} of {plan.kills}: {kills[-1].moved} streams moved", flush=True
+            )
     return kills
 
 
-async def _kill(stack: Stack, http: httpx.AsyncClient, plan: Plan, victim: str, wait: float) -> Kill:
+async def _kill(
+    stack: Stack, http: httpx.AsyncClient, plan: Plan, victim: str, wait: float
+) -> Kill:
     """Streams, the death of one worker in their midst, and what they felt of it."""
     clients = [Client(plan.began) for _ in range(plan.streams)]
     before = await _moves(stack.folder)
@@ -123,7 +129,13 @@ async def _kill(stack: Stack, http: httpx.AsyncClient, plan: Plan, victim: str, 
 
 def _body(plan: Plan, prompt: str) -> dict[str, Any]:
     model = Path(plan.model).name
-    return {"model": model, "prompt": prompt, "max_tokens": plan.output, "ignore_eos": True, "stream": True}
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": plan.output,
+        "ignore_eos": True,
+        "stream": True,
+    }
 
 
 async def _moves(folder: Path) -> float:
@@ -143,7 +155,10 @@ async def _stack(plan: Plan) -> AsyncIterator[Stack]:
         for number in range(WORKERS):
             await _worker(stack, plan, number)
         services = {
-            "motet_tokenizer": ("tokenizer", ["--model", plan.model, "--metrics-port", str(metrics)]),
+            "motet_tokenizer": (
+                "tokenizer",
+                ["--model", plan.model, "--metrics-port", str(metrics)],
+            ),
             "motet_gateway": ("gateway", ["--port", str(stack.port)]),
         }
         await stack.serve(services)
@@ -152,11 +167,15 @@ async def _stack(plan: Plan) -> AsyncIterator[Stack]:
 
 
 async def _worker(stack: Stack, plan: Plan, number: int) -> None:
-    await stack.start("motet_llm", f"decode-{number}", "--model", plan.model, "--threads", str(plan.threads))
+    await stack.start(
+        "motet_llm", f"decode-{number}", "--model", plan.model, "--threads", str(plan.threads)
+    )
 
 
 def _http(port: int) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=STREAM_SECONDS, trust_env=False)
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", timeout=STREAM_SECONDS, trust_env=False
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- telling
@@ -178,7 +197,9 @@ def targets(kills: Sequence[Kill]) -> list[Target]:
 def report(kills: Sequence[Kill]) -> str:
     pauses = pauses_of(kills)
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "longest": 1.0}
-    cells = [f"{quantile(pauses, share) * 1e3:,.0f}" if pauses else "-" for share in shares.values()]
+    cells = [
+        f"{quantile(pauses, share) * 1e3:,.0f}" if pauses else "-" for share in shares.values()
+    ]
     header = ["of decode", "kills", "streams moved", "failed", *(f"{name}, ms" for name in shares)]
     failed = sum(kill.failed for kill in kills)
     row = ["kill -9", str(len(kills)), str(len(pauses)), str(failed), *cells]

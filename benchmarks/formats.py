@@ -23,8 +23,8 @@ from document import conditions, load_line, write
 from gguf_checkpoint import convert
 from llm_checkpoint import CHECKPOINT, add_checkpoint
 from measures import median_interval, table
-from motet_llm.engine import Engine
-from motet_shared.capacity import format_bytes
+from motet_llm.engine.engine import Engine
+from motet_models.capacity import format_bytes
 from replay import Job, Replay, blocks_for, rate
 from serving import QUICK, Bench, Plan
 
@@ -45,7 +45,10 @@ class Format:
 
 FORMATS = (
     Format("exact", {}),
-    *(Format(f"weights {name}", {"weights": name}) for name in ("bfloat16", "int8", "int4", "float8")),
+    *(
+        Format(f"weights {name}", {"weights": name})
+        for name in ("bfloat16", "int8", "int4", "float8")
+    ),
     *(Format(f"GGUF {name}", {"weights": "auto"}, name) for name in ("Q8_0", "Q4_0")),
     *(Format(f"KV {name}", {"kv_dtype": name}) for name in ("bfloat16", "int8", "float8_e4m3fn")),
     Format("weights int8, KV int8", {"weights": "int8", "kv_dtype": "int8"}),
@@ -97,7 +100,9 @@ def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -
     engine = where.engine(**{**EXACT, **form.settings}, **_sizes(bench.plan, streams))
     rates: list[list[float]] = [[], []]
     for pair in range(pairs):
-        jobs = [Job(0.0, bench.tokens(bench.plan.prompt), bench.plan.output) for _ in range(streams)]
+        jobs = [
+            Job(0.0, bench.tokens(bench.plan.prompt), bench.plan.output) for _ in range(streams)
+        ]
         for which in (0, 1) if pair % 2 else (1, 0):
             rates[which].append(rate(Replay((exact, engine)[which], jobs).run()))
     stats = engine.stats()
@@ -107,7 +112,10 @@ def speed(form: Format, bench: Bench, exact: Engine, streams: int, pairs: int) -
 
 def _sizes(plan: Plan, streams: int) -> dict[str, Any]:
     """The same room for everyone: for the tokens of all streams."""
-    return {"max_running": max(streams, 2), "num_blocks": blocks_for(streams, plan.prompt + plan.output)}
+    return {
+        "max_running": max(streams, 2),
+        "num_blocks": blocks_for(streams, plan.prompt + plan.output),
+    }
 
 
 def _elsewhere(bench: Bench, folder: Path) -> Bench:
@@ -120,9 +128,24 @@ def quality(form: Format, tasks: Path, limit: int) -> dict[str, Any] | None:
     """Of pocket-chat; None for a format that is not made on load."""
     if form.gguf:
         return None
-    settings = [part for item in {**EXACT, **form.settings}.items() for part in ("--setting", "=".join(item))]
-    argv = [sys.executable, "-m", "motet_llm.evaluate", str(POCKET), "--tasks", str(tasks), "--limit", str(limit)]
-    done = subprocess.run([*argv, *settings], check=True, capture_output=True, text=True, timeout=3600)
+    settings = [
+        part
+        for item in {**EXACT, **form.settings}.items()
+        for part in ("--setting", "=".join(item))
+    ]
+    argv = [
+        sys.executable,
+        "-m",
+        "motet_evaluation.evaluate",
+        str(POCKET),
+        "--tasks",
+        str(tasks),
+        "--limit",
+        str(limit),
+    ]
+    done = subprocess.run(
+        [*argv, *settings], check=True, capture_output=True, text=True, timeout=3600
+    )
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -138,7 +161,9 @@ def write_tasks(cache: Path, limit: int) -> Path:
     return path
 
 
-def run(plan: Plan, streams: int, pairs: int, limit: int, wanted: str, cache: Path, output: Path) -> list[Found]:
+def run(
+    plan: Plan, streams: int, pairs: int, limit: int, wanted: str, cache: Path, output: Path
+) -> list[Found]:
     """Measure, print, and write the JSON."""
     before = conditions()
     torch.set_num_threads(plan.threads or torch.get_num_threads())
@@ -154,7 +179,9 @@ def run(plan: Plan, streams: int, pairs: int, limit: int, wanted: str, cache: Pa
             print(f"  {' · '.join(found.cells())}", flush=True)
     exact.close()
     print(f"\n{load_line(before)}")
-    print(f"Random weights of the shape {plan.shape!r}, {streams} streams, {pairs} pairs; pocket-chat's answers.\n")
+    print(
+        f"Random weights of the shape {plan.shape!r}, {streams} streams, {pairs} pairs; pocket-chat's answers.\n"
+    )
     header = ["format", "tokens/s", "over exact", "weights", "KV", "perplexity", "right"]
     print(table(header, [found.cells() for found in findings]))
     write(output, before, plan, [asdict(found) for found in findings])
@@ -168,14 +195,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         RESULTS,
         prog="formats",
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="formats whose name contains TEXT (all)")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="formats whose name contains TEXT (all)"
+    )
     parser.add_argument("--pairs", type=int, default=6, help="interleaved pairs of runs (6)")
     parser.add_argument("--streams", type=int, default=8, help="at a time (8)")
-    parser.add_argument("--limit", type=int, default=50, help="questions of each category; 0: no quality (50)")
+    parser.add_argument(
+        "--limit", type=int, default=50, help="questions of each category; 0: no quality (50)"
+    )
     add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)
     plan = planned(args, Plan(), QUICK, CHECKPOINT)
-    streams, pairs, limit = (2, 1, min(args.limit, 1)) if args.quick else (args.streams, args.pairs, args.limit)
+    streams, pairs, limit = (
+        (2, 1, min(args.limit, 1)) if args.quick else (args.streams, args.pairs, args.limit)
+    )
     run(plan, streams, pairs, limit, args.only, args.cache, args.file)
 
 

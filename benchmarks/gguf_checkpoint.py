@@ -54,7 +54,10 @@ def convert(folder: Path, target: Path, kind: str) -> None:
 
 def tensor_name(name: str) -> str:
     """The GGUF name of a tensor of transformers' Qwen3."""
-    names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    names = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+    }
     if name in names:
         return names[name]
     _, _, layer, part = name.split(".", 3)
@@ -73,7 +76,9 @@ def bfloat16_tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
             yield name, data[start:end].view(np.uint16).reshape(entry["shape"])
 
 
-def add_tensor(writer: gguf.GGUFWriter, name: str, bits: np.ndarray, kind: gguf.GGMLQuantizationType) -> None:
+def add_tensor(
+    writer: gguf.GGUFWriter, name: str, bits: np.ndarray, kind: gguf.GGMLQuantizationType
+) -> None:
     if bits.ndim > 1 and kind is gguf.GGMLQuantizationType.BF16:
         writer.add_tensor(name, np.ascontiguousarray(bits).view(np.uint8), raw_dtype=kind)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from motet_llm.engine import Engine
+from motet_llm.engine.engine import Engine
 from replay import Job, Limits, Replay
 
 GOOD_SHARE = 0.9  # of requests, at a rate that counts as sustained
@@ -38,7 +38,9 @@ class Trace:
         while (now := now + draw.expovariate(rate)) < self.seconds or len(jobs) < 10:
             begin = draw.choice(prefixes) if draw.random() < self.shared else []
             prompt = begin + self._tokens(draw, self._length(draw, self.prompt))
-            jobs.append(Job(now, prompt, min(self._length(draw, self.output), self.limit), self.limit))
+            jobs.append(
+                Job(now, prompt, min(self._length(draw, self.output), self.limit), self.limit)
+            )
         return jobs
 
     @property
@@ -61,7 +63,9 @@ class Goodput:
     good: float
 
 
-def sustained(engine: Engine, trace: Trace, limits: Limits, *, first: float, probes: int) -> Goodput:
+def sustained(
+    engine: Engine, trace: Trace, limits: Limits, *, first: float, probes: int
+) -> Goodput:
     """The best rate found at which GOOD_SHARE of the requests keep to the limits.
 
     The search doubles or halves the rate, beginning with `first`, and then bisects `probes` times.

@@ -1,6 +1,6 @@
 """The Triton kernels on this GPU: how far from what its memory and its matrix units allow, and beside what torch has.
 
-    python benchmarks/gpu_kernels.py [--only NOUN …] [--seconds 0.2]       (make bench-gpu)
+    python benchmarks/gpu_kernels.py [--only NOUN …] [--seconds 0.2]       (make extended PART=gpu)
 
 A kernel's floor is the longer of its bytes at the measured rate of a copy and its operations at the measured rate of a
 matrix product. Times are medians; between two runs the second-level cache is flushed. Where there is no GPU, `--quick`
@@ -74,23 +74,34 @@ def floor(case: Case, machine: Machine) -> float:
     return max(case.nbytes / machine.bandwidth, case.operations / machine.rate)
 
 
-def measure(noun: str, case: Case, machine: Machine, seconds: float, findings: Findings) -> list[str]:
+def measure(
+    noun: str, case: Case, machine: Machine, seconds: float, findings: Findings
+) -> list[str]:
     """A row of the table: ours in µs, its share of the floor, and how many times longer each peer takes."""
     ours, least = median(case.ours, seconds), floor(case, machine)
     peers = {name: median(run, seconds) for name, run in case.peers.items()}
     name = f"{noun}: {case.name}"
-    findings.milliseconds[name] = {"ours": ours * 1e3, **{peer: spent * 1e3 for peer, spent in peers.items()}}
+    findings.milliseconds[name] = {
+        "ours": ours * 1e3,
+        **{peer: spent * 1e3 for peer, spent in peers.items()},
+    }
     findings.floors[name] = least * 1e3
     beside = ", ".join(f"{peer} {spent / ours:.2f}" for peer, spent in peers.items())
     return [noun, case.name, f"{ours * 1e6:.1f}", f"{least / ours:.0%}", beside]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=list(NOUNS), default=list(NOUNS), help="which kernels (all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=list(NOUNS), default=list(NOUNS), help="which kernels (all)"
+    )
     parser.add_argument("--seconds", type=float, default=0.2, help="that each is measured (0.2)")
     parser.add_argument("--quick", action="store_true", help="tiny tensors, to see that it works")
-    parser.add_argument("--output", type=Path, help="JSON file for the numbers (results/gpu_kernels-<GPU>.json)")
+    parser.add_argument(
+        "--output", type=Path, help="JSON file for the numbers (results/gpu_kernels-<GPU>.json)"
+    )
     args = parser.parse_args(argv)
     if not torch.cuda.is_available() and not args.quick:
         parser.error("no GPU here; --quick shows that the script works")

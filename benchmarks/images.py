@@ -14,8 +14,21 @@ from typing import Any
 
 from cache import cache_folder
 from document import conditions, load_line, write
-from images_diffusion import DiffusionFindings, DiffusionPlan, Sizes, diffusion_report, diffusion_targets, run_diffusion
-from images_encoder import EncoderFindings, EncoderPlan, encoder_report, encoder_targets, run_encoder
+from images_diffusion import (
+    DiffusionFindings,
+    DiffusionPlan,
+    Sizes,
+    diffusion_report,
+    diffusion_targets,
+    run_diffusion,
+)
+from images_encoder import (
+    EncoderFindings,
+    EncoderPlan,
+    encoder_report,
+    encoder_targets,
+    run_encoder,
+)
 from llm import transformers_dtype
 from measures import Target, targets_table
 
@@ -31,9 +44,15 @@ class Plan:
 
 
 QUICK = Plan(
-    encoder=EncoderPlan(shapes=("siglip-least", "qwen2.5-vl-least"), sizes=((64, 56), (84, 56)), rounds=2),
+    encoder=EncoderPlan(
+        shapes=("siglip-least", "qwen2.5-vl-least"), sizes=((64, 56), (84, 56)), rounds=2
+    ),
     diffusion=DiffusionPlan(
-        shape="unet-least", sizes=(Sizes(side=8, inflight=(1, 2), pairs=2),), steps=5, rounds=2, least=2
+        shape="unet-least",
+        sizes=(Sizes(side=8, inflight=(1, 2), pairs=2),),
+        steps=5,
+        rounds=2,
+        least=2,
     ),
 )
 
@@ -73,15 +92,29 @@ def run(plan: Plan, names: Sequence[str], cache: Path, output: Path) -> Findings
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="images", description="Vision towers, and pictures drawn by step.")
-    parser.add_argument("--quick", action="store_true", help="tiny models and few pictures, to see that it works")
-    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS, help="which (all)")
+    parser = argparse.ArgumentParser(
+        prog="images", description="Vision towers, and pictures drawn by step."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models and few pictures, to see that it works"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS, help="which (all)"
+    )
     parser.add_argument("--threads", type=int, help="that compute, in every engine (all cores)")
     parser.add_argument("--rounds", type=int, help="of the encoders; medians are reported (6)")
-    parser.add_argument("--shapes", nargs="+", metavar="NAME", help="towers that are measured (all)")
-    parser.add_argument("--sides", nargs="+", type=int, metavar="CELLS", help="latents that are drawn (16 32)")
-    parser.add_argument("--pairs", type=int, help="of single pictures, ours and diffusers' (24 and 20)")
-    parser.add_argument("--cache", type=Path, help="folder for checkpoints, 1 GB (bench in MOTET_CACHE)")
+    parser.add_argument(
+        "--shapes", nargs="+", metavar="NAME", help="towers that are measured (all)"
+    )
+    parser.add_argument(
+        "--sides", nargs="+", type=int, metavar="CELLS", help="latents that are drawn (16 32)"
+    )
+    parser.add_argument(
+        "--pairs", type=int, help="of single pictures, ours and diffusers' (24 and 20)"
+    )
+    parser.add_argument(
+        "--cache", type=Path, help="folder for checkpoints, 1 GB (bench in MOTET_CACHE)"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
     run(_plan(args), args.only, args.cache or cache_folder(), args.output)

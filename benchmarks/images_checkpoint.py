@@ -37,7 +37,13 @@ TOWERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 # In the layout of Stable Diffusion. Channels of the denoiser's levels, width of the text, channels of the VAE.
 BRUSHES: dict[str, dict[str, Any]] = {
-    "unet-54m": {"unet": (128, 256, 512), "text": 768, "layers": 4, "vae": (32, 64, 128, 128), "words": 77},
+    "unet-54m": {
+        "unet": (128, 256, 512),
+        "text": 768,
+        "layers": 4,
+        "vae": (32, 64, 128, 128),
+        "words": 77,
+    },
     "unet-least": {"unet": (16, 32), "text": 32, "layers": 1, "vae": (8, 16), "words": 12},
 }
 
@@ -73,11 +79,17 @@ def _llava(size: dict[str, Any], words: dict[str, Any]) -> tuple[Any, Any]:
         vision_feature_select_strategy="full",
     )
     side = size["image_size"]
-    return LlavaForConditionalGeneration(config), SiglipImageProcessorPil(size={"height": side, "width": side})
+    return LlavaForConditionalGeneration(config), SiglipImageProcessorPil(
+        size={"height": side, "width": side}
+    )
 
 
 def _qwen(size: dict[str, Any], words: dict[str, Any]) -> tuple[Any, Any]:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, Qwen2VLImageProcessorPil
+    from transformers import (
+        Qwen2_5_VLConfig,
+        Qwen2_5_VLForConditionalGeneration,
+        Qwen2VLImageProcessorPil,
+    )
 
     head = words["hidden_size"] // words["num_attention_heads"]
     sections = [head // 4, head // 8, head // 8]
@@ -96,7 +108,11 @@ def _qwen(size: dict[str, Any], words: dict[str, Any]) -> tuple[Any, Any]:
 # ----------------------------------------------------------------------------------------------------------- diffusion
 def brush_checkpoint(name: str, cache: Path) -> Path:
     """BRUSHES[name] as diffusers saves it, in float32, with the schedule of the few-step models."""
-    return made(cache / f"{name}-seed{SEED}", lambda path: _write_brush(path, BRUSHES[name]), mark="model_index.json")
+    return made(
+        cache / f"{name}-seed{SEED}",
+        lambda path: _write_brush(path, BRUSHES[name]),
+        mark="model_index.json",
+    )
 
 
 def _write_brush(path: Path, size: dict[str, Any]) -> None:
@@ -175,7 +191,9 @@ def _text_encoder(size: dict[str, Any]) -> Any:
 
 def _letters() -> dict[str, int]:
     marks = ["<|startoftext|>", "<|endoftext|>"]
-    letters = [letter + end for letter in string.ascii_lowercase + string.digits for end in ("", "</w>")]
+    letters = [
+        letter + end for letter in string.ascii_lowercase + string.digits for end in ("", "</w>")
+    ]
     return {token: number for number, token in enumerate(marks + letters)}
 
 
@@ -187,6 +205,11 @@ def _tokenizer(length: int) -> Any:
 
 def describe(folder: Path) -> str:
     """Millions of parameters of each part of a diffusers folder, by the files' sizes."""
-    sizes = {part.parent.name: part.stat().st_size / 4e6 for part in sorted(folder.glob("*/*.safetensors"))}
+    sizes = {
+        part.parent.name: part.stat().st_size / 4e6
+        for part in sorted(folder.glob("*/*.safetensors"))
+    }
     index = json.loads((folder / "model_index.json").read_text())
-    return f"{index['_class_name']}: " + ", ".join(f"{name} {count:.0f}M" for name, count in sizes.items())
+    return f"{index['_class_name']}: " + ", ".join(
+        f"{name} {count:.0f}M" for name, count in sizes.items()
+    )

@@ -33,7 +33,10 @@ class DiffusionPlan:
     """
 
     shape: str = "unet-54m"
-    sizes: tuple[Sizes, ...] = (Sizes(side=16, inflight=(1, 4, 8)), Sizes(side=32, inflight=(4,), pairs=20))
+    sizes: tuple[Sizes, ...] = (
+        Sizes(side=16, inflight=(1, 4, 8)),
+        Sizes(side=32, inflight=(4,), pairs=20),
+    )
     steps: int = 10
     share: float = 0.8
     rounds: int = 4
@@ -104,7 +107,9 @@ def run_diffusion(plan: DiffusionPlan, cache: Path, threads: int) -> DiffusionFi
             findings.pairs.append(Pairs(sizes.side, **found["pairs"]))
         for load in found["loads"]:
             served = {name: Served(**figures) for name, figures in load["served"].items()}
-            findings.loads.append(Load(sizes.side, load["inflight"], load["capacity"], load["arrivals"], served))
+            findings.loads.append(
+                Load(sizes.side, load["inflight"], load["capacity"], load["arrivals"], served)
+            )
     return findings
 
 
@@ -132,7 +137,17 @@ def _loads_table(findings: DiffusionFindings) -> str:
         for name, one in load.served.items():
             rates = [f"{one.throughput * 60:,.1f}", f"{one.busy_throughput * 60:,.1f}"]
             seen = f"{one.preview:.0%}" if name == OURS else ""
-            rows.append([whole, name, str(load.inflight), *rates, f"{one.latency:.2f}", f"{one.worst:.2f}", seen])
+            rows.append(
+                [
+                    whole,
+                    name,
+                    str(load.inflight),
+                    *rates,
+                    f"{one.latency:.2f}",
+                    f"{one.worst:.2f}",
+                    seen,
+                ]
+            )
     return table(header, rows)
 
 
@@ -142,8 +157,18 @@ def _pairs_table(findings: DiffusionFindings) -> str:
         low, high = median_interval(pairs.ratios)
         seconds = [f"{statistics.median(times):.3f}" for times in (pairs.ours, pairs.theirs)]
         times = [*seconds, f"{statistics.median(pairs.ratios):.3f}", f"{low:.3f}–{high:.3f}"]
-        rows.append([f"{pairs.side}²", f"{len(pairs.ratios)} pairs", *times, f"{statistics.median(pairs.preview):.0%}"])
-    return table(["latent", "", "ours s", "diffusers s", "ours / diffusers", "interval", "first preview"], rows)
+        rows.append(
+            [
+                f"{pairs.side}²",
+                f"{len(pairs.ratios)} pairs",
+                *times,
+                f"{statistics.median(pairs.preview):.0%}",
+            ]
+        )
+    return table(
+        ["latent", "", "ours s", "diffusers s", "ours / diffusers", "interval", "first preview"],
+        rows,
+    )
 
 
 def diffusion_targets(findings: DiffusionFindings) -> list[Target]:
@@ -151,14 +176,29 @@ def diffusion_targets(findings: DiffusionFindings) -> list[Target]:
     judged = []
     for pairs in findings.pairs:
         low, _ = median_interval(pairs.ratios)
-        judged.append(Target(f"one picture, {pairs.side}²: ours / diffusers, low end of interval", low, 1.03, "times"))
+        judged.append(
+            Target(
+                f"one picture, {pairs.side}²: ours / diffusers, low end of interval",
+                low,
+                1.03,
+                "times",
+            )
+        )
         seen = statistics.median(pairs.preview)
-        judged.append(Target(f"one picture, {pairs.side}²: first preview", seen, 0.25, "of the whole"))
+        judged.append(
+            Target(f"one picture, {pairs.side}²: first preview", seen, 0.25, "of the whole")
+        )
     for load in findings.loads:
         what = f"{load.inflight} in flight, {load.side}²"
         if (least := GAINS.get((load.side, load.inflight))) is not None:
-            judged.append(Target(f"{what}: motet / one after the other", load.gain, least, "times", most=False))
+            judged.append(
+                Target(
+                    f"{what}: motet / one after the other", load.gain, least, "times", most=False
+                )
+            )
         if FULL in load.served:
             latency = load.served[OURS].latency / load.served[FULL].latency
-            judged.append(Target(f"{what}: median latency, motet / full batches", latency, 0.7, "times"))
+            judged.append(
+                Target(f"{what}: median latency, motet / full batches", latency, 0.7, "times")
+            )
     return judged

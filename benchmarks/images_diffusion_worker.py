@@ -20,9 +20,9 @@ import torch
 from diffusers import DiffusionPipeline
 
 from motet_diffusion.config import EngineConfig
-from motet_diffusion.drawing import Done, Drawing, Event, Key, Step
-from motet_diffusion.engine import Engine
-from motet_diffusion.thread import EngineThread
+from motet_diffusion.engine.engine import Engine
+from motet_diffusion.engine.request import Done, Drawing, Event, Key, Step
+from motet_diffusion.engine.thread import EngineThread
 
 _WAIT = 300.0  # seconds at the most for one picture
 _PROMPT = "two red circles and a small blue square on the left of a green star"
@@ -41,12 +41,16 @@ class Ours:
     """The engine, and when it told what."""
 
     def __init__(self, task: dict[str, Any], threads: int):
-        config = EngineConfig(model=task["folder"], max_running=max(task["inflight"]), threads=threads)
+        config = EngineConfig(
+            model=task["folder"], max_running=max(task["inflight"]), threads=threads
+        )
         self._told: dict[Key, Told] = {}
         self._left = threading.Semaphore(0)
         self._error: BaseException | None = None
         self._size, self._steps = task["side"] * task["scale"], task["steps"]
-        self._thread = EngineThread(Engine(config, self._take), on_outputs=self._refused, on_crash=self._refuse)
+        self._thread = EngineThread(
+            Engine(config, self._take), on_outputs=self._refused, on_crash=self._refuse
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -86,7 +90,9 @@ class Ours:
     def _ask(self, key: Key, seed: int) -> None:
         self._told[key] = Told(time.perf_counter())
         size = {"width": self._size, "height": self._size}
-        drawing = Drawing(prompt=_PROMPT, steps=self._steps, guidance_scale=1.0, seed=seed, previews=2, **size)
+        drawing = Drawing(
+            prompt=_PROMPT, steps=self._steps, guidance_scale=1.0, seed=seed, previews=2, **size
+        )
         self._thread.submit(key, drawing)
 
     def _wait(self) -> None:
@@ -118,7 +124,9 @@ class Theirs:
     """diffusers' own pipeline, as one calls it."""
 
     def __init__(self, task: dict[str, Any]):
-        self._pipeline: Any = DiffusionPipeline.from_pretrained(task["folder"], low_cpu_mem_usage=False)
+        self._pipeline: Any = DiffusionPipeline.from_pretrained(
+            task["folder"], low_cpu_mem_usage=False
+        )
         self._pipeline.set_progress_bar_config(disable=True)
         self._size, self._steps = task["side"] * task["scale"], task["steps"]
 
@@ -224,7 +232,9 @@ def _figures(told: Sequence[Told]) -> dict[str, float]:
         "busy_throughput": len(told) / busy,
         "latency": statistics.median(one.done - one.asked for one in told),
         "worst": max(one.done - one.asked for one in told),
-        "preview": statistics.median((one.seen - one.asked) / (one.done - one.asked) for one in told),
+        "preview": statistics.median(
+            (one.seen - one.asked) / (one.done - one.asked) for one in told
+        ),
     }
 
 

@@ -14,7 +14,16 @@ from measures import Target, median_interval, table
 from workers import Worker
 
 LEAST = 1.5  # times transformers alone
-_SIZES = ((448, 336), (336, 448), (392, 392), (448, 448), (280, 504), (504, 280), (364, 308), (420, 336))
+_SIZES = (
+    (448, 336),
+    (336, 448),
+    (392, 392),
+    (448, 448),
+    (280, 504),
+    (504, 280),
+    (364, 308),
+    (420, 336),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,14 +72,25 @@ def run_encoder(plan: EncoderPlan, cache: Path, threads: int, dtype: str) -> Enc
             "folder": str(tower_checkpoint(shape, cache)), "sizes": plan.sizes, "rounds": plan.rounds,
             "dtype": dtype, "forms": plan.forms,
         }  # fmt: skip
-        found = Worker(name=shape, script="images_encoder_worker.py").run([json.dumps(task)], threads=threads)
-        findings.towers.append(Seen(shape, found["seconds"], found["apart"], found["patches"], found["prepare"]))
+        found = Worker(name=shape, script="images_encoder_worker.py").run(
+            [json.dumps(task)], threads=threads
+        )
+        findings.towers.append(
+            Seen(shape, found["seconds"], found["apart"], found["patches"], found["prepare"])
+        )
     return findings
 
 
 def encoder_report(findings: EncoderFindings) -> str:
     rows = [_row(tower, name) for tower in findings.towers for name in tower.seconds]
-    header = ["tower", "encoder", "pictures/s", "of transformers one by one", "interval", "relative distance"]
+    header = [
+        "tower",
+        "encoder",
+        "pictures/s",
+        "of transformers one by one",
+        "interval",
+        "relative distance",
+    ]
     notes = [
         f"{tower.shape}: {len(tower.patches)} pictures of {min(tower.patches)} to {max(tower.patches)} patches; "
         f"preparing them all took {tower.prepare * 1e3:.0f} ms on one thread."
@@ -82,14 +102,24 @@ def encoder_report(findings: EncoderFindings) -> str:
 def _row(tower: Seen, name: str) -> list[str]:
     rates, base = tower.rates(name), tower.rates(tower.theirs[0])
     low, high = median_interval([a / b for a, b in zip(rates, base, strict=True)])
-    cells = [f"{statistics.median(rates):.2f}", f"{ratio(rates, base):.2f}", f"{low:.2f}–{high:.2f}"]
+    cells = [
+        f"{statistics.median(rates):.2f}",
+        f"{ratio(rates, base):.2f}",
+        f"{low:.2f}–{high:.2f}",
+    ]
     return [tower.shape, name, *cells, f"{tower.apart[name]:.1e}"]
 
 
 def encoder_targets(findings: EncoderFindings) -> list[Target]:
     """Each of ours against transformers one by one: whoever serves alone takes pictures as they come."""
     return [
-        Target(f"{tower.shape}: {ours} / {tower.theirs[0]}", _gain(tower, ours), LEAST, "times", most=False)
+        Target(
+            f"{tower.shape}: {ours} / {tower.theirs[0]}",
+            _gain(tower, ours),
+            LEAST,
+            "times",
+            most=False,
+        )
         for tower in findings.towers
         for ours in tower.ours
     ]

@@ -28,7 +28,10 @@ Encoder = Callable[[list[Prepared]], list[Tensor]]
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     folder, dtype = Path(task["folder"]), getattr(torch, task["dtype"])
-    engines = {f"motet {form or task['dtype']}": _motet(folder, dtype, form) for form in ("", *task["forms"])}
+    engines = {
+        f"motet {form or task['dtype']}": _motet(folder, dtype, form)
+        for form in ("", *task["forms"])
+    }
     family = next(iter(engines.values())).family
     start = time.perf_counter()
     pictures = [family.prepare(picture, 0) for picture in _pictures(task["sizes"])]
@@ -85,7 +88,9 @@ def _one_by_one(model: Any, pictures: list[Prepared]) -> list[Tensor]:
 @torch.inference_mode()
 def _features(model: Any, pictures: list[Prepared]) -> list[Tensor]:
     names = pictures[0].inputs
-    seen = model.model.get_image_features(**{n: torch.cat([p.inputs[n] for p in pictures]) for n in names})
+    seen = model.model.get_image_features(
+        **{n: torch.cat([p.inputs[n] for p in pictures]) for n in names}
+    )
     return [layer.float()[None] for layer in seen.pooler_output]
 
 

@@ -23,27 +23,36 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measures import fastest
-from motet_kernels import native
 from motet_kernels.attention import PagedBatch, paged_attention
-from motet_kernels.linear import FORMATS, Linear
-from motet_kernels.memory import huge_zeros
+from motet_kernels.linear.linear import FORMATS, Linear
+from motet_kernels.runtime import native
+from motet_kernels.runtime.memory import huge_zeros
 
 HEADS, KV_HEADS, DIM, SLOTS = 16, 8, 128, 16
 SCALE = DIM**-0.5
 DECODE = ((1, 192), (8, 192), (32, 192), (8, 4096))  # rows, keys of each
 PREFILL = (512, 2048)
 LAYERS_BYTES = 300e6
-MATRICES = {"qkv": (4096, 1024), "gate and up": (6144, 1024), "down": (1024, 3072), "head": (151936, 1024)}
+MATRICES = {
+    "qkv": (4096, 1024),
+    "gate and up": (6144, 1024),
+    "down": (1024, 3072),
+    "head": (151936, 1024),
+}
 ROWS = (1, 8, 32, 512)
 
 
-def in_turn(run: Callable[[Tensor, Tensor], object], layers: list[tuple[Tensor, Tensor]]) -> Callable[[], object]:
+def in_turn(
+    run: Callable[[Tensor, Tensor], object], layers: list[tuple[Tensor, Tensor]]
+) -> Callable[[], object]:
     """`run` with the next layer's keys and values at each call."""
     turn = itertools.cycle(layers)
     return lambda: run(*next(turn))
 
 
-def pages(rows: int, keys: int, queries: int, dtype: torch.dtype) -> tuple[PagedBatch, list[tuple[Tensor, Tensor]]]:
+def pages(
+    rows: int, keys: int, queries: int, dtype: torch.dtype
+) -> tuple[PagedBatch, list[tuple[Tensor, Tensor]]]:
     blocks = -(-keys // SLOTS)
     starts = torch.arange(rows + 1, dtype=torch.int32) * queries
     tables = torch.randperm(rows * blocks).view(rows, blocks).int()
@@ -51,7 +60,9 @@ def pages(rows: int, keys: int, queries: int, dtype: torch.dtype) -> tuple[Paged
     shape = (rows * blocks, KV_HEADS, SLOTS, DIM)
     nbytes = 2 * tables.numel() * KV_HEADS * SLOTS * DIM * dtype.itemsize
     count = max(1, min(28, int(LAYERS_BYTES / nbytes)))
-    return batch, [(torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)) for _ in range(count)]
+    return batch, [
+        (torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)) for _ in range(count)
+    ]
 
 
 def dense(batch: PagedBatch, layers: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
@@ -64,10 +75,16 @@ def dense(batch: PagedBatch, layers: list[tuple[Tensor, Tensor]]) -> list[tuple[
 def decode(rows: int, keys: int, dtype: torch.dtype, seconds: float) -> str:
     batch, layers = pages(rows, keys, 1, dtype)
     query = torch.randn(rows, HEADS, DIM)
-    ours = fastest(in_turn(lambda k, v: paged_attention(query, k, v, batch, scale=SCALE), layers), seconds)
+    ours = fastest(
+        in_turn(lambda k, v: paged_attention(query, k, v, batch, scale=SCALE), layers), seconds
+    )
     grouped = query.view(rows, KV_HEADS, HEADS // KV_HEADS, DIM)
     torchs = fastest(
-        in_turn(lambda k, v: F.scaled_dot_product_attention(grouped, k, v, scale=SCALE), dense(batch, layers)), seconds
+        in_turn(
+            lambda k, v: F.scaled_dot_product_attention(grouped, k, v, scale=SCALE),
+            dense(batch, layers),
+        ),
+        seconds,
     )
     rate = 2 * rows * keys * KV_HEADS * DIM * dtype.itemsize / ours / 1e6
     return f"| decode {rows} x {keys}, {dtype} | {ours:.3g} | {rate:.1f} GB/s | {torchs:.3g} | {torchs / ours:.2f} |"
@@ -77,12 +94,16 @@ def prefill(tokens: int, dtype: torch.dtype, seconds: float) -> str:
     batch, layers = pages(1, tokens, tokens, dtype)
     layers = layers[:1]
     query = torch.randn(tokens, HEADS, DIM)
-    ours = fastest(in_turn(lambda k, v: paged_attention(query, k, v, batch, scale=SCALE), layers), seconds)
+    ours = fastest(
+        in_turn(lambda k, v: paged_attention(query, k, v, batch, scale=SCALE), layers), seconds
+    )
     (key, value), dense_query = dense(batch, layers)[0], query.transpose(0, 1)[None].contiguous()
     mask = torch.full((tokens, tokens), -torch.inf).triu(1)
 
     def masked() -> Tensor:
-        return F.scaled_dot_product_attention(dense_query, key, value, attn_mask=mask, scale=SCALE, enable_gqa=True)
+        return F.scaled_dot_product_attention(
+            dense_query, key, value, attn_mask=mask, scale=SCALE, enable_gqa=True
+        )
 
     torchs = fastest(masked, seconds)
     rate = 4 * HEADS * DIM * tokens * (tokens + 1) / 2 / ours / 1e6
@@ -125,7 +146,10 @@ def torch_matrices(features: int, inputs: int, form: str) -> list[Callable[[Tens
         scales = torch.ones(inputs // 32, features, 2, dtype=torch.bfloat16)
         quads = torch.randint(0, 16, (features, inputs), dtype=torch.int32)
         return [
-            partial(int4_linear, torch.ops.aten._convert_weight_to_int4pack_for_cpu(quads, 1), scales) for _ in copies
+            partial(
+                int4_linear, torch.ops.aten._convert_weight_to_int4pack_for_cpu(quads, 1), scales
+            )
+            for _ in copies
         ]
     if form == "int8":
         bytes_NK = torch.randint(-127, 128, (features, inputs), dtype=torch.int8)
@@ -140,9 +164,12 @@ def matrix(name: str, form: str, seconds: float) -> None:
     for rows in ROWS[:-1] if name == "head" else ROWS:
         x = torch.randn(rows, inputs)
         mine, theirs = (fastest(through(matrices, x), seconds) for matrices in (ours, torchs))
-        rates = f"{nbytes / mine / 1e6:.1f} GB/s | {2e-6 * rows * features * inputs / mine:.0f} GFLOP/s"
+        rates = (
+            f"{nbytes / mine / 1e6:.1f} GB/s | {2e-6 * rows * features * inputs / mine:.0f} GFLOP/s"
+        )
         print(
-            f"| {name}, {rows} rows, {form} | {mine:.3g} | {rates} | {theirs:.3g} | {theirs / mine:.2f} |", flush=True
+            f"| {name}, {rows} rows, {form} | {mine:.3g} | {rates} | {theirs:.3g} | {theirs / mine:.2f} |",
+            flush=True,
         )
 
 
@@ -153,7 +180,9 @@ def through(copies: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Callable
 
 
 def matrices(seconds: float) -> None:
-    print("| x · Wᵀ | ours, ms | memory | arithmetic | torch, ms | torch / ours |\n|---|---|---|---|---|---|")
+    print(
+        "| x · Wᵀ | ours, ms | memory | arithmetic | torch, ms | torch / ours |\n|---|---|---|---|---|---|"
+    )
     for name in MATRICES:
         for form in FORMATS:
             matrix(name, form, seconds)
@@ -163,7 +192,9 @@ SECTIONS = {"attention": attention, "matrices": matrices}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in SECTIONS:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

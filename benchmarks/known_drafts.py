@@ -9,11 +9,11 @@ import random
 from collections.abc import Sequence
 
 from motet_llm.config import EngineConfig
-from motet_llm.draft_model import DraftModel
-from motet_llm.draft_ngram import NgramDrafts
-from motet_llm.model_runner import ModelRunner
-from motet_llm.request import Key, Request
-from motet_llm.shadow import Shadow
+from motet_llm.engine.model_runner import ModelRunner
+from motet_llm.engine.request import Key, Request
+from motet_llm.speculation.draft_model import DraftModel
+from motet_llm.speculation.draft_request import DraftRequest
+from motet_llm.speculation.ngram import NgramDrafts
 
 Answers = dict[Key, list[int]]
 
@@ -27,10 +27,12 @@ class KnownModel(DraftModel):
         self._right = right
         self._random = random.Random(0)
 
-    def guess(self, shadow: Shadow, token: int) -> bool:
+    def guess(self, shadow: DraftRequest, token: int) -> bool:
         answer, at = self.answers.get(shadow.key, []), shadow.num_output
         due = answer[at] if at < len(answer) else token
-        return shadow.guess(due if self._random.random() < self._right else (due + 1) % self.runner.vocab)
+        return shadow.guess(
+            due if self._random.random() < self._right else (due + 1) % self.runner.vocab
+        )
 
 
 class Reminded(NgramDrafts):
@@ -57,9 +59,14 @@ class Reminded(NgramDrafts):
         reader = self._readers.get(request)
         if reader is None:
             answer = self.answers.get(request.key, [])
-            text = [(token + (at % self._every == 0)) % self._vocab for at, token in enumerate(answer, 1)]
+            text = [
+                (token + (at % self._every == 0)) % self._vocab
+                for at, token in enumerate(answer, 1)
+            ]
             tokens = text + request.tokens
-            reader = Request(request.key, request.arrival, tokens, request.sampling, max_length=len(tokens) + 1)
+            reader = Request(
+                request.key, request.arrival, tokens, request.sampling, max_length=len(tokens) + 1
+            )
             self._readers[request] = reader
         missing = len(request.tokens) - (len(reader.tokens) - self._told(request))
         reader.tokens += request.tokens[len(request.tokens) - missing :] if missing > 0 else []
@@ -73,4 +80,6 @@ class Reminded(NgramDrafts):
             super().forget(reader)
 
     def check_integrity(self, requests: set[Request]) -> None:
-        super().check_integrity({self._readers[request] for request in requests if request in self._readers})
+        super().check_integrity(
+            {self._readers[request] for request in requests if request in self._readers}
+        )

@@ -48,7 +48,9 @@ class Context:
         params.n_seq_max = self.sequences
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = (
-            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if self.flash else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if self.flash
+            else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )
         params.kv_unified = self.unified
         params.no_perf = True
@@ -68,7 +70,12 @@ class Context:
         batch = self._batch
         batch.n_tokens = len(entries)
         for i, (token, position, sequence, draws) in enumerate(entries):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, draws
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = (
+                token,
+                position,
+                1,
+                draws,
+            )
             batch.seq_id[i][0] = sequence
         if (code := llama_cpp.llama_decode(self._context, batch)) != 0:
             raise RuntimeError(f"llama_decode ended with {code}")
@@ -80,8 +87,12 @@ class Context:
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Compute whole prompts, as many tokens at a time as go; the first token of each."""
-        entries = [(t, i, s, i == len(p) - 1) for s, p in enumerate(prompts) for i, t in enumerate(p)]
-        return [t for i in range(0, len(entries), UBATCH) for t in self.decode(entries[i : i + UBATCH])]
+        entries = [
+            (t, i, s, i == len(p) - 1) for s, p in enumerate(prompts) for i, t in enumerate(p)
+        ]
+        return [
+            t for i in range(0, len(entries), UBATCH) for t in self.decode(entries[i : i + UBATCH])
+        ]
 
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> dict[str, Any]:
         """Start, and the time of every token of every sequence."""
@@ -91,13 +102,18 @@ class Context:
         first, steps = tokens, [time.perf_counter()]
         for step in range(output - 1):
             tokens = self.decode(
-                [(t, len(p) + step, s, True) for s, (t, p) in enumerate(zip(tokens, prompts, strict=True))]
+                [
+                    (t, len(p) + step, s, True)
+                    for s, (t, p) in enumerate(zip(tokens, prompts, strict=True))
+                ]
             )
             steps.append(time.perf_counter())
         return {"start": start, "times": [steps] * len(prompts), "first": first}
 
 
-def fastest(make: Callable[[bool, bool], Context], prompts: Sequence[Sequence[int]]) -> tuple[bool, bool]:
+def fastest(
+    make: Callable[[bool, bool], Context], prompts: Sequence[Sequence[int]]
+) -> tuple[bool, bool]:
     """Flash attention and unified KV buffer, as they decode the fastest."""
     seconds = {}
     for flash, unified in product((True, False), (True, False) if len(prompts) > 1 else (True,)):
@@ -107,26 +123,42 @@ def fastest(make: Callable[[bool, bool], Context], prompts: Sequence[Sequence[in
     return min(seconds, key=lambda setting: seconds[setting])
 
 
-def measure(task: dict[str, Any], prompts: Callable[[int, int, int], list[list[int]]]) -> dict[str, Any]:
+def measure(
+    task: dict[str, Any], prompts: Callable[[int, int, int], list[list[int]]]
+) -> dict[str, Any]:
     llama_cpp.llama_backend_init()
     silent = llama_cpp.llama_log_callback(lambda *_: None)
     llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
-    model = llama_cpp.llama_model_load_from_file(task["file"].encode(), llama_cpp.llama_model_default_params())
+    model = llama_cpp.llama_model_load_from_file(
+        task["file"].encode(), llama_cpp.llama_model_default_params()
+    )
     if not model:
         raise RuntimeError(f"llama.cpp could not load {task['file']}")
     settings, runs = dict(task.get("settings") or {}), []
     for count in task["concurrency"]:
 
         def make(flash: bool, unified: bool, count: int = count) -> Context:
-            return Context(model, count, task["prompt"] + task["output"], task["threads"], flash, unified)
+            return Context(
+                model, count, task["prompt"] + task["output"], task["threads"], flash, unified
+            )
 
         if str(count) not in settings:
             settings[str(count)] = fastest(make, prompts(count, task["prompt"], -1))
         with make(*settings[str(count)]) as context:
-            runs += [{"concurrency": count, **context.run(prompts(count, task["prompt"], 0), task["output"])}]
+            runs += [
+                {
+                    "concurrency": count,
+                    **context.run(prompts(count, task["prompt"], 0), task["output"]),
+                }
+            ]
     prefill = []
     with Context(
-        model, 1, task["prefill"] + 1, task["threads"], settings[str(task["concurrency"][0])][0], True
+        model,
+        1,
+        task["prefill"] + 1,
+        task["threads"],
+        settings[str(task["concurrency"][0])][0],
+        True,
     ) as context:
         for repeat in range(task["prefills"]):
             run = context.run(prompts(1, task["prefill"], repeat), 1)
@@ -138,7 +170,9 @@ def describe(settings: dict[str, tuple[bool, bool]]) -> str:
     """What was the fastest, for people."""
     flash = {True: "flash attention", False: "plain attention"}
     buffers = {True: "one KV buffer", False: "a KV buffer per sequence"}
-    return "; ".join(f"c={count}: {flash[f]}, {buffers[unified]}" for count, (f, unified) in settings.items())
+    return "; ".join(
+        f"c={count}: {flash[f]}, {buffers[unified]}" for count, (f, unified) in settings.items()
+    )
 
 
 if __name__ == "__main__":

@@ -21,11 +21,20 @@ from llm_checkpoint import SHAPES, random_checkpoint
 from llm_figures import Figures, ratio, targets
 from llm_peers import Peer, absent, measure, peers
 from measures import table, targets_table
-from motet_cli.this_cpu import read_bandwidth
-from motet_shared.model_config import model_shape, read_config
-from motet_shared.roofline import Processor, decode_bound
+from motet_cli.planning.this_cpu import read_bandwidth
+from motet_kernels.runtime import native
+from motet_models.model_config import model_shape, read_config
+from motet_models.roofline import Processor, decode_bound
 
-TOLD = ("concurrency", "prompt", "output", "prefill", "prefills", "threads", "device")  # of a plan, to each engine
+TOLD = (
+    "concurrency",
+    "prompt",
+    "output",
+    "prefill",
+    "prefills",
+    "threads",
+    "device",
+)  # of a plan, to each engine
 RESULTS = Path(__file__).resolve().parent / "results" / "llm.json"
 
 
@@ -63,7 +72,9 @@ def run_all(plan: Plan, cache: Path) -> Findings:
     folder = random_checkpoint(plan.shape, cache)
     every = peers(transformers_dtype(plan.dtype, plan.device))
     chosen = [peer for peer in every if peer.name.startswith(plan.engines or ("",))]
-    findings.missing = {peer.name: reason for peer in chosen if (reason := absent(peer, plan.device))}
+    findings.missing = {
+        peer.name: reason for peer in chosen if (reason := absent(peer, plan.device))
+    }
     settings: dict[str, Any] = {}
     for _ in range(plan.rounds):
         findings.bandwidth = max(findings.bandwidth, _bandwidth(plan))
@@ -83,7 +94,9 @@ def _bandwidth(plan: Plan) -> float:
     return measure_machine(torch.device(plan.device), 0.2, quick=False).bandwidth
 
 
-def _measure(peer: Peer, plan: Plan, folder: Path, findings: Findings, settings: dict[str, Any]) -> None:
+def _measure(
+    peer: Peer, plan: Plan, folder: Path, findings: Findings, settings: dict[str, Any]
+) -> None:
     task = {
         "folder": str(folder),
         "vocab": SHAPES[plan.shape]["vocab_size"],
@@ -108,16 +121,17 @@ def _note_rooflines(chosen: Sequence[Peer], plan: Plan, folder: Path, findings: 
     for peer in chosen:
         if (figures := findings.figures.get(peer.name)) is not None:
             for count in figures.decode:
-                bound = decode_bound(shape, memory, peer.format, batch=count, context=context, kv=peer.kv)
+                bound = decode_bound(
+                    shape, memory, peer.format, batch=count, context=context, kv=peer.kv
+                )
                 figures.roofline[count] = bound.tokens_per_second
 
 
 def transformers_dtype(given: str, device: str = "cpu") -> str:
-    """What transformers computes in: bfloat16 where the processor has instructions for it, else float32 is faster."""
+    """What transformers computes in: bfloat16 where `MOTET_NATIVE` or the CPU has it, else float32."""
     if given != "auto" or device != "cpu":
         return "bfloat16" if given == "auto" else given
-    flags = Path("/proc/cpuinfo").read_text()
-    return "bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+    return "bfloat16" if native.preferred() == "avx512bf16" else "float32"
 
 
 # ------------------------------------------------------------------------------------------------------------- telling
@@ -140,7 +154,11 @@ def report(findings: Findings, plan: Plan) -> str:
 
 
 def _place(plan: Plan) -> str:
-    return f"{plan.threads} threads" if plan.device == "cpu" else torch.cuda.get_device_name(plan.device)
+    return (
+        f"{plan.threads} threads"
+        if plan.device == "cpu"
+        else torch.cuda.get_device_name(plan.device)
+    )
 
 
 def _decode_table(figures: Sequence[Figures], plan: Plan) -> str:
@@ -156,13 +174,23 @@ def _decode_table(figures: Sequence[Figures], plan: Plan) -> str:
         for count in plan.concurrency:
             rate = statistics.median(f.decode[count])
             cells.append(f"{rate:,.1f} ({rate / f.roofline[count]:.0%})")
-        rows.append([f.name, f"{f.agreement(figures[0]):.0%}", *cells, f"{statistics.median(f.prefill):,.0f}"])
+        rows.append(
+            [
+                f.name,
+                f"{f.agreement(figures[0]):.0%}",
+                *cells,
+                f"{statistics.median(f.prefill):,.0f}",
+            ]
+        )
     return table(header, rows)
 
 
 def _whole_table(figures: Sequence[Figures], plan: Plan) -> str:
     header = ["engine", "", *(f"c={count}" for count in plan.concurrency)]
-    rows = [[f.name, "", *(f"{statistics.median(f.whole[c]):,.1f}" for c in plan.concurrency)] for f in figures]
+    rows = [
+        [f.name, "", *(f"{statistics.median(f.whole[c]):,.1f}" for c in plan.concurrency)]
+        for f in figures
+    ]
     return table(header, rows)
 
 
@@ -196,16 +224,36 @@ def run(plan: Plan, cache: Path, output: Path) -> Findings:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(
-        "Our engine beside transformers and llama.cpp.", "a tiny model and short runs", RESULTS, prog="llm"
+        "Our engine beside transformers and llama.cpp.",
+        "a tiny model and short runs",
+        RESULTS,
+        prog="llm",
     )
-    parser.add_argument("--rounds", type=int, help="times that every engine runs; medians are reported (3)")
+    parser.add_argument(
+        "--rounds", type=int, help="times that every engine runs; medians are reported (3)"
+    )
     parser.add_argument("--threads", type=int, help="that compute, in every engine (all cores)")
-    parser.add_argument("--concurrency", type=int, nargs="+", help="numbers of sequences at a time (1 8 32)")
-    parser.add_argument("--engines", nargs="+", metavar="NAME", help='only those whose names begin so, as "motet int4"')
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (qwen3-0.6b)")
-    parser.add_argument("--dtype", choices=("auto", "bfloat16", "float32"), help="of transformers (the faster here)")
-    parser.add_argument("--device", help="cuda, cuda:1 …: the same on a GPU, with a --shape for it (cpu)")
-    parser.add_argument("--cache", type=Path, help="folder for checkpoints, 3.4 GB (bench in MOTET_CACHE)")
+    parser.add_argument(
+        "--concurrency", type=int, nargs="+", help="numbers of sequences at a time (1 8 32)"
+    )
+    parser.add_argument(
+        "--engines",
+        nargs="+",
+        metavar="NAME",
+        help='only those whose names begin so, as "motet int4"',
+    )
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help="of the random checkpoint (qwen3-0.6b)"
+    )
+    parser.add_argument(
+        "--dtype", choices=("auto", "bfloat16", "float32"), help="of transformers (the faster here)"
+    )
+    parser.add_argument(
+        "--device", help="cuda, cuda:1 …: the same on a GPU, with a --shape for it (cpu)"
+    )
+    parser.add_argument(
+        "--cache", type=Path, help="folder for checkpoints, 3.4 GB (bench in MOTET_CACHE)"
+    )
     args = parser.parse_args(argv)
     if (args.device or "cpu") != "cpu" and not torch.cuda.is_available():
         parser.error(f"--device {args.device}: torch sees no GPU here")

@@ -104,7 +104,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def add_checkpoint(parser: argparse.ArgumentParser, shape: str) -> None:
     """Of what random checkpoint, computed by how many threads; `shape` is the one that is meant where none is given."""
-    parser.add_argument("--shape", choices=sorted(SHAPES), help=f"of the random checkpoint ({shape})")
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help=f"of the random checkpoint ({shape})"
+    )
     parser.add_argument("--threads", type=int, help="that compute (all cores)")
     cache = "folder for checkpoints (bench in MOTET_CACHE)"
     parser.add_argument("--cache", type=Path, default=cache_folder(), help=cache)
@@ -120,7 +122,9 @@ def _write_qwen(folder: Path, shape: dict[str, Any]) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(SEED)
-    config = Qwen3Config(**{**COMMON, **shape}, eos_token_id=shape["vocab_size"] - 1, dtype="bfloat16")
+    config = Qwen3Config(
+        **{**COMMON, **shape}, eos_token_id=shape["vocab_size"] - 1, dtype="bfloat16"
+    )
     model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="100GB")
     write_tokenizer(folder, shape["vocab_size"])
@@ -132,12 +136,20 @@ def write_tokenizer(folder: Path, vocab: int) -> None:
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     letters = itertools.product(string.ascii_lowercase, repeat=CHARS - 1)
-    pieces = [*alphabet, *("Ġ" + "".join(word) for word in itertools.islice(letters, vocab - len(alphabet) - 1)), END]
+    pieces = [
+        *alphabet,
+        *("Ġ" + "".join(word) for word in itertools.islice(letters, vocab - len(alphabet) - 1)),
+        END,
+    ]
     tokenizer = Tokenizer(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END])
     tokenizer.save(str(folder / "tokenizer.json"))
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "chat_template": template}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": END,
+        "chat_template": template,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

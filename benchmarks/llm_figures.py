@@ -51,7 +51,11 @@ class Figures:
 
     def agreement(self, other: Figures) -> float:
         """Share of sequences whose first token is the other's: whether the two compute the same model."""
-        pairs = [(a, b) for c in self.first for a, b in zip(self.first[c], other.first.get(c, ()), strict=False)]
+        pairs = [
+            (a, b)
+            for c in self.first
+            for a, b in zip(self.first[c], other.first.get(c, ()), strict=False)
+        ]
         return sum(a == b for a, b in pairs) / len(pairs) if pairs else 0.0
 
 

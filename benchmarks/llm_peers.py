@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from motet_shared.capacity import KV_FORMATS, WEIGHT_FORMATS, KvFormat, WeightFormat
+from motet_models.capacity import KV_FORMATS, WEIGHT_FORMATS, KvFormat, WeightFormat
 from workers import Worker, has_modules
 
 LLAMA_PYTHON = "MOTET_LLAMA_PYTHON"
@@ -52,7 +52,13 @@ def peers(transformers_dtype: str) -> list[Peer]:
     ]
     python = os.environ.get(LLAMA_PYTHON) or sys.executable
     llama = [
-        Peer(name=f"llama.cpp {kind}", format=form, script="llama_worker.py", python=python, task={"gguf": kind})
+        Peer(
+            name=f"llama.cpp {kind}",
+            format=form,
+            script="llama_worker.py",
+            python=python,
+            task={"gguf": kind},
+        )
         for kind, form in GGUF_FORMATS.items()
     ]
     return ours + theirs + llama
@@ -66,7 +72,9 @@ def absent(peer: Peer, device: str = "cpu") -> str:
         return "it is compared on CPUs"
     if has_modules(peer.python, "gguf", "llama_cpp", "numpy"):
         return ""
-    return f"llama-cpp-python and gguf are not installed for {LLAMA_PYTHON} (see benchmarks/README.md)"
+    return (
+        f"llama-cpp-python and gguf are not installed for {LLAMA_PYTHON} (see benchmarks/README.md)"
+    )
 
 
 def measure(peer: Peer, task: dict[str, Any], threads: int) -> dict[str, Any]:

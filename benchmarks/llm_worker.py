@@ -32,7 +32,7 @@ class Motet:
 
     def __init__(self, task: dict[str, Any]):
         from motet_llm.config import EngineConfig
-        from motet_llm.engine import Engine
+        from motet_llm.engine.engine import Engine
 
         most = max(task["concurrency"])
         longest = max(task["prompt"] + task["output"], task["prefill"] + 1)
@@ -44,7 +44,7 @@ class Motet:
         self._engine = Engine(config)
 
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> Run:
-        from motet_llm.engine import StepOutput
+        from motet_llm.engine.engine import StepOutput
         from motet_shared.messages import Sampling
 
         engine = self._engine
@@ -63,7 +63,11 @@ class Motet:
 
         start = time.perf_counter()
         for index, prompt in enumerate(prompts):
-            engine.add(str(index), list(prompt), Sampling(max_tokens=output, temperature=0.0, ignore_eos=True))
+            engine.add(
+                str(index),
+                list(prompt),
+                Sampling(max_tokens=output, temperature=0.0, ignore_eos=True),
+            )
         while engine.has_work:
             emit(engine.step(emit))
         return {"start": start, "times": times, "first": first}
@@ -94,9 +98,16 @@ class Generate:
         # The model's own generation_config would bring its EOS back in.
         self._model.generation_config.eos_token_id = None
         answer = self._model.generate(
-            ids, attention_mask=torch.ones_like(ids), generation_config=config, stopping_criteria=[note]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=config,
+            stopping_criteria=[note],
         )
-        return {"start": start, "times": [steps] * len(prompts), "first": answer[:, ids.shape[1]].tolist()}
+        return {
+            "start": start,
+            "times": [steps] * len(prompts),
+            "first": answer[:, ids.shape[1]].tolist(),
+        }
 
     def describe(self) -> str:
         return f"attention {self._model.config._attn_implementation}"
@@ -113,7 +124,9 @@ class ContinuousBatching:
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> Run:
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
-        config = GenerationConfig(max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        config = GenerationConfig(
+            max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
         pages = 32
         batching = ContinuousBatchingConfig(
             page_size=pages, num_blocks=self._most * (-(-self._tokens // pages) + 1), max_batch_tokens=512,
@@ -127,11 +140,17 @@ class ContinuousBatching:
             record_timestamps=True,
             warmup=False,
         )
-        ordered = [answers[key] for key in sorted(answers, key=lambda key: int(key.rpartition("_")[2]))]
+        ordered = [
+            answers[key] for key in sorted(answers, key=lambda key: int(key.rpartition("_")[2]))
+        ]
         if failed := [answer.error for answer in ordered if answer.error]:
             raise RuntimeError(f"continuous batching: {failed[0]}")
         times = [list(answer.timestamps) for answer in ordered]
-        return {"start": start, "times": times, "first": [answer.generated_tokens[0] for answer in ordered]}
+        return {
+            "start": start,
+            "times": times,
+            "first": [answer.generated_tokens[0] for answer in ordered],
+        }
 
     def describe(self) -> str:
         return f"attention {self._model.config._attn_implementation}"
@@ -149,18 +168,29 @@ def load(task: dict[str, Any]) -> Any:
     return model.to(task["device"]).eval()
 
 
-DRIVERS: dict[str, type[Driver]] = {"motet": Motet, "generate": Generate, "continuous": ContinuousBatching}
+DRIVERS: dict[str, type[Driver]] = {
+    "motet": Motet,
+    "generate": Generate,
+    "continuous": ContinuousBatching,
+}
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     prompts = prompts_of(task["vocab"])
     driver = DRIVERS[task["driver"]](task)  # type: ignore[call-arg]
-    guard: AbstractContextManager[Any] = nullcontext() if task["driver"] == "motet" else torch.inference_mode()
+    guard: AbstractContextManager[Any] = (
+        nullcontext() if task["driver"] == "motet" else torch.inference_mode()
+    )
     with guard:
         driver.run(prompts(2, 8, -1), 3)  # what is made on first use
         runs = []
         for count in task["concurrency"]:
-            runs.append({"concurrency": count, **driver.run(prompts(count, task["prompt"], 0), task["output"])})
+            runs.append(
+                {
+                    "concurrency": count,
+                    **driver.run(prompts(count, task["prompt"], 0), task["output"]),
+                }
+            )
         prefill = []
         for repeat in range(task["prefills"]):
             run = driver.run(prompts(1, task["prefill"], repeat), 1)

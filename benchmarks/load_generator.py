@@ -28,7 +28,9 @@ class Load(msgspec.Struct, kw_only=True):
     clients: Literal["sse", "websocket", "one"]
     model: str
     streams: int = 1
-    settle: float = 0.5  # seconds between the first token of the last stream and the start of the measurement
+    settle: float = (
+        0.5  # seconds between the first token of the last stream and the start of the measurement
+    )
     seconds: float = 3.0
     chars: int = 0  # of a token; 0: an event is a token
     arrivals: bool = False  # report when each token arrived
@@ -131,7 +133,11 @@ class WebSocketClient(Client):
             super().data_received(b"")
 
     def _ask(self) -> None:
-        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Count."}]}
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Count."}],
+        }
         events = [
             {"type": "conversation.item.create", "item": item},
             {"type": "response.create", "response": {"output_modalities": ["text"]}},
@@ -150,7 +156,12 @@ def masked(text: bytes) -> bytes:
 def post(load: Load, *, stream: bool, request_id: str, number: int = 0) -> bytes:
     """A chat completion request, that of stream `number`."""
     message = {"role": "user", "content": load.prompts[number] if load.prompts else "Count."}
-    fields = {"model": load.model, "messages": [message], "max_tokens": load.max_tokens, "stream": stream}
+    fields = {
+        "model": load.model,
+        "messages": [message],
+        "max_tokens": load.max_tokens,
+        "stream": stream,
+    }
     if load.temperature != 1.0:
         fields["temperature"] = load.temperature
     if load.ignore_eos:
@@ -168,7 +179,9 @@ class Accounts:
     """CPU time of several processes, so far."""
 
     def __init__(self, pids: dict[str, int]) -> None:
-        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()} | {"clients": psutil.Process()}
+        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()} | {
+            "clients": psutil.Process()
+        }
 
     def read(self) -> dict[str, float]:
         """Seconds of user and system time since each process began."""
@@ -217,7 +230,9 @@ async def _all_started(clients: Sequence[Client]) -> None:
 
 def _total(clients: Sequence[Client]) -> tuple[int, int]:
     chars = clients[0].load.chars or 1
-    return sum(client.amount // chars for client in clients), sum(client.events for client in clients)
+    return sum(client.amount // chars for client in clients), sum(
+        client.events for client in clients
+    )
 
 
 def _arrivals(client: Client, start: float, end: float) -> Arrivals:
@@ -238,11 +253,15 @@ async def run_one(load: Load) -> Report:
         writer.write(post(load, stream=True, request_id=f"one-{len(durations)}"))
         await reader.readuntil(b"\r\n0\r\n\r\n")
         durations.append(monotonic() - began)
-        await asyncio.sleep(0.002)  # a client that thinks: the queues of one request do not delay the next
+        await asyncio.sleep(
+            0.002
+        )  # a client that thinks: the queues of one request do not delay the next
     writer.close()
     cpu = {name: spent - before[name] for name, spent in accounts.read().items()}
     warm = durations[len(durations) // 10 :]
-    return Report(tokens=len(durations), events=0, seconds=monotonic() - start, cpu=cpu, durations=warm)
+    return Report(
+        tokens=len(durations), events=0, seconds=monotonic() - start, cpu=cpu, durations=warm
+    )
 
 
 if __name__ == "__main__":

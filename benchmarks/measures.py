@@ -14,7 +14,9 @@ from motet_shared.quantiles import quantile
 if TYPE_CHECKING:
     from load_generator import Report
 
-Emitted = dict[str, list[float]]  # by request id: when the fake engine emitted each token, monotonic seconds
+Emitted = dict[
+    str, list[float]
+]  # by request id: when the fake engine emitted each token, monotonic seconds
 PROCESSES = ("engine", "nats", "tokenizer", "gateway", "clients")
 
 
@@ -32,7 +34,9 @@ class Row:
     latency_ms: tuple[float, float] | None = None  # p50, p99
 
 
-def row(what: str, clients: str, streams: int, report: Report, emitted: Emitted | None = None) -> Row:
+def row(
+    what: str, clients: str, streams: int, report: Report, emitted: Emitted | None = None
+) -> Row:
     """With `emitted`, the added latency of every token in the measured time too."""
     tokens = max(report.tokens, 1)
     latency = None
@@ -56,7 +60,9 @@ def added_latency(report: Report, emitted: Emitted) -> list[float]:
     added: list[float] = []
     for stream in report.streams:
         times = emitted[stream.request]
-        for before, count, arrived in zip(stream.counts, stream.counts[1:], stream.times[1:], strict=False):
+        for before, count, arrived in zip(
+            stream.counts, stream.counts[1:], stream.times[1:], strict=False
+        ):
             added += [arrived - times[index] for index in range(before, count)]
     return added
 
@@ -103,20 +109,38 @@ class Ratio:
 # -------------------------------------------------------------------------------------------------------------- tables
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; the first two columns are text, the others numbers."""
-    cells = [list(header), ["---" if index < 2 else "---:" for index in range(len(header))], *map(list, rows)]
+    cells = [
+        list(header),
+        ["---" if index < 2 else "---:" for index in range(len(header))],
+        *map(list, rows),
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
 def rows_table(rows: Sequence[Row]) -> str:
     """Rates and costs of every measurement."""
-    processes = [name for name in (*PROCESSES, "frontend") if any(name in row.cpu_us for row in rows)]
-    header = ["what", "clients", "streams", "tokens/s", "tokens/event", *processes, "cores", "p50 ms", "p99 ms"]
+    processes = [
+        name for name in (*PROCESSES, "frontend") if any(name in row.cpu_us for row in rows)
+    ]
+    header = [
+        "what",
+        "clients",
+        "streams",
+        "tokens/s",
+        "tokens/event",
+        *processes,
+        "cores",
+        "p50 ms",
+        "p99 ms",
+    ]
     return table(header, [_cells(row, processes) for row in rows])
 
 
 def _cells(row: Row, processes: Sequence[str]) -> list[str]:
     cpu = [f"{row.cpu_us[name]:.2f}" if name in row.cpu_us else "" for name in processes]
-    latency = [f"{value:.2f}" for value in row.latency_ms] if row.latency_ms is not None else ["", ""]
+    latency = (
+        [f"{value:.2f}" for value in row.latency_ms] if row.latency_ms is not None else ["", ""]
+    )
     rates = [f"{row.tokens_per_second:,.0f}", f"{row.tokens_per_event:.1f}"]
     return [row.what, row.clients, str(row.streams), *rates, *cpu, f"{row.cores:.2f}", *latency]
 

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from motet_shared.messages import Body
-from motet_shared.outbox import Outbox
-from motet_shared.stream import Stream
+from motet_shared.wire.outbox import Outbox
+from motet_shared.wire.stream import Stream
 
 
 def install() -> None:

@@ -40,7 +40,9 @@ async def installed() -> bool:
     return await process.wait() == 0
 
 
-async def measure(seconds: float, rows: list[Row], one_token_ms: dict[str, tuple[float, float]]) -> str:
+async def measure(
+    seconds: float, rows: list[Row], one_token_ms: dict[str, tuple[float, float]]
+) -> str:
     """Adds the peer's figures; returns what stood in the way, empty if nothing did."""
     if not await installed():
         return "ai-dynamo is not installed (pip install ai-dynamo ai-dynamo-runtime, or set MOTET_PEER_PYTHON)"
@@ -48,10 +50,15 @@ async def measure(seconds: float, rows: list[Row], one_token_ms: dict[str, tuple
         async with dynamo_stack(speedup) as stack:
             if speedup == SATURATED:
                 report = await stack.load(clients="one", model=MODEL, max_tokens=1, seconds=seconds)
-                one_token_ms[NAME] = quantile(report.durations, 0.5) * 1e3, quantile(report.durations, 0.99) * 1e3
+                one_token_ms[NAME] = (
+                    quantile(report.durations, 0.5) * 1e3,
+                    quantile(report.durations, 0.99) * 1e3,
+                )
             pace = "saturated" if speedup == SATURATED else "at its own pace"
             for streams in counts:
-                report = await stack.load(clients="sse", model=MODEL, streams=streams, seconds=seconds, chars=CHARS)
+                report = await stack.load(
+                    clients="sse", model=MODEL, streams=streams, seconds=seconds, chars=CHARS
+                )
                 rows.append(row(f"{NAME}, {pace}", "sse", streams, report))
     return ""
 
@@ -61,15 +68,28 @@ async def dynamo_stack(speedup: int) -> AsyncIterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="motet-bench-peer-") as name:
         folder = Path(name)
         hosts = ("DYN_TCP_RPC_HOST", "DYN_EVENT_PLANE_HOST", "DYN_TCP_RESPONSE_STREAM_HOST")
-        env = environment(DYN_FILE_KV=str(folder / "discovery"), DYN_LOG="warn", **dict.fromkeys(hosts, "127.0.0.1"))
+        env = environment(
+            DYN_FILE_KV=str(folder / "discovery"),
+            DYN_LOG="warn",
+            **dict.fromkeys(hosts, "127.0.0.1"),
+        )
         stack = Stack(folder, free_port(), env)
         model = ["--model-path", str(save_checkpoint(folder / "bench")), "--model-name", MODEL]
         pace = ["--speedup-ratio", str(speedup), "--max-num-seqs", "512"]
         common = ["--discovery-backend", "file"]
-        frontend = ["-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(stack.port)]
+        frontend = [
+            "-m",
+            "dynamo.frontend",
+            "--http-host",
+            "127.0.0.1",
+            "--http-port",
+            str(stack.port),
+        ]
         try:
             await stack.spawn("frontend", [interpreter(), *frontend, *common])
-            await stack.spawn("engine", [interpreter(), "-m", "dynamo.mocker", *model, *pace, *common])
+            await stack.spawn(
+                "engine", [interpreter(), "-m", "dynamo.mocker", *model, *pace, *common]
+            )
             await stack.until_ready("/v1/models", MODEL)
             yield stack
         finally:

@@ -28,12 +28,12 @@ from motet_planner.service import Planner
 from motet_planner.simulator import Scenario, simulate
 from motet_planner.speed import Speed
 from motet_planner.traffic import Arrival, Rate, bursts, generate, lognormal, ramp, steady
-from motet_shared.bus import Bus
 from motet_shared.errors import MotetError
 from motet_shared.messages import Complete, Sampling, Text
 from motet_shared.quantiles import quantile
-from motet_shared.stream import Stream
 from motet_shared.testing import NatsServer
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.stream import Stream
 from spawner import Spawner
 
 RESULTS = HERE / "results" / "planner.json"
@@ -63,13 +63,22 @@ class Plan:
     rounds: int = 1
     policy: RolePolicy = field(
         default_factory=lambda: RolePolicy(
-            min=1, max=8, target=4.0, window=20.0, burst_window=4.0, scale_down_delay=20.0, cold_start=4.0
+            min=1,
+            max=8,
+            target=4.0,
+            window=20.0,
+            burst_window=4.0,
+            scale_down_delay=20.0,
+            cold_start=4.0,
         )
     )
 
     def traffic(self, trace: str, number: int) -> list[Arrival]:
         rate, most = _TRACES[trace](self.rate, self.seconds)
-        lengths = lognormal(self.prompt, 0.6, 4 * self.prompt), lognormal(self.output, 0.6, 4 * self.output)
+        lengths = (
+            lognormal(self.prompt, 0.6, 4 * self.prompt),
+            lognormal(self.output, 0.6, 4 * self.output),
+        )
         return list(generate(rate, most, self.seconds, *lengths, seed=number))
 
 
@@ -115,10 +124,16 @@ class Client:
         prompt = [rng.randrange(FIRST_ID, FIRST_ID + WORDS) for _ in range(arrival.prompt)]
         await asyncio.sleep(start + arrival.at - monotonic())
         request = Complete(
-            model=MODEL, prompt=prompt, max_tokens=arrival.output, sampling=Sampling(ignore_eos=True), stop=[]
+            model=MODEL,
+            prompt=prompt,
+            max_tokens=arrival.output,
+            sampling=Sampling(ignore_eos=True),
+            stop=[],
         )
         try:
-            await self._follow(self.bus.open("tokenizer", request, deadline=300.0), start + arrival.at)
+            await self._follow(
+                self.bus.open("tokenizer", request, deadline=300.0), start + arrival.at
+            )
         except MotetError:
             self.failed += 1
 
@@ -180,7 +195,11 @@ def simulated(plan: Plan, traffic: Sequence[Arrival], cold_start: float) -> Outc
     """What the simulator makes of it. A token is told at the end of a step: half of one after it is due, on average."""
     step = 1 / STEPS
     speed = Speed(
-        prefill_token=1 / plan.prefill, steps=[(1, step)], max_running=1024, prefill_share=0.0, overhead=step / 2
+        prefill_token=1 / plan.prefill,
+        steps=[(1, step)],
+        max_running=1024,
+        prefill_share=0.0,
+        overhead=step / 2,
     )
     begin = Scenario(
         speed=speed,
@@ -202,22 +221,36 @@ async def _stack(plan: Plan) -> AsyncIterator[tuple[Bus, Spawner, float, Planner
         spawner = Spawner(stack, engine)
         bus = await nats.bus("gateway")
         try:
-            tokenizer = ["--model", str(save_checkpoint(stack.folder / MODEL)), "--decode-wait", "120s"]
+            tokenizer = [
+                "--model",
+                str(save_checkpoint(stack.folder / MODEL)),
+                "--decode-wait",
+                "120s",
+            ]
             await stack.start("motet_tokenizer", "tokenizer-0", *tokenizer)
             await bus.directory.wait_for(lambda directory: directory.ready("tokenizer"), 90.0)
             asked = monotonic()
             await spawner.scale("decode", plan.policy.min)
             await bus.directory.wait_for(lambda directory: directory.ready("decode"), 90.0)
-            yield bus, spawner, monotonic() - asked, await _planner(plan, nats, stack.folder, spawner)
+            yield (
+                bus,
+                spawner,
+                monotonic() - asked,
+                await _planner(plan, nats, stack.folder, spawner),
+            )
         finally:
             await bus.close()
             await spawner.stop()
 
 
 async def _planner(plan: Plan, nats: NatsServer, folder: Path, spawner: Spawner) -> Planner:
-    settings = (f"{name} = {getattr(plan.policy, name)}" for name in plan.policy.__dataclass_fields__)
+    settings = (
+        f"{name} = {getattr(plan.policy, name)}" for name in plan.policy.__dataclass_fields__
+    )
     (folder / "roles.toml").write_text("[decode]\n" + "\n".join(settings) + "\n")
-    config = nats.config("planner", PlannerConfig, roles=folder / "roles.toml", interval=plan.interval)
+    config = nats.config(
+        "planner", PlannerConfig, roles=folder / "roles.toml", interval=plan.interval
+    )
     assert isinstance(config, PlannerConfig)
     return Planner(config, await nats.bus("planner"), spawner)
 
@@ -226,11 +259,27 @@ async def _planner(plan: Plan, nats: NatsServer, folder: Path, spawner: Spawner)
 def report(pairs: Sequence[Pair]) -> str:
     rows = []
     for pair in pairs:
-        for how, figures, most in (("real", pair.real, pair.most[0]), ("simulated", pair.simulated, pair.most[1])):
+        for how, figures, most in (
+            ("real", pair.real, pair.most[0]),
+            ("simulated", pair.simulated, pair.most[1]),
+        ):
             latencies = [f"{value * 1e3:,.0f}" for value in (figures.ttft_p50, figures.ttft_p95)]
-            rates = [f"{figures.tokens_per_second:,.1f}", f"{figures.instance_seconds:,.0f}", str(most)]
+            rates = [
+                f"{figures.tokens_per_second:,.1f}",
+                f"{figures.instance_seconds:,.0f}",
+                str(most),
+            ]
             rows.append([pair.trace, how, f"{pair.requests}", *latencies, *rates])
-    header = ["trace", "how", "requests", "TTFT p50, ms", "p95, ms", "tokens/s", "instance seconds", "most"]
+    header = [
+        "trace",
+        "how",
+        "requests",
+        "TTFT p50, ms",
+        "p95, ms",
+        "tokens/s",
+        "instance seconds",
+        "most",
+    ]
     return "\n\n".join([table(header, rows), targets_table(targets(pairs))])
 
 
@@ -240,7 +289,9 @@ def targets(pairs: Sequence[Pair]) -> list[Target]:
     for trace in dict.fromkeys(pair.trace for pair in pairs):
         for name in (each.name for each in fields(Figures)):
             mine = [pair for pair in pairs if pair.trace == trace]
-            apart = [abs(getattr(p.simulated, name) / max(getattr(p.real, name), 1e-9) - 1) for p in mine]
+            apart = [
+                abs(getattr(p.simulated, name) / max(getattr(p.real, name), 1e-9) - 1) for p in mine
+            ]
             what = f"{trace}: {name.replace('_', ' ')}, simulated / real - 1"
             found.append(Target(what, quantile(apart, 0.5), APART, "of it"))
     failed = sum(pair.failed for pair in pairs)

@@ -45,7 +45,9 @@ class Findings:
 
     rows: list[Row] = field(default_factory=list)
     ratios: list[Ratio] = field(default_factory=list)
-    one_token_ms: dict[str, tuple[float, float]] = field(default_factory=dict)  # p50, p99 by what answered
+    one_token_ms: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # p50, p99 by what answered
     peer: str = ""  # why there is none
 
 
@@ -55,7 +57,9 @@ async def measure(plan: Plan) -> Findings:
     await _saturated(plan, findings)
     await _paced(plan, findings)
     if plan.peer:
-        findings.peer = await peer_frontend.measure(plan.seconds, findings.rows, findings.one_token_ms)
+        findings.peer = await peer_frontend.measure(
+            plan.seconds, findings.rows, findings.one_token_ms
+        )
     return findings
 
 
@@ -68,7 +72,9 @@ async def _saturated(plan: Plan, findings: Findings) -> None:
             for _ in range(plan.repeats):
                 runs.append(await _run(stack, "saturated", clients, streams, plan.seconds))
                 if streams in plan.compared:
-                    slow.append(await _run(one_by_one, "one by one", clients, streams, plan.seconds))
+                    slow.append(
+                        await _run(one_by_one, "one by one", clients, streams, plan.seconds)
+                    )
                     ratio.pairs.append(runs[-1].tokens_per_second / slow[-1].tokens_per_second)
             findings.rows.append(middle(runs))
             if slow:
@@ -79,14 +85,18 @@ async def _saturated(plan: Plan, findings: Findings) -> None:
 async def _paced(plan: Plan, findings: Findings) -> None:
     async with motet_stack(rate=RATE) as stack:
         for clients, streams in _grid(plan.paced):
-            findings.rows.append(await _run(stack, f"{RATE:g} steps/s", clients, streams, plan.seconds, paced=True))
+            findings.rows.append(
+                await _run(stack, f"{RATE:g} steps/s", clients, streams, plan.seconds, paced=True)
+            )
 
 
 def _grid(streams: Sequence[int]) -> Iterator[tuple[str, int]]:
     yield from ((clients, count) for count in streams for clients in CLIENTS)
 
 
-async def _run(stack: Stack, what: str, clients: str, streams: int, seconds: float, paced: bool = False) -> Row:
+async def _run(
+    stack: Stack, what: str, clients: str, streams: int, seconds: float, paced: bool = False
+) -> Row:
     report = await stack.load(
         clients=clients, model=MODEL, streams=streams, seconds=seconds, chars=CHARS, arrivals=paced
     )
@@ -113,19 +123,34 @@ def targets(findings: Findings) -> list[Target]:
             result.append(Target(f"{name}: gateway CPU", entry.cpu_us["gateway"], 3, "µs/token"))
     for clients, limit in (("websocket", 16), ("sse", 12)):
         if (entry := found.get((paced, clients, 256))) is not None:
-            result.append(Target(f"256 × {paced}, {clients}: gateway CPU", entry.cpu_us["gateway"], limit, "µs/token"))
+            result.append(
+                Target(
+                    f"256 × {paced}, {clients}: gateway CPU",
+                    entry.cpu_us["gateway"],
+                    limit,
+                    "µs/token",
+                )
+            )
     p50, p99 = findings.one_token_ms["motet"]
-    result += [Target("one-token request p50", p50, 1.5, "ms"), Target("one-token request p99", p99, 4.0, "ms")]
     result += [
-        Target(f"step batching and coalescing, {r.what}", r.median, 4, "times", most=False) for r in findings.ratios
+        Target("one-token request p50", p50, 1.5, "ms"),
+        Target("one-token request p99", p99, 4.0, "ms"),
+    ]
+    result += [
+        Target(f"step batching and coalescing, {r.what}", r.median, 4, "times", most=False)
+        for r in findings.ratios
     ]
     return result
 
 
 def report(findings: Findings) -> str:
-    one = [[name, "streamed", f"{p50:.2f}", f"{p99:.2f}"] for name, (p50, p99) in findings.one_token_ms.items()]
+    one = [
+        [name, "streamed", f"{p50:.2f}", f"{p99:.2f}"]
+        for name, (p50, p99) in findings.one_token_ms.items()
+    ]
     ratios = [
-        [r.what, "tokens/s", f"{r.median:.1f}", f"{min(r.pairs):.1f}–{max(r.pairs):.1f}"] for r in findings.ratios
+        [r.what, "tokens/s", f"{r.median:.1f}", f"{min(r.pairs):.1f}–{max(r.pairs):.1f}"]
+        for r in findings.ratios
     ]
     parts = [
         "CPU in µs per token by process; p50 and p99: from the engine's emission to the client, ms.",
@@ -152,14 +177,18 @@ def run(plan: Plan, output: Path) -> Findings:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="plumbing", description="Measure what the plumbing costs.")
+    parser = argparse.ArgumentParser(
+        prog="plumbing", description="Measure what the plumbing costs."
+    )
     parser.add_argument("--quick", action="store_true", help="a few seconds, to see that it runs")
     parser.add_argument("--seconds", type=float, help="length of each measurement")
     parser.add_argument("--repeats", type=int, help="interleaved pairs per comparison")
     parser.add_argument("--no-peer", action="store_true", help="do not start the peer's frontend")
     parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
-    given = {name: value for name in ("seconds", "repeats") if (value := getattr(args, name)) is not None}
+    given = {
+        name: value for name in ("seconds", "repeats") if (value := getattr(args, name)) is not None
+    }
     plan = QUICK if args.quick else Plan()
     run(Plan(**{**asdict(plan), **given, "peer": plan.peer and not args.no_peer}), args.output)
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from measures import fastest
-from motet_kernels import native
 from motet_kernels.recurrent import PackedRows, conv_scan, delta_scan, mamba1_scan, mamba2_scan
+from motet_kernels.runtime import native
 
 STEPS = ((1, 1), (8, 1), (32, 1), (1, 512))  # rows, tokens of each
 
@@ -30,17 +30,35 @@ def unit(*shape: int) -> Tensor:
 def delta_inputs(key_heads: int, per_dim: bool) -> Callable[[int], tuple[Tensor | None, ...]]:
     def inputs(n: int) -> tuple[Tensor | None, ...]:
         decay = -torch.rand(n, 32, 128) if per_dim else -torch.rand(n, 32)
-        return unit(n, key_heads, 128), unit(n, key_heads, 128), torch.randn(n, 32, 128), decay, torch.rand(n, 32)
+        return (
+            unit(n, key_heads, 128),
+            unit(n, key_heads, 128),
+            torch.randn(n, 32, 128),
+            decay,
+            torch.rand(n, 32),
+        )
 
     return inputs
 
 
 def mamba2_inputs(n: int) -> tuple[Tensor | None, ...]:
-    return torch.randn(n, 128, 64), torch.rand(n, 128), -torch.rand(128), torch.randn(n, 1, 128), torch.randn(n, 1, 128)
+    return (
+        torch.randn(n, 128, 64),
+        torch.rand(n, 128),
+        -torch.rand(128),
+        torch.randn(n, 1, 128),
+        torch.randn(n, 1, 128),
+    )
 
 
 def mamba1_inputs(n: int) -> tuple[Tensor | None, ...]:
-    return torch.randn(n, 8192), torch.rand(n, 8192), -torch.rand(8192, 16), torch.randn(n, 16), torch.randn(n, 16)
+    return (
+        torch.randn(n, 8192),
+        torch.rand(n, 8192),
+        -torch.rand(8192, 16),
+        torch.randn(n, 16),
+        torch.randn(n, 16),
+    )
 
 
 def conv_inputs(n: int) -> tuple[Tensor | None, ...]:
@@ -50,7 +68,11 @@ def conv_inputs(n: int) -> tuple[Tensor | None, ...]:
 CASES: dict[str, Case] = {
     "Mamba-2, 128 heads of 64 x 128": (mamba2_scan, (128, 64, 128), mamba2_inputs),
     "Mamba-1, 8192 channels of 16": (mamba1_scan, (8192, 16), mamba1_inputs),
-    "delta rule, 32 heads of 128 x 128": (delta_scan, (32, 128, 128), delta_inputs(16, per_dim=False)),
+    "delta rule, 32 heads of 128 x 128": (
+        delta_scan,
+        (32, 128, 128),
+        delta_inputs(16, per_dim=False),
+    ),
     "the same, a decay per dimension": (delta_scan, (32, 128, 128), delta_inputs(32, per_dim=True)),
     "convolution, 8448 channels, 4 taps": (conv_scan, (3, 8448), conv_inputs),
 }
@@ -66,7 +88,9 @@ def measure(case: Case, rows: int, tokens: int, seconds: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=0.3, help="per figure")
     options = parser.parse_args()

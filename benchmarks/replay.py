@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from motet_llm.adapter_bank import Adapter
-from motet_llm.engine import Engine, StepOutput
-from motet_llm.grammar import Sentence
+from motet_llm.adapters.bank import Adapter
+from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.grammar.grammar import GrammarState
 from motet_shared.errors import MotetError
 from motet_shared.messages import Sampling
 from motet_shared.quantiles import quantile
@@ -28,7 +28,7 @@ class Job:
     prompt: list[int]
     output: int
     limit: int = 0
-    sentence: Sentence | None = None
+    sentence: GrammarState | None = None
     adapter: Adapter | None = None
     temperature: float = 0.0
 
@@ -96,14 +96,18 @@ def decode_rate(served: Sequence[Served]) -> float:
 def _complete(served: Sequence[Served]) -> Sequence[Served]:
     for one in served:
         if not one.complete:
-            raise RuntimeError(f"a request ended after {len(one.ids)} tokens: {one.error or 'for no given reason'}")
+            raise RuntimeError(
+                f"a request ended after {len(one.ids)} tokens: {one.error or 'for no given reason'}"
+            )
     return served
 
 
 class Replay:
     """One trace on one engine. `run` ends when all is served, or as soon as more than `bearable` jobs are lost."""
 
-    def __init__(self, engine: Engine, jobs: Iterable[Job], limits: Limits | None = None, bearable: int = 0):
+    def __init__(
+        self, engine: Engine, jobs: Iterable[Job], limits: Limits | None = None, bearable: int = 0
+    ):
         self.served = [Served(job) for job in sorted(jobs, key=lambda job: job.arrival)]
         self.given_up = False
         self._engine = engine
@@ -139,7 +143,9 @@ class Replay:
     def _end(self) -> None:
         for index in range(len(self.served)):
             self._engine.cancel(str(index))
-        while self._engine.has_work:  # tokens of the last step, which the next replay would take for its own
+        while (
+            self._engine.has_work
+        ):  # tokens of the last step, which the next replay would take for its own
             self._engine.step()
 
     def _now(self) -> float:
@@ -148,9 +154,13 @@ class Replay:
     def _add(self, index: int, served: Served) -> None:
         job = served.job
         limit = job.limit or job.output
-        sampling = Sampling(max_tokens=limit, temperature=job.temperature, seed=index, ignore_eos=True)
+        sampling = Sampling(
+            max_tokens=limit, temperature=job.temperature, seed=index, ignore_eos=True
+        )
         try:
-            self._engine.add(str(index), job.prompt, sampling, sentence=job.sentence, adapter=job.adapter)
+            self._engine.add(
+                str(index), job.prompt, sampling, sentence=job.sentence, adapter=job.adapter
+            )
         except MotetError as error:
             served.error = error.message
 

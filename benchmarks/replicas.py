@@ -99,7 +99,10 @@ async def _run(port: int, plan: Plan, workers: int, number: int) -> Run:
     limits = httpx.Limits(max_connections=None)
     async with (
         httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=REQUEST_SECONDS, limits=limits, trust_env=False
+            base_url=f"http://127.0.0.1:{port}",
+            timeout=REQUEST_SECONDS,
+            limits=limits,
+            trust_env=False,
         ) as http,
         asyncio.TaskGroup() as group,
     ):
@@ -107,10 +110,14 @@ async def _run(port: int, plan: Plan, workers: int, number: int) -> Run:
             chance = random.Random(f"{number}/{client}")
             group.create_task(_client(http, plan, tally, chance, end))
     done = len(tally.first)
-    return Run(workers, number, done / plan.seconds, tally.good / plan.seconds, tally.first, tally.failed)
+    return Run(
+        workers, number, done / plan.seconds, tally.good / plan.seconds, tally.first, tally.failed
+    )
 
 
-async def _client(http: httpx.AsyncClient, plan: Plan, tally: _Tally, chance: random.Random, end: float) -> None:
+async def _client(
+    http: httpx.AsyncClient, plan: Plan, tally: _Tally, chance: random.Random, end: float
+) -> None:
     """One request after another; what has not ended at `end` does not count."""
     while monotonic() < end:
         prompt = [FIRST_ID + chance.randrange(WORDS) for _ in range(plan.prompt)]
@@ -151,7 +158,9 @@ async def _stack(plan: Plan, workers: int) -> AsyncIterator[Stack]:
 # -------------------------------------------------------------------------------------------------------------- telling
 def middle(runs: Sequence[Run], workers: int) -> Run:
     """The run with the median rate, of those with so many workers."""
-    mine = sorted((run for run in runs if run.workers == workers), key=lambda run: run.requests_per_second)
+    mine = sorted(
+        (run for run in runs if run.workers == workers), key=lambda run: run.requests_per_second
+    )
     return mine[len(mine) // 2]
 
 
@@ -168,10 +177,27 @@ def report(runs: Sequence[Run], plan: Plan) -> str:
     rows = []
     for workers in plan.workers:
         run = middle(runs, workers)
-        rates = [f"{run.requests_per_second:.2f}", f"{run.requests_per_second / one:.2f}", f"{run.good_per_second:.2f}"]
-        times = [f"{quantile(run.first, share) * 1e3:,.0f}" if run.first else "-" for share in (0.5, 0.95)]
-        rows.append([str(workers), *rates, *times, str(sum(r.failed for r in runs if r.workers == workers))])
-    header = ["decode workers", "requests/s", "of one", "good requests/s", "TTFT p50, ms", "p95, ms", "failed"]
+        rates = [
+            f"{run.requests_per_second:.2f}",
+            f"{run.requests_per_second / one:.2f}",
+            f"{run.good_per_second:.2f}",
+        ]
+        times = [
+            f"{quantile(run.first, share) * 1e3:,.0f}" if run.first else "-"
+            for share in (0.5, 0.95)
+        ]
+        rows.append(
+            [str(workers), *rates, *times, str(sum(r.failed for r in runs if r.workers == workers))]
+        )
+    header = [
+        "decode workers",
+        "requests/s",
+        "of one",
+        "good requests/s",
+        "TTFT p50, ms",
+        "p95, ms",
+        "failed",
+    ]
     promised = targets(runs, plan)
     return "\n\n".join([table(header, rows), *([targets_table(promised)] if promised else [])])
 

@@ -19,10 +19,10 @@ from conversations import Conversation, conversations
 from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
 from measures import Target, table, targets_table
-from motet_shared.bus import Bus
-from motet_shared.discovery import Directory
 from motet_shared.messages import Complete, Sampling, Text
 from motet_shared.quantiles import quantile
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.discovery import Directory
 
 RESULTS = HERE / "results" / "routing.json"
 POLICIES = ("random", "load", "prefix")
@@ -99,7 +99,11 @@ async def _converse(bus: Bus, conversation: Conversation, start: float, run: Run
         said += turn.tokens
         asked, first = monotonic(), 0.0
         request = Complete(
-            model=MODEL, prompt=list(said), max_tokens=turn.output, sampling=Sampling(ignore_eos=True), stop=[]
+            model=MODEL,
+            prompt=list(said),
+            max_tokens=turn.output,
+            sampling=Sampling(ignore_eos=True),
+            stop=[],
         )
         async with bus.open("tokenizer", request, deadline=120.0) as stream:
             async for body in stream:
@@ -121,10 +125,19 @@ async def _stack(plan: Plan, policy: str) -> AsyncIterator[Bus]:
         bus = await nats.bus("gateway")
         try:
             checkpoint = save_checkpoint(stack.folder / MODEL)
-            engine = ["--rate", str(STEPS), "--prefill", str(plan.prefill), "--blocks", str(plan.blocks)]
+            engine = [
+                "--rate",
+                str(STEPS),
+                "--prefill",
+                str(plan.prefill),
+                "--blocks",
+                str(plan.blocks),
+            ]
             for number in range(plan.workers):
                 await stack.start("fake_engine", f"decode-{number}", *engine)
-            await stack.start("motet_tokenizer", "tokenizer-0", "--model", str(checkpoint), "--routing", policy)
+            await stack.start(
+                "motet_tokenizer", "tokenizer-0", "--model", str(checkpoint), "--routing", policy
+            )
             await bus.directory.wait_for(lambda directory: _ready(directory, plan.workers), 60.0)
             await asyncio.sleep(1.0)  # for the tokenizer to hear of all workers
             yield bus
@@ -142,7 +155,9 @@ def report(runs: Sequence[Run], plan: Plan) -> str:
     for policy in plan.policies:
         mine = [run for run in runs if run.policy == policy]
         times = [seconds for run in mine for seconds in run.ttft]
-        cached = sum(run.cached_tokens for run in mine) / max(1, sum(run.prompt_tokens for run in mine))
+        cached = sum(run.cached_tokens for run in mine) / max(
+            1, sum(run.prompt_tokens for run in mine)
+        )
         failed = sum(run.failed for run in mine)
         cells = [f"{quantile(times, share) * 1e3:,.0f}" for share in (0.5, 0.95)]
         rows.append([policy, f"{len(times):,}", f"{failed}", f"{cached:.0%}", *cells])
@@ -154,10 +169,16 @@ def targets(runs: Sequence[Run]) -> list[Target]:
     """Random routing's median over that of ours, by round; the middle one counts."""
     ratios = []
     for number in {run.round for run in runs}:
-        found = {run.policy: quantile(run.ttft, 0.5) for run in runs if run.round == number and run.ttft}
+        found = {
+            run.policy: quantile(run.ttft, 0.5) for run in runs if run.round == number and run.ttft
+        }
         if {"random", "prefix"} <= found.keys():
             ratios.append(found["random"] / found["prefix"])
-    return [Target("TTFT p50, random / prefix", quantile(ratios, 0.5), LEAST, "times", most=False)] if ratios else []
+    return (
+        [Target("TTFT p50, random / prefix", quantile(ratios, 0.5), LEAST, "times", most=False)]
+        if ratios
+        else []
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -22,11 +22,17 @@ FLAGS = {"decode_slowdown": 0, "max_running": 64}
 
 
 @contextlib.asynccontextmanager
-async def served_stack(folder: Path, *, threads: int, weights: str, tokens: int) -> AsyncIterator[Stack]:
+async def served_stack(
+    folder: Path, *, threads: int, weights: str, tokens: int
+) -> AsyncIterator[Stack]:
     """NATS, tokenizer, gateway and engine, ready. The engine's pool holds `tokens`."""
     async with nats_stack(OMP_NUM_THREADS=str(threads)) as (stack, _):
         flags = {**FLAGS, "threads": threads, "weights": weights, "num_blocks": -(-tokens // 16)}
-        engine = [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))]
+        engine = [
+            part
+            for flag, value in flags.items()
+            for part in (f"--{flag.replace('_', '-')}", str(value))
+        ]
         services = {
             "motet_llm": ("decode", ["--model", str(folder), *engine]),
             "motet_tokenizer": ("tokenizer", ["--model", str(folder)]),
@@ -37,7 +43,15 @@ async def served_stack(folder: Path, *, threads: int, weights: str, tokens: int)
 
 
 async def pairs(
-    folder: Path, *, streams: int, prompt: int, output: int, count: int, threads: int, weights: str, vocab: int
+    folder: Path,
+    *,
+    streams: int,
+    prompt: int,
+    output: int,
+    count: int,
+    threads: int,
+    weights: str,
+    vocab: int,
 ) -> list[tuple[float, float]]:
     """(stack, engine alone), tokens/s while all streams decode, `count` times in turn."""
     tokens = streams * (prompt + output + 32)
@@ -58,7 +72,9 @@ async def pairs(
 
 def letters(count: int, number: int) -> str:
     """A prompt of `count` tokens, of which the vocabulary knows only single letters; no two begin alike."""
-    return "".join(chr(ord("A") + (number // 26 ** (i % 3) + i * number) % 26) for i in range(count))
+    return "".join(
+        chr(ord("A") + (number // 26 ** (i % 3) + i * number) % 26) for i in range(count)
+    )
 
 
 def stack_rate(report: Report) -> float:

@@ -24,8 +24,8 @@ from goodput import Trace, sustained
 from llm_checkpoint import SHAPES, random_checkpoint
 from measures import Target, median_interval, table, targets_table
 from motet_llm.config import EngineConfig
-from motet_llm.engine import Engine
-from motet_llm.model_runner import ModelRunner
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.model_runner import ModelRunner
 from motet_shared.quantiles import quantile
 from replay import Job, Limits, Replay, Served
 
@@ -108,9 +108,16 @@ class Bench:
         plan = self.plan
         longest = plan.long + plan.prompt + plan.output * 16
         blocks = -(-longest // 16) * 4 + plan.batch * (plan.prompt + plan.output)
-        settings = {"weights": plan.weights, "threads": plan.threads, "num_blocks": blocks, **changes}
+        settings = {
+            "weights": plan.weights,
+            "threads": plan.threads,
+            "num_blocks": blocks,
+            **changes,
+        }
         engine = Engine(EngineConfig(model=str(self.folder), **settings), runner)
-        Replay(engine, [Job(0.0, self.tokens(40), 4), Job(0.0, self.tokens(40), 4)]).run()  # what is made on first use
+        Replay(
+            engine, [Job(0.0, self.tokens(40), 4), Job(0.0, self.tokens(40), 4)]
+        ).run()  # what is made on first use
         return engine
 
     def pair(self, one: dict[str, Any], other: dict[str, Any]) -> tuple[Engine, Engine]:
@@ -143,7 +150,9 @@ def prefix_hit(bench: Bench) -> None:
     miss, hit = (statistics.median(ttfts) * 1e3 for ttfts in (misses, hits))
     bench.say(f"TTFT of {bench.plan.long} tokens, miss and hit", f"{miss:.1f} ms, {hit:.1f} ms")
     bench.findings.numbers["prefix_hit"] = {"miss": misses, "hit": hits}
-    bench.findings.targets.append(Target("TTFT saved by a prefix hit", saved * 100, 80, "%", most=False))
+    bench.findings.targets.append(
+        Target("TTFT saved by a prefix hit", saved * 100, 80, "%", most=False)
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ chunked prefill
@@ -157,13 +166,18 @@ def chunked_prefill(bench: Bench) -> None:
         calm.append(quantile(_gaps(alone, [(begin, end)]), 0.99))
         # One long prompt after the other, all while the streams run.
         apart = (end - begin) / (plan.arrivals + 1)
-        long = [Job(begin + apart * (i + 0.5), bench.tokens(plan.long), 2) for i in range(plan.arrivals)]
+        long = [
+            Job(begin + apart * (i + 0.5), bench.tokens(plan.long), 2) for i in range(plan.arrivals)
+        ]
         served = Replay(engine, [*_running(bench), *long]).run()
         streams, prompts = served[: plan.streams], served[plan.streams :]
         rough.append(quantile(_gaps(streams, [(s.job.arrival, s.times[0]) for s in prompts]), 0.99))
     engine.close()
     p99 = f"{statistics.median(calm) * 1e3:.1f} ms, {statistics.median(rough) * 1e3:.1f} ms"
-    bench.say(f"p99 ITL of {plan.streams} streams, undisturbed and while {plan.long}-token prompts arrive", p99)
+    bench.say(
+        f"p99 ITL of {plan.streams} streams, undisturbed and while {plan.long}-token prompts arrive",
+        p99,
+    )
     bench.findings.numbers["chunked_prefill"] = {"calm": calm, "rough": rough}
     ratio = statistics.median(b / a for a, b in zip(calm, rough, strict=True))
     bench.findings.targets.append(Target("p99 ITL while long prompts arrive", ratio, 2, "times"))
@@ -197,9 +211,13 @@ def goodput(bench: Bench) -> None:
     found = {}
     for name, changes in variants.items():
         engine = bench.engine(num_blocks=blocks, **changes)
-        found[name] = sustained(engine, trace, plan.limits, first=plan.first_rate, probes=plan.probes)
+        found[name] = sustained(
+            engine, trace, plan.limits, first=plan.first_rate, probes=plan.probes
+        )
         engine.close()
-        bench.say(f"goodput, {name}", f"{found[name].good:.2f} of {found[name].rate:.2f} requests/s")
+        bench.say(
+            f"goodput, {name}", f"{found[name].good:.2f} of {found[name].rate:.2f} requests/s"
+        )
     *full, ablated = found.values()
     bench.findings.numbers["goodput"] = {name: asdict(value) for name, value in found.items()}
     if ablated.good:
@@ -223,10 +241,15 @@ def prefix_cost(bench: Bench) -> None:
     for engine in engines:
         engine.close()
     low, high = median_interval(costs)
-    bench.say("prefix cache without a hit", f"{statistics.median(costs):+.2f} % (95 %: {low:+.2f} to {high:+.2f})")
+    bench.say(
+        "prefix cache without a hit",
+        f"{statistics.median(costs):+.2f} % (95 %: {low:+.2f} to {high:+.2f})",
+    )
     bench.findings.numbers["prefix_cost"] = costs
     # A limit this small is missed only if the whole interval lies beyond it.
-    bench.findings.targets.append(Target("prefix cache without a hit (low end of the interval)", low, 1, "%"))
+    bench.findings.targets.append(
+        Target("prefix cache without a hit (low end of the interval)", low, 1, "%")
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- full stack
@@ -246,7 +269,10 @@ def full_stack(bench: Bench) -> None:
         )
     )
     stack, alone = (statistics.median(rates) for rates in zip(*pairs, strict=True))
-    bench.say(f"{plan.stack_streams} streams, full stack and engine alone", f"{stack:,.0f}, {alone:,.0f} tokens/s")
+    bench.say(
+        f"{plan.stack_streams} streams, full stack and engine alone",
+        f"{stack:,.0f}, {alone:,.0f} tokens/s",
+    )
     share = statistics.median(ours / engine for ours, engine in pairs) * 100
     bench.findings.numbers["full_stack"] = pairs
     bench.findings.targets.append(Target("full stack / engine alone", share, 92, "%", most=False))
@@ -270,20 +296,38 @@ def run(plan: Plan, names: Sequence[str], cache: Path, output: Path) -> Findings
     for name in names:
         EXPERIMENTS[name](bench)
     print(f"\n{load_line(before)}")
-    print(f"Random weights of the shape {plan.shape!r}, {plan.weights} weights, {plan.threads} threads.\n")
-    print(table(["experiment", "result"], bench.findings.rows), targets_table(bench.findings.targets), sep="\n\n")
+    print(
+        f"Random weights of the shape {plan.shape!r}, {plan.weights} weights, {plan.threads} threads.\n"
+    )
+    print(
+        table(["experiment", "result"], bench.findings.rows),
+        targets_table(bench.findings.targets),
+        sep="\n\n",
+    )
     write(output, before, plan, bench.findings.numbers, bench.findings.targets)
     return bench.findings
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_of("What our engine does under load.", "a tiny model and short runs", RESULTS, prog="serving")
-    parser.add_argument("--only", nargs="+", choices=list(EXPERIMENTS), default=list(EXPERIMENTS), help="which (all)")
+    parser = parser_of(
+        "What our engine does under load.", "a tiny model and short runs", RESULTS, prog="serving"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(EXPERIMENTS),
+        default=list(EXPERIMENTS),
+        help="which (all)",
+    )
     parser.add_argument("--shape", choices=sorted(SHAPES), help="of the random checkpoint (middle)")
     parser.add_argument("--weights", help="format of the weights, as the engine's setting (auto)")
     parser.add_argument("--threads", type=int, help="that compute (all cores)")
-    parser.add_argument("--first-rate", type=float, help="requests/s at which the search for goodput begins (2)")
-    parser.add_argument("--pool", type=int, help="tokens of KV cache in the goodput experiment (16384)")
+    parser.add_argument(
+        "--first-rate", type=float, help="requests/s at which the search for goodput begins (2)"
+    )
+    parser.add_argument(
+        "--pool", type=int, help="tokens of KV cache in the goodput experiment (16384)"
+    )
     parser.add_argument("--cache", type=Path, help="folder for checkpoints (bench in MOTET_CACHE)")
     args = parser.parse_args(argv)
     run(planned(args, Plan(), QUICK), args.only, args.cache or cache_folder(), args.file)

@@ -76,28 +76,43 @@ async def client(port: int, first: int, count: int, plan: Plan) -> None:
     found = Findings()
     talking = sessions[: round(count * plan.talking)]
     end = monotonic() + plan.seconds
-    await asyncio.gather(*(_talk(one, first + n, plan, end, found) for n, one in enumerate(talking)))
+    await asyncio.gather(
+        *(_talk(one, first + n, plan, end, found) for n, one in enumerate(talking))
+    )
     found.broken = sum(one.state is not websockets.State.OPEN for one in sessions)
     print(json.dumps(asdict(found)), flush=True)
 
 
-async def _open(port: int, gate: asyncio.Semaphore, sessions: list[websockets.ClientConnection]) -> None:
+async def _open(
+    port: int, gate: asyncio.Semaphore, sessions: list[websockets.ClientConnection]
+) -> None:
     async with gate:
         session = await websockets.connect(
-            f"ws://127.0.0.1:{port}/v1/realtime?model={MODEL}", compression=None, proxy=None, ping_interval=None
+            f"ws://127.0.0.1:{port}/v1/realtime?model={MODEL}",
+            compression=None,
+            proxy=None,
+            ping_interval=None,
         )
         await _until(session, "session.created")
         sessions.append(session)
 
 
-async def _talk(session: websockets.ClientConnection, number: int, plan: Plan, end: float, found: Findings) -> None:
+async def _talk(
+    session: websockets.ClientConnection, number: int, plan: Plan, end: float, found: Findings
+) -> None:
     """One text after another, spread over `every` by the session's number."""
     await asyncio.sleep(plan.every * (number * 0.618 % 1))
-    text = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "abc def ghi"}]}
+    text = {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "abc def ghi"}],
+    }
     while monotonic() < end:
         asked = monotonic()
         await session.send(json.dumps({"type": "conversation.item.create", "item": text}))
-        await session.send(json.dumps({"type": "response.create", "response": {"max_output_tokens": plan.tokens}}))
+        await session.send(
+            json.dumps({"type": "response.create", "response": {"max_output_tokens": plan.tokens}})
+        )
         await _until(session, "response.output_text.delta")
         found.first.append(monotonic() - asked)
         await _until(session, "response.done")
@@ -119,7 +134,15 @@ async def _until(session: websockets.ClientConnection, kind: str) -> dict[str, A
 # ------------------------------------------------------------------------------------------------------------ measuring
 async def measure(plan: Plan) -> Findings:
     _allow_files(plan.sessions)
-    gateway = ["--max-sockets", str(plan.sessions), "--max-streams", str(plan.sessions)]
+    limits = (
+        "--max-sockets",
+        "--max-streams",
+        "--max-connections",
+        "--max-connections-per-address",
+    )
+    gateway = [
+        part for limit in limits for part in (limit, str(plan.sessions + 16))
+    ]  # 16: who asks how it is
     async with motet_stack(rate=RATE, gateway=gateway) as stack:
         process = psutil.Process(stack.pids["gateway"])
         found = Findings(idle_bytes=process.memory_info().rss)
@@ -152,16 +175,22 @@ def _allow_files(sessions: int) -> None:
     needed = sessions + 1024
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
-        raise RuntimeError(f"{needed} open files are needed, {hard} are allowed (ulimit -Hn): give fewer --sessions")
+        raise RuntimeError(
+            f"{needed} open files are needed, {hard} are allowed (ulimit -Hn): give fewer --sessions"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
 
 
 async def _start(stack: Stack, plan: Plan, number: int) -> asyncio.subprocess.Process:
     share = plan.sessions // plan.processes + (number < plan.sessions % plan.processes)
-    task = json.dumps({"port": stack.port, "first": number * share, "count": share, "plan": asdict(plan)})
+    task = json.dumps(
+        {"port": stack.port, "first": number * share, "count": share, "plan": asdict(plan)}
+    )
     pipe = asyncio.subprocess.PIPE
     argv = [sys.executable, SCRIPT, "--client", task]
-    return await asyncio.create_subprocess_exec(*argv, env=environment(), stdin=pipe, stdout=pipe, limit=1 << 26)
+    return await asyncio.create_subprocess_exec(
+        *argv, env=environment(), stdin=pipe, stdout=pipe, limit=1 << 26
+    )
 
 
 async def _line(process: asyncio.subprocess.Process) -> bytes:
@@ -182,20 +211,55 @@ def _add(found: Findings, told: dict[str, Any]) -> None:
 def targets(found: Findings, plan: Plan) -> list[Target]:
     most = max(found.open_bytes, found.last_bytes)
     return [
-        Target(f"memory of a gateway with {plan.sessions:,} sessions", most / 1e6, MOST_BYTES / 1e6, "MB"),
+        Target(
+            f"memory of a gateway with {plan.sessions:,} sessions",
+            most / 1e6,
+            MOST_BYTES / 1e6,
+            "MB",
+        ),
         Target("sessions that broke", found.broken, 0, "sessions"),
     ]
 
 
 def report(found: Findings, plan: Plan) -> str:
     each = (found.open_bytes - found.idle_bytes) / plan.sessions
-    memory = [f"{value / 1e6:,.0f}" for value in (found.idle_bytes, found.open_bytes, found.last_bytes)]
-    cells = ["gateway", f"{plan.sessions:,}", f"{found.open_seconds:.1f}", *memory, f"{each / 1e3:.1f}"]
-    header = ["process", "sessions", "s to open", "MB without", "MB open", "MB after talking", "KB each"]
-    times = [f"{quantile(values, share) * 1e3:,.0f}" for values in (found.first, found.last) for share in (0.5, 0.99)]
+    memory = [
+        f"{value / 1e6:,.0f}" for value in (found.idle_bytes, found.open_bytes, found.last_bytes)
+    ]
+    cells = [
+        "gateway",
+        f"{plan.sessions:,}",
+        f"{found.open_seconds:.1f}",
+        *memory,
+        f"{each / 1e3:.1f}",
+    ]
+    header = [
+        "process",
+        "sessions",
+        "s to open",
+        "MB without",
+        "MB open",
+        "MB after talking",
+        "KB each",
+    ]
+    times = [
+        f"{quantile(values, share) * 1e3:,.0f}"
+        for values in (found.first, found.last)
+        for share in (0.5, 0.99)
+    ]
     spoken = ["replies", f"{len(found.last):,}", *times, f"{found.gateway_cores:.2f}"]
-    names = ["talk", "count", "first p50, ms", "first p99, ms", "last p50, ms", "last p99, ms", "gateway's cores"]
-    return "\n\n".join([table(header, [cells]), table(names, [spoken]), targets_table(targets(found, plan))])
+    names = [
+        "talk",
+        "count",
+        "first p50, ms",
+        "first p99, ms",
+        "last p50, ms",
+        "last p99, ms",
+        "gateway's cores",
+    ]
+    return "\n\n".join(
+        [table(header, [cells]), table(names, [spoken]), targets_table(targets(found, plan))]
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -58,7 +58,9 @@ class Spawner:
         argv = module_command("fake_engine", instance, *self._engine)
         since = monotonic()
         with (self._stack.folder / f"{instance}.log").open("wb") as log:
-            process = await asyncio.create_subprocess_exec(*argv, env=self._stack.env, stdout=log, stderr=log)
+            process = await asyncio.create_subprocess_exec(
+                *argv, env=self._stack.env, stdout=log, stderr=log
+            )
         self._all.append(_Engine(process, since))
         return self._all[-1]
 

@@ -23,10 +23,10 @@ from known_drafts import KnownModel, Reminded
 from llm_checkpoint import SHAPES, add_checkpoint, random_checkpoint
 from measures import Target, median_interval, table, targets_table
 from motet_llm.config import EngineConfig
-from motet_llm.draft_switch import Switch
-from motet_llm.engine import Engine
-from motet_llm.model_runner import ModelRunner
-from motet_llm.speculation import Speculation
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.model_runner import ModelRunner
+from motet_llm.speculation.controller import SpeculationController
+from motet_llm.speculation.speculator import Speculation
 from replay import Job, Replay, blocks_for, decode_rate, run_in_turn
 
 RESULTS = Path(__file__).resolve().parent / "results" / "speculation.json"
@@ -53,7 +53,14 @@ class Plan:
 
 
 QUICK = Plan(
-    shape="tiny", draft="tiny draft", streams=(1, 2), temperatures=(0.0, 0.8), pairs=1, prompt=12, output=24, threads=1
+    shape="tiny",
+    draft="tiny draft",
+    streams=(1, 2),
+    temperatures=(0.0, 0.8),
+    pairs=1,
+    prompt=12,
+    output=24,
+    threads=1,
 )
 
 
@@ -84,10 +91,20 @@ class Finding:
         low, high = median_interval(self.gains)
         gain = f"{statistics.median(self.gains):.3f} ({low:.3f}–{high:.3f})"
         share = f"{self.accepted / self.drafted:.2f}" if self.drafted else "–"
-        return [self.kind, f"{self.temperature:g}", str(self.streams), gain, share, f"{self.off:.0%}"]
+        return [
+            self.kind,
+            f"{self.temperature:g}",
+            str(self.streams),
+            gain,
+            share,
+            f"{self.off:.0%}",
+        ]
 
     def targets(self) -> Iterator[Target]:
-        name, median = f"{self.kind}, temperature {self.temperature:g}, c={self.streams}", statistics.median(self.gains)
+        name, median = (
+            f"{self.kind}, temperature {self.temperature:g}, c={self.streams}",
+            statistics.median(self.gains),
+        )
         yield Target(name, median, FLOOR, "", most=False)
         if self.goal and self.streams == 1 and self.temperature == 0:
             yield Target(name, median, self.goal, "", most=False)
@@ -99,10 +116,19 @@ def kinds(plan: Plan, cache: Path) -> list[Kind]:
     found = [
         Kind("n-gram, repeated text", "ngram", lambda *_: Reminded(vocab, plan.every), NGRAM),
         Kind("n-gram, always wrong", "ngram", lambda *_: Reminded(vocab, plan.every, wrong=True)),
-        Kind(f"draft model, {plan.right:g} right", draft, lambda c, r: KnownModel(c, r, plan.right), DRAFT),
+        Kind(
+            f"draft model, {plan.right:g} right",
+            draft,
+            lambda c, r: KnownModel(c, r, plan.right),
+            DRAFT,
+        ),
         Kind("draft model, always wrong", draft, lambda c, r: KnownModel(c, r, 0.0)),
     ]
-    return [kind for kind in found if not plan.kinds or any(wanted in kind.name for wanted in plan.kinds)]
+    return [
+        kind
+        for kind in found
+        if not plan.kinds or any(wanted in kind.name for wanted in plan.kinds)
+    ]
 
 
 class Bench:
@@ -136,15 +162,19 @@ class Bench:
         drafts = kind.drafts(config, self.plain.runner)
         for temperature in self.plan.temperatures:
             for streams in self.plan.streams:
-                engine.speculation = Speculation(drafts, Switch(config.draft_tokens))
+                engine.speculation = Speculation(drafts, SpeculationController(config.draft_tokens))
                 yield self._compare(kind, engine, drafts, temperature, streams)
         engine.close()
 
-    def _compare(self, kind: Kind, engine: Engine, drafts: Any, temperature: float, streams: int) -> Finding:
+    def _compare(
+        self, kind: Kind, engine: Engine, drafts: Any, temperature: float, streams: int
+    ) -> Finding:
         gains = []
         for pair in range(self.plan.pairs + 1):
             jobs = [self._job(temperature) for _ in range(streams)]
-            drafts.answers = {str(at): served.ids for at, served in enumerate(Replay(self.plain, jobs).run())}
+            drafts.answers = {
+                str(at): served.ids for at, served in enumerate(Replay(self.plain, jobs).run())
+            }
             plain, guessed = run_in_turn(Replay(self.plain, jobs), Replay(engine, jobs))
             if [served.ids for served in plain] != [served.ids for served in guessed]:
                 raise RuntimeError(f"{kind.name}: drafts have changed the tokens")
@@ -152,7 +182,9 @@ class Bench:
                 gains.append(decode_rate(guessed) / decode_rate(plain))
         stats = engine.stats()
         drafted, accepted = int(stats["drafted_tokens"]), int(stats["accepted_tokens"])
-        off = stats["speculation_off_steps"] / max(stats["speculation_off_steps"] + stats["speculated_steps"], 1)
+        off = stats["speculation_off_steps"] / max(
+            stats["speculation_off_steps"] + stats["speculated_steps"], 1
+        )
         return Finding(kind.name, temperature, streams, gains, drafted, accepted, off, kind.goal)
 
     def _job(self, temperature: float) -> Job:
@@ -179,7 +211,9 @@ def run(plan: Plan, cache: Path, output: Path) -> list[Finding]:
     bench.plain.close()
     targets = [target for finding in findings for target in finding.targets()]
     print(f"\n{load_line(before)}")
-    print(f"Random weights of the shape {plan.shape!r}; {plan.pairs} pairs, median and 95 % interval.\n")
+    print(
+        f"Random weights of the shape {plan.shape!r}; {plan.pairs} pairs, median and 95 % interval.\n"
+    )
     header = ["drafts", "temperature", "streams", "gain", "right", "off"]
     print(table(header, [finding.cells() for finding in findings]))
     print()
@@ -190,11 +224,17 @@ def run(plan: Plan, cache: Path, output: Path) -> list[Finding]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "a tiny model and one pair", RESULTS, prog="speculation")
-    parser.add_argument("--kinds", nargs="+", metavar="TEXT", help="those whose name contains it (all)")
+    parser.add_argument(
+        "--kinds", nargs="+", metavar="TEXT", help="those whose name contains it (all)"
+    )
     parser.add_argument("--streams", nargs="+", type=int, help="at a time (1 4 16 32)")
-    parser.add_argument("--temperatures", nargs="+", type=float, help="at which tokens are drawn (0 0.8)")
+    parser.add_argument(
+        "--temperatures", nargs="+", type=float, help="at which tokens are drawn (0 0.8)"
+    )
     parser.add_argument("--pairs", type=int, help="interleaved pairs of runs (8)")
-    parser.add_argument("--draft", choices=sorted(SHAPES), help="of the one that drafts (qwen3-0.06b)")
+    parser.add_argument(
+        "--draft", choices=sorted(SHAPES), help="of the one that drafts (qwen3-0.06b)"
+    )
     add_checkpoint(parser, "qwen3-0.6b")
     args: argparse.Namespace = parser.parse_args(argv)
     run(planned(args, Plan(), QUICK), args.cache, args.file)

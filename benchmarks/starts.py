@@ -61,7 +61,9 @@ class Run:
 class Up:
     """A running `motet up`, and what its processes have said when they were ready."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, began: float, env: dict[str, str]):
+    def __init__(
+        self, process: asyncio.subprocess.Process, port: int, began: float, env: dict[str, str]
+    ):
         self.url = f"http://127.0.0.1:{port}"
         self.began = began
         self.ready: list[dict[str, Any]] = []
@@ -102,7 +104,9 @@ class Up:
     async def scale(self, *counts: str) -> None:
         """`motet scale`."""
         argv = [sys.executable, "-m", "motet_cli", "scale", "--url", self.url, *counts]
-        process = await asyncio.create_subprocess_exec(*argv, env=self._env, stdout=asyncio.subprocess.DEVNULL)
+        process = await asyncio.create_subprocess_exec(
+            *argv, env=self._env, stdout=asyncio.subprocess.DEVNULL
+        )
         if await process.wait() != 0:
             raise RuntimeError(f"motet scale ended with {process.returncode}")
 
@@ -112,12 +116,27 @@ async def running(plan: Plan) -> AsyncIterator[Up]:
     port = free_port()
     packages = [ROOT / part for part in ("shared", "services", "kernels", "pipelines", "cli")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))}
-    argv = [sys.executable, "-m", "motet_cli", "up", "--llm", MODEL, "--port", str(port), "--log-format", "json"]
+    argv = [
+        sys.executable,
+        "-m",
+        "motet_cli",
+        "up",
+        "--llm",
+        MODEL,
+        "--port",
+        str(port),
+        "--log-format",
+        "json",
+    ]
     argv += ["--asr", "none", "--tts", "none", "--vad", "0"] if plan.chat_only else []
     began = monotonic()
     with tempfile.TemporaryDirectory() as folder:
         process = await asyncio.create_subprocess_exec(
-            *argv, env=env, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+            *argv,
+            env=env,
+            cwd=folder,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
         )
         up = Up(process, port, began, env)
         reading = asyncio.create_task(up.read())
@@ -183,14 +202,19 @@ async def _first_token(url: str) -> None:
     ):
         reply.raise_for_status()
         async for line in reply.aiter_lines():
-            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get("content"):
+            if line.startswith("data: {") and json.loads(line[6:])["choices"][0]["delta"].get(
+                "content"
+            ):
                 return
     raise RuntimeError("the reply had no token")
 
 
 # -------------------------------------------------------------------------------------------------------------- telling
 def targets(runs: Sequence[Run]) -> list[Target]:
-    first, worker = (statistics.median(times) for times in zip(*((r.first_token, r.worker) for r in runs), strict=True))
+    first, worker = (
+        statistics.median(times)
+        for times in zip(*((r.first_token, r.worker) for r in runs), strict=True)
+    )
     return [
         Target("`motet up` to the first chat token", first, CHAT_LIMIT, "s"),
         Target("another decode worker, until ready", worker, WORKER_LIMIT, "s"),
@@ -203,7 +227,9 @@ def report(runs: Sequence[Run]) -> str:
         ["first chat token", *_spread([run.first_token for run in runs])],
         ["another decode worker", *_spread([run.worker for run in runs])],
     ]
-    roles = {role: [run.stages[role] for run in runs if role in run.stages] for role in runs[0].stages}
+    roles = {
+        role: [run.stages[role] for run in runs if role in run.stages] for role in runs[0].stages
+    }
     roles["another decode"] = [run.worker_stages for run in runs]
     lines = [[role, *_stages(told)] for role, told in roles.items()]
     return "\n\n".join(
@@ -223,13 +249,18 @@ def _stages(told: Sequence[dict[str, float]]) -> list[str]:
     """Medians of all of a start and of each stage; empty where a process has none of the kind."""
     whole = statistics.median(sum(stages.values()) for stages in told)
     known = [[stages[name] for stages in told if name in stages] for name in _STAGES]
-    return [f"{whole:.2f}", *(f"{statistics.median(values):.2f}" if values else "" for values in known)]
+    return [
+        f"{whole:.2f}",
+        *(f"{statistics.median(values):.2f}" if values else "" for values in known),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__, "one start of a chat alone", RESULTS)
     parser.add_argument("--rounds", type=int, help="starts to measure (5)")
-    parser.add_argument("--chat-only", action="store_true", default=None, help="no services but those of a chat")
+    parser.add_argument(
+        "--chat-only", action="store_true", default=None, help="no services but those of a chat"
+    )
     args = parser.parse_args(argv)
     plan, before = planned(args, Plan(), QUICK), conditions()
     runs = asyncio.run(measure(plan))

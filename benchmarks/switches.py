@@ -18,7 +18,7 @@ from arguments import parser_of, planned
 from document import conditions, load_line, write
 from llm_checkpoint import CHECKPOINT, add_checkpoint
 from measures import median_interval, table
-from motet_llm.engine import Engine
+from motet_llm.engine.engine import Engine
 from motet_shared.quantiles import quantile
 from replay import Job, Replay, Served, rate
 from serving import QUICK, Bench, Plan
@@ -87,35 +87,68 @@ def switches(plan: Plan) -> list[Switch]:
     ]
     return [
         *formats,
-        Switch("kv_dtype=bfloat16 against float32", {"kv_dtype": "bfloat16"}, {"kv_dtype": "float32"}, eight),
+        Switch(
+            "kv_dtype=bfloat16 against float32",
+            {"kv_dtype": "bfloat16"},
+            {"kv_dtype": "float32"},
+            eight,
+        ),
         Switch("overlap", {"overlap": True}, {"overlap": False}, eight),
         Switch("deterministic", {"deterministic": True}, {"deterministic": False}, eight),
         Switch("prefix_cache, shared prompts", {}, {"prefix_cache": False}, shared),
         Switch("prefix_cache, nothing shared", {}, {"prefix_cache": False}, eight),
-        Switch("host_cache=1GiB, prompts that return", {**tight, "host_cache": 1 << 30}, tight, returning),
+        Switch(
+            "host_cache=1GiB, prompts that return",
+            {**tight, "host_cache": 1 << 30},
+            tight,
+            returning,
+        ),
         Switch(
             "disk_cache=1GiB, prompts that return",
             {**tight, "disk_cache": 1 << 30},
             tight,
             returning,
         ),
-        Switch("decode_slowdown=1.8 against 0, 1/p99 ITL", {}, {"decode_slowdown": 0.0}, long_prompt, smoothness),
-        Switch("decode_slowdown=1.8 against 0, 1/TTFT", {}, {"decode_slowdown": 0.0}, long_prompt, promptness),
+        Switch(
+            "decode_slowdown=1.8 against 0, 1/p99 ITL",
+            {},
+            {"decode_slowdown": 0.0},
+            long_prompt,
+            smoothness,
+        ),
+        Switch(
+            "decode_slowdown=1.8 against 0, 1/TTFT",
+            {},
+            {"decode_slowdown": 0.0},
+            long_prompt,
+            promptness,
+        ),
         Switch("continuous against static batching", {}, {"static_batching": True}, staggered),
-        Switch("paged against contiguous KV", {"num_blocks": 96}, {"num_blocks": 96, "contiguous_kv": True}, roomy),
+        Switch(
+            "paged against contiguous KV",
+            {"num_blocks": 96},
+            {"num_blocks": 96, "contiguous_kv": True},
+            roomy,
+        ),
     ]
 
 
 def staggered(bench: Bench) -> list[Job]:
     """Requests of different lengths that arrive one by one."""
     plan = bench.plan
-    return [Job(0.02 * i, bench.tokens(plan.prompt), 4 + (plan.output * (i % 4)) // 3) for i in range(12)]
+    return [
+        Job(0.02 * i, bench.tokens(plan.prompt), 4 + (plan.output * (i % 4)) // 3)
+        for i in range(12)
+    ]
 
 
 def roomy(bench: Bench) -> list[Job]:
     """Short answers of requests that would be allowed long ones, in a small pool."""
     plan = bench.plan
-    return [Job(0.0, bench.tokens(plan.prompt), plan.output // 2, limit=plan.output * 8) for _ in range(12)]
+    return [
+        Job(0.0, bench.tokens(plan.prompt), plan.output // 2, limit=plan.output * 8)
+        for _ in range(12)
+    ]
 
 
 @dataclass(frozen=True)
@@ -144,7 +177,9 @@ def measure(switch: Switch, bench: Bench, pairs: int) -> Finding:
     megabytes = tuple(_megabytes(engine) for engine in engines)
     for engine in engines:
         engine.close()
-    return Finding(switch.name, switch.jobs.__name__.replace("_", " "), gains, (megabytes[0], megabytes[1]))
+    return Finding(
+        switch.name, switch.jobs.__name__.replace("_", " "), gains, (megabytes[0], megabytes[1])
+    )
 
 
 def _megabytes(engine: Engine) -> float:
@@ -164,7 +199,9 @@ def run(plan: Plan, pairs: int, wanted: str, cache: Path, output: Path) -> list[
             findings.append(measure(switch, bench, pairs))
             print(f"  {' · '.join(findings[-1].cells())}", flush=True)
     print(f"\n{load_line(before)}")
-    print(f"Random weights of the shape {plan.shape!r}; gains over {pairs} pairs, median and 95 % interval.\n")
+    print(
+        f"Random weights of the shape {plan.shape!r}; gains over {pairs} pairs, median and 95 % interval.\n"
+    )
     print(table(["switch", "load", "gain", "MB"], [finding.cells() for finding in findings]))
     write(output, before, plan, [asdict(finding) for finding in findings])
     return findings
@@ -172,10 +209,17 @@ def run(plan: Plan, pairs: int, wanted: str, cache: Path, output: Path) -> list[
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(
-        "What every switch of the engine costs and gains.", "a tiny model and one pair", RESULTS, prog="switches"
+        "What every switch of the engine costs and gains.",
+        "a tiny model and one pair",
+        RESULTS,
+        prog="switches",
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="switches whose name contains TEXT (all)")
-    parser.add_argument("--pairs", type=int, default=8, help="interleaved pairs of runs per switch (8)")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="switches whose name contains TEXT (all)"
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=8, help="interleaved pairs of runs per switch (8)"
+    )
     add_checkpoint(parser, "middle")
     args = parser.parse_args(argv)
     plan = planned(args, Plan(), QUICK, CHECKPOINT)

@@ -19,9 +19,9 @@ from arguments import parser_of, planned
 from document import conditions, load_line, write
 from llm_checkpoint import CHECKPOINT, add_checkpoint
 from measures import Target, median_interval, table, targets_table
-from motet_llm.engine import Engine
-from motet_llm.grammar import Grammar
-from motet_llm.spelling import Spelling
+from motet_llm.engine.engine import Engine
+from motet_llm.grammar.grammar import Grammar
+from motet_llm.grammar.token_spelling import Spelling
 from motet_shared import messages
 from replay import Job, Replay, blocks_for, decode_rate
 from serving import QUICK, Bench, Plan
@@ -34,7 +34,11 @@ MANY = 1_000_000
 _TEXT = {"type": "string"}
 _PERSON = {
     "type": "object",
-    "properties": {"name": _TEXT, "age": {"type": "integer"}, "tags": {"type": "array", "items": _TEXT}},
+    "properties": {
+        "name": _TEXT,
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": _TEXT},
+    },
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
@@ -42,7 +46,11 @@ _PERSON = {
 GRAMMARS = {
     "json_schema": json.dumps({"type": "array", "items": _PERSON, "minItems": MANY}),
     "json_schema, bounded strings": json.dumps(
-        {"type": "array", "items": {"type": "string", "pattern": "^[a-zA-Z ]{1,40}$"}, "minItems": MANY}
+        {
+            "type": "array",
+            "items": {"type": "string", "pattern": "^[a-zA-Z ]{1,40}$"},
+            "minItems": MANY,
+        }
     ),
     "regex": r"([A-Z][a-z]+ [0-9]{1,5}, )+",
 }
@@ -61,14 +69,21 @@ class Held:
     def cells(self) -> list[str]:
         low, high = median_interval(self.gains)
         gain = f"{statistics.median(self.gains):.3f} ({low:.3f}–{high:.3f})"
-        return [f"grammar: {self.grammar}", gain, f"{self.mask_ms:.2f} of {self.step_ms:.1f}", f"{self.compile_ms:.1f}"]
+        return [
+            f"grammar: {self.grammar}",
+            gain,
+            f"{self.mask_ms:.2f} of {self.step_ms:.1f}",
+            f"{self.compile_ms:.1f}",
+        ]
 
     def target(self, streams: int) -> Target:
         median = statistics.median(self.gains)
         return Target(f"{self.grammar}: held / free at c={streams}", median, HELD, "", most=False)
 
 
-def hold(name: str, bench: Bench, engine: Engine, spelling: Spelling, *, streams: int, pairs: int) -> Held:
+def hold(
+    name: str, bench: Bench, engine: Engine, spelling: Spelling, *, streams: int, pairs: int
+) -> Held:
     wish = messages.Grammar(kind="regex" if name == "regex" else "json_schema", text=GRAMMARS[name])
     began = time.perf_counter()
     grammar = Grammar(wish, spelling)
@@ -81,7 +96,8 @@ def hold(name: str, bench: Bench, engine: Engine, spelling: Spelling, *, streams
         for held in (False, True) if pair % 2 else (True, False):
             before = engine.stats()
             jobs = [
-                Job(0.0, prompt, bench.plan.output, sentence=grammar.start() if held else None) for prompt in prompts
+                Job(0.0, prompt, bench.plan.output, sentence=grammar.start() if held else None)
+                for prompt in prompts
             ]
             served = Replay(engine, jobs).run()
             rates[held] = decode_rate(served)
@@ -110,8 +126,15 @@ def run(plan: Plan, streams: int, pairs: int, wanted: str, cache: Path, output: 
     engine.close()
     targets = [finding.target(streams) for finding in findings]
     print(f"\n{load_line(before)}")
-    print(f"Random weights of the shape {plan.shape!r}, {streams} streams; {pairs} pairs, median and 95 % interval.\n")
-    print(table(["technique", "gain", "mask ms of a step", "compile ms"], [finding.cells() for finding in findings]))
+    print(
+        f"Random weights of the shape {plan.shape!r}, {streams} streams; {pairs} pairs, median and 95 % interval.\n"
+    )
+    print(
+        table(
+            ["technique", "gain", "mask ms of a step", "compile ms"],
+            [finding.cells() for finding in findings],
+        )
+    )
     print()
     print(targets_table(targets))
     write(output, before, plan, findings, targets)
@@ -120,9 +143,14 @@ def run(plan: Plan, streams: int, pairs: int, wanted: str, cache: Path, output: 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(
-        "What the engine's techniques cost and gain.", "a tiny model and one pair", RESULTS, prog="techniques"
+        "What the engine's techniques cost and gain.",
+        "a tiny model and one pair",
+        RESULTS,
+        prog="techniques",
     )
-    parser.add_argument("--only", default="", metavar="TEXT", help="grammars whose name contains TEXT (all)")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="grammars whose name contains TEXT (all)"
+    )
     parser.add_argument("--pairs", type=int, default=8, help="interleaved pairs of runs (8)")
     parser.add_argument("--streams", type=int, default=32, help="at a time (32)")
     add_checkpoint(parser, "middle")

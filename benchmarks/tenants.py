@@ -48,7 +48,17 @@ class Plan:
     settle: float = 3.0  # seconds from the start of the flood to the first request beside it
 
 
-QUICK = Plan(rounds=1, requests=3, rate=1.0, prompt=16, output=4, flood=3, flood_prompt=24, flood_output=8, settle=1.0)
+QUICK = Plan(
+    rounds=1,
+    requests=3,
+    rate=1.0,
+    prompt=16,
+    output=4,
+    flood=3,
+    flood_prompt=24,
+    flood_output=8,
+    settle=1.0,
+)
 
 
 @dataclass
@@ -57,12 +67,17 @@ class Findings:
 
     alone: list[list[float]] = field(default_factory=list)
     beside: list[list[float]] = field(default_factory=list)
-    flooded: list[int] = field(default_factory=list)  # replies that the flood got meanwhile, by round
+    flooded: list[int] = field(
+        default_factory=list
+    )  # replies that the flood got meanwhile, by round
 
     @property
     def p95(self) -> tuple[float, float]:
         """Of all requests alone, and of all beside the flood."""
-        alone, beside = (quantile([t for times in rounds for t in times], 0.95) for rounds in (self.alone, self.beside))
+        alone, beside = (
+            quantile([t for times in rounds for t in times], 0.95)
+            for rounds in (self.alone, self.beside)
+        )
         return alone, beside
 
     @property
@@ -94,7 +109,9 @@ def _tenants(folder: Path, limit: int) -> Path:
     for tenant in (QUIET, FLOOD):
         key = new_key()
         (folder / tenant).write_text(key)
-        limits += f"[tenants.{tenant}]\n" + (f"concurrent_streams = {limit}\n" if limit and tenant == FLOOD else "")
+        limits += f"[tenants.{tenant}]\n" + (
+            f"concurrent_streams = {limit}\n" if limit and tenant == FLOOD else ""
+        )
         keys += f'[[keys]]\ntenant = "{tenant}"\nsha256 = "{digest(key)}"\n'
     file.write_text(limits + keys)
     return file
@@ -104,21 +121,42 @@ def _tenants(folder: Path, limit: int) -> Path:
 def _client(stack: Stack, tenant: str, *options: str) -> list[str]:
     argv = [sys.executable, "-m", "motet_cli", "bench", f"http://127.0.0.1:{stack.port}"]
     # How many tokens a word has would be measured first, by requests of its own.
-    return [*argv, "--api-key-file", str(stack.folder / tenant), "--tokens-per-word", "1.5", "--ignore-eos", *options]
+    return [
+        *argv,
+        "--api-key-file",
+        str(stack.folder / tenant),
+        "--tokens-per-word",
+        "1.5",
+        "--ignore-eos",
+        *options,
+    ]
 
 
 async def _started(argv: list[str]) -> asyncio.subprocess.Process:
     quiet = asyncio.subprocess.DEVNULL
     env = environment(PYTHONPATH=os.pathsep.join([str(ROOT / "cli"), environment()["PYTHONPATH"]]))
-    return await asyncio.create_subprocess_exec(*argv, env=env, stdout=quiet, stderr=asyncio.subprocess.PIPE)
+    return await asyncio.create_subprocess_exec(
+        *argv, env=env, stdout=quiet, stderr=asyncio.subprocess.PIPE
+    )
 
 
 async def quiet_times(stack: Stack, plan: Plan, seed: int) -> list[float]:
     """Seconds to first token of the quiet tenant's requests. RuntimeError if one of them failed."""
     report = stack.folder / "quiet.json"
-    load = ["--rate", str(plan.rate), "--arrivals", "constant", "--requests", str(plan.requests), "--warmup", "1"]
+    load = [
+        "--rate",
+        str(plan.rate),
+        "--arrivals",
+        "constant",
+        "--requests",
+        str(plan.requests),
+        "--warmup",
+        "1",
+    ]
     lengths = ["--input", str(plan.prompt), "--output", str(plan.output), "--seed", str(seed)]
-    process = await _started(_client(stack, QUIET, *load, *lengths, "--json", str(report), "--records"))
+    process = await _started(
+        _client(stack, QUIET, *load, *lengths, "--json", str(report), "--records")
+    )
     limit = START_SECONDS + 10 * plan.requests / plan.rate
     try:
         _, said = await asyncio.wait_for(process.communicate(), limit)
@@ -127,10 +165,14 @@ async def quiet_times(stack: Stack, plan: Plan, seed: int) -> list[float]:
             process.kill()
             await process.wait()
     if process.returncode != 0:
-        raise RuntimeError(f"the quiet tenant's client ended with {process.returncode}: {said.decode()[-2000:]}")
+        raise RuntimeError(
+            f"the quiet tenant's client ended with {process.returncode}: {said.decode()[-2000:]}"
+        )
     records: list[dict[str, Any]] = json.loads(await asyncio.to_thread(report.read_text))["records"]
     if failed := [record for record in records if record["error"] or not record["times"]]:
-        raise RuntimeError(f"{len(failed)} of the quiet tenant's requests had no reply: {failed[0]}")
+        raise RuntimeError(
+            f"{len(failed)} of the quiet tenant's requests had no reply: {failed[0]}"
+        )
     return [float(record["times"][0] - record["sent"]) for record in records]
 
 
@@ -138,8 +180,24 @@ async def quiet_times(stack: Stack, plan: Plan, seed: int) -> list[float]:
 async def flooding(stack: Stack, plan: Plan, seed: int, counted: list[int]) -> AsyncIterator[None]:
     """As many requests of the other tenant at a time as the plan says; adds how many were answered."""
     report = stack.folder / "flood.json"
-    load = ["--concurrency", str(plan.flood), "--duration", "1h", "--warmup", "0", "--json", str(report)]
-    lengths = ["--input", str(plan.flood_prompt), "--output", str(plan.flood_output), "--seed", str(seed)]
+    load = [
+        "--concurrency",
+        str(plan.flood),
+        "--duration",
+        "1h",
+        "--warmup",
+        "0",
+        "--json",
+        str(report),
+    ]
+    lengths = [
+        "--input",
+        str(plan.flood_prompt),
+        "--output",
+        str(plan.flood_output),
+        "--seed",
+        str(seed),
+    ]
     process = await _started(_client(stack, FLOOD, *load, *lengths))
     try:
         await asyncio.sleep(plan.settle)
@@ -176,7 +234,10 @@ async def measured(plan: Plan) -> Findings:
                     continue
                 async with flooding(stack, plan, 10_000 + seed, found.flooded):
                     found.beside.append(await quiet_times(stack, plan, seed))
-            print(f"  round {number + 1}: p95 beside the flood / alone {found.ratios[-1]:.2f}", flush=True)
+            print(
+                f"  round {number + 1}: p95 beside the flood / alone {found.ratios[-1]:.2f}",
+                flush=True,
+            )
     return found
 
 
@@ -187,29 +248,53 @@ def run(plan: Plan, output: Path) -> Findings:
     found = asyncio.run(measured(plan))
     alone, beside = found.p95
     rows = [
-        ["alone", f"{alone * 1e3:.1f}", f"{statistics.median(t for times in found.alone for t in times) * 1e3:.1f}"],
-        ["beside a flood", f"{beside * 1e3:.1f}", f"{statistics.median(t for x in found.beside for t in x) * 1e3:.1f}"],
+        [
+            "alone",
+            f"{alone * 1e3:.1f}",
+            f"{statistics.median(t for times in found.alone for t in times) * 1e3:.1f}",
+        ],
+        [
+            "beside a flood",
+            f"{beside * 1e3:.1f}",
+            f"{statistics.median(t for x in found.beside for t in x) * 1e3:.1f}",
+        ],
     ]
     targets = [Target("p95 TTFT beside a flood / alone", beside / alone, LIMIT, "times")]
     print(f"\n{load_line(before)}")
-    print(f"{plan.requests * plan.rounds} requests each; the flood got {sum(found.flooded)} replies meanwhile.")
+    print(
+        f"{plan.requests * plan.rounds} requests each; the flood got {sum(found.flooded)} replies meanwhile."
+    )
     print("Ratios of the rounds: " + ", ".join(f"{ratio:.2f}" for ratio in found.ratios) + "\n")
-    print(table(["quiet tenant", "TTFT p95, ms", "p50, ms"], rows), targets_table(targets), sep="\n\n")
+    print(
+        table(["quiet tenant", "TTFT p95, ms", "p50, ms"], rows), targets_table(targets), sep="\n\n"
+    )
     write(output, before, plan, asdict(found), targets)
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = parser_of("What a tenant feels of another one that floods.", "a few requests", RESULTS, prog="tenants")
+    parser = parser_of(
+        "What a tenant feels of another one that floods.", "a few requests", RESULTS, prog="tenants"
+    )
     parser.add_argument("--model", help="checkpoint folder (models/pocket-chat)")
     parser.add_argument("--threads", type=int, help="of the engine (all cores)")
     parser.add_argument("--rounds", type=int, help=f"of alone and beside the flood ({Plan.rounds})")
-    parser.add_argument("--requests", type=int, help=f"of the quiet tenant, each time ({Plan.requests})")
+    parser.add_argument(
+        "--requests", type=int, help=f"of the quiet tenant, each time ({Plan.requests})"
+    )
     parser.add_argument("--rate", type=float, help=f"of them per second ({Plan.rate:g})")
-    parser.add_argument("--flood", type=int, help=f"requests of the other tenant at a time ({Plan.flood})")
-    parser.add_argument("--flood-prompt", type=int, help=f"tokens of its prompts, about ({Plan.flood_prompt})")
-    parser.add_argument("--flood-output", type=int, help=f"tokens of its replies ({Plan.flood_output})")
-    parser.add_argument("--limit", type=int, help="concurrent_streams of the flooding tenant (none)")
+    parser.add_argument(
+        "--flood", type=int, help=f"requests of the other tenant at a time ({Plan.flood})"
+    )
+    parser.add_argument(
+        "--flood-prompt", type=int, help=f"tokens of its prompts, about ({Plan.flood_prompt})"
+    )
+    parser.add_argument(
+        "--flood-output", type=int, help=f"tokens of its replies ({Plan.flood_output})"
+    )
+    parser.add_argument(
+        "--limit", type=int, help="concurrent_streams of the flooding tenant (none)"
+    )
     args = parser.parse_args(argv)
     run(planned(args, Plan(), QUICK), args.file)
 

@@ -33,7 +33,9 @@ class Plan:
 
 
 QUICK = Plan(
-    asr=AsrPlan(shape="whisper-least", clips=((1.0, 4), (4.0, 8)), batches=(1, 2), repeats=1, rounds=1),
+    asr=AsrPlan(
+        shape="whisper-least", clips=((1.0, 4), (4.0, 8)), batches=(1, 2), repeats=1, rounds=1
+    ),
     tts=TtsPlan(streams=(1, 2), frames=20, repeats=1, rounds=1, vits_repeats=0),
     turns=TurnsPlan(turns=2, interruptions=1),
 )
@@ -78,16 +80,32 @@ def run(plan: Plan, names: Sequence[str], cache: Path, output: Path) -> Findings
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="voice", description="Recognition, speech, and spoken turns.")
-    parser.add_argument("--quick", action="store_true", help="tiny models and short runs, to see that it works")
-    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS, help="which (all)")
-    parser.add_argument("--rounds", type=int, help="times that every engine runs; medians are reported (3)")
+    parser = argparse.ArgumentParser(
+        prog="voice", description="Recognition, speech, and spoken turns."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny models and short runs, to see that it works"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=EXPERIMENTS, default=EXPERIMENTS, help="which (all)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="times that every engine runs; medians are reported (3)"
+    )
     parser.add_argument("--threads", type=int, help="that compute, in every engine (all cores)")
-    parser.add_argument("--engines", nargs="+", metavar="NAME", help='only recognizers named so, as "motet int8"')
+    parser.add_argument(
+        "--engines", nargs="+", metavar="NAME", help='only recognizers named so, as "motet int8"'
+    )
     parser.add_argument("--turns", type=int, help="spoken turns (50)")
-    parser.add_argument("--asr", metavar="FOLDER", help="the recognizer of the spoken turns (pocket-asr)")
-    parser.add_argument("--tts", metavar="FOLDER", help="the voice of the spoken turns (pocket-tts)")
-    parser.add_argument("--cache", type=Path, help="folder for checkpoints, 0.5 GB (bench in MOTET_CACHE)")
+    parser.add_argument(
+        "--asr", metavar="FOLDER", help="the recognizer of the spoken turns (pocket-asr)"
+    )
+    parser.add_argument(
+        "--tts", metavar="FOLDER", help="the voice of the spoken turns (pocket-tts)"
+    )
+    parser.add_argument(
+        "--cache", type=Path, help="folder for checkpoints, 0.5 GB (bench in MOTET_CACHE)"
+    )
     parser.add_argument("--output", type=Path, default=RESULTS, help="JSON file for the numbers")
     args = parser.parse_args(argv)
     run(_plan(args), args.only, args.cache or cache_folder(), args.output)
@@ -97,7 +115,11 @@ def _plan(args: argparse.Namespace) -> Plan:
     plan = QUICK if args.quick else Plan()
     rounds: dict[str, Any] = {} if args.rounds is None else {"rounds": args.rounds}
     engines: dict[str, Any] = {} if args.engines is None else {"engines": tuple(args.engines)}
-    turns = {name: value for name in ("turns", "asr", "tts") if (value := getattr(args, name)) is not None}
+    turns = {
+        name: value
+        for name in ("turns", "asr", "tts")
+        if (value := getattr(args, name)) is not None
+    }
     return Plan(
         threads=args.threads or 0,
         asr=replace(plan.asr, **rounds, **engines),

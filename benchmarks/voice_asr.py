@@ -44,14 +44,22 @@ def peers(transformers_dtype: str) -> list[Peer]:
     """All of them, ours first."""
     python = os.environ.get(WHISPER_PYTHON) or sys.executable
     return [
-        *(Peer(name=f"motet {form}", format=form, task={"driver": "motet"}) for form in ("float32", "int8")),
+        *(
+            Peer(name=f"motet {form}", format=form, task={"driver": "motet"})
+            for form in ("float32", "int8")
+        ),
         Peer(
             name=f"transformers pipeline, {transformers_dtype}",
             format=transformers_dtype,
             task={"driver": "transformers"},
         ),
         *(
-            Peer(name=f"faster-whisper {form}", format=form, script="voice_whisper_worker.py", python=python)
+            Peer(
+                name=f"faster-whisper {form}",
+                format=form,
+                script="voice_whisper_worker.py",
+                python=python,
+            )
             for form in ("float32", "int8")
         ),
     ]
@@ -124,7 +132,9 @@ class AsrFindings:
 def run_asr(plan: AsrPlan, cache: Path, threads: int, transformers_dtype: str) -> AsrFindings:
     """Every engine once per round, one after the other, each in a process of its own."""
     findings = AsrFindings()
-    chosen = [peer for peer in peers(transformers_dtype) if peer.name.startswith(plan.engines or ("",))]
+    chosen = [
+        peer for peer in peers(transformers_dtype) if peer.name.startswith(plan.engines or ("",))
+    ]
     findings.missing = {peer.name: reason for peer in chosen if (reason := absent(peer))}
     for _ in range(plan.rounds):
         for peer in chosen:
@@ -147,7 +157,9 @@ def _measure(peer: Peer, plan: AsrPlan, cache: Path, threads: int) -> dict[str, 
     for seconds, tokens in plan.clips:
         folder = whisper_checkpoint(plan.shape, tokens, cache)
         checkpoint = {"seconds": seconds, "tokens": tokens, "folder": str(folder)}
-        checkpoints.append(checkpoint | ({"file": str(_converted(peer, folder))} if converted else {}))
+        checkpoints.append(
+            checkpoint | ({"file": str(_converted(peer, folder))} if converted else {})
+        )
     task = {
         "checkpoints": checkpoints, "batches": plan.batches, "repeats": plan.repeats, "threads": threads,
         "format": peer.format, **peer.task,
@@ -200,15 +212,26 @@ def _speed_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
 
 def _split_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
     def cell(runs: Runs) -> str:
-        whole, features, encoder = (statistics.median(x) for x in (runs.whole, runs.features, runs.encoder))
-        return " / ".join(f"{value * 1e3:,.0f}" for value in (features, encoder, whole - features - encoder))
+        whole, features, encoder = (
+            statistics.median(x) for x in (runs.whole, runs.features, runs.encoder)
+        )
+        return " / ".join(
+            f"{value * 1e3:,.0f}" for value in (features, encoder, whole - features - encoder)
+        )
 
-    return table(["engine", "", *loads], [[one.name, "", *(cell(one.runs[load]) for load in loads)] for one in heard])
+    return table(
+        ["engine", "", *loads],
+        [[one.name, "", *(cell(one.runs[load]) for load in loads)] for one in heard],
+    )
 
 
 def _ratio_table(heard: Sequence[Heard], loads: Sequence[str]) -> str:
     rows = [
-        [mine.name, peer.name, *(f"{ratio(mine.runs[load].speed, peer.runs[load].speed):.2f}" for load in loads)]
+        [
+            mine.name,
+            peer.name,
+            *(f"{ratio(mine.runs[load].speed, peer.runs[load].speed):.2f}" for load in loads),
+        ]
         for mine in heard
         if mine.name.startswith("motet")
         for peer in heard
@@ -235,5 +258,7 @@ def asr_targets(findings: AsrFindings, plan: AsrPlan, ours: str = "motet int8") 
         mine = findings.heard.get(ours)
         if mine is not None and rivals and load in mine.runs and load in rivals[0].runs:
             value = ratio(mine.runs[load].speed, rivals[0].runs[load].speed)
-            judged.append(Target(f"{ours} / {rivals[0].name}, {load}", value, least, "times", most=False))
+            judged.append(
+                Target(f"{ours} / {rivals[0].name}, {load}", value, least, "times", most=False)
+            )
     return judged

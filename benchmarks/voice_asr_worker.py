@@ -31,7 +31,7 @@ class Motet:
         self._engine: Any = load_engine(config)
 
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
-        from motet_asr.request import Options
+        from motet_asr.engine.request import Options
 
         engine, said = self._engine, {}
         options = Options(language="en", timestamps=False)
@@ -45,9 +45,9 @@ class Motet:
         return [said[key] for key in range(len(sounds))]
 
     def parts(self, sounds: list[Sound]) -> dict[Part, float]:
-        from motet_asr.engine import Waiting
-        from motet_asr.request import Options
-        from motet_asr.slot_engine import Run
+        from motet_asr.engine.engine import Waiting
+        from motet_asr.engine.request import Options
+        from motet_asr.engine.slot_engine import Run
 
         start = time.perf_counter()
         features = [self._engine.prepare(sound) for sound in sounds]
@@ -63,7 +63,7 @@ class Motet:
         return {"features": middle - start, "encoder": time.perf_counter() - middle}
 
     def describe(self) -> str:
-        from motet_kernels import native
+        from motet_kernels.runtime import native
 
         return f"kernels for {native.status()['isa']}"
 
@@ -72,7 +72,12 @@ class Transformers:
     """Its pipeline, with the clips as one batch."""
 
     def __init__(self, task: dict[str, Any]):
-        from transformers import AutoFeatureExtractor, AutoTokenizer, WhisperForConditionalGeneration, pipeline
+        from transformers import (
+            AutoFeatureExtractor,
+            AutoTokenizer,
+            WhisperForConditionalGeneration,
+            pipeline,
+        )
         from transformers.utils import logging
 
         logging.set_verbosity_error()
@@ -80,7 +85,9 @@ class Transformers:
         torch.set_num_threads(task["threads"])
         self._dtype = getattr(torch, task["format"])
         folder = task["folder"]
-        model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=self._dtype, local_files_only=True)
+        model = WhisperForConditionalGeneration.from_pretrained(
+            folder, dtype=self._dtype, local_files_only=True
+        )
         self._extractor = AutoFeatureExtractor.from_pretrained(folder, local_files_only=True)
         self._pipeline = pipeline(
             "automatic-speech-recognition",
@@ -100,7 +107,12 @@ class Transformers:
 
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
         self._said, self._wanted = [], tokens
-        options: dict[str, Any] = {"max_new_tokens": tokens, "max_length": None, "language": "en", "task": "transcribe"}
+        options: dict[str, Any] = {
+            "max_new_tokens": tokens,
+            "max_length": None,
+            "language": "en",
+            "task": "transcribe",
+        }
         options["num_beams"] = 1  # greedy as ours: the pipeline's own default is a beam of five
         inputs = [{"raw": sound, "sampling_rate": RATE} for sound in sounds]
         self._pipeline(inputs, batch_size=len(sounds), generate_kwargs=options)
@@ -108,7 +120,9 @@ class Transformers:
 
     def parts(self, sounds: list[Sound]) -> dict[Part, float]:
         start = time.perf_counter()
-        features = self._extractor(sounds, sampling_rate=RATE, return_tensors="pt").input_features.to(self._dtype)
+        features = self._extractor(
+            sounds, sampling_rate=RATE, return_tensors="pt"
+        ).input_features.to(self._dtype)
         middle = time.perf_counter()
         with torch.inference_mode():
             self._pipeline.model.get_encoder()(features)
@@ -118,7 +132,10 @@ class Transformers:
         return f"attention {self._pipeline.model.config._attn_implementation}"
 
 
-DRIVERS: dict[str, Callable[[dict[str, Any]], Recognizer]] = {"motet": Motet, "transformers": Transformers}
+DRIVERS: dict[str, Callable[[dict[str, Any]], Recognizer]] = {
+    "motet": Motet,
+    "transformers": Transformers,
+}
 
 
 def measure(task: dict[str, Any]) -> Times:

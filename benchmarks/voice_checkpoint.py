@@ -12,7 +12,14 @@ from cache import made
 
 SEED = 0
 END, START = "<|endoftext|>", "<|startoftranscript|>"
-TASKS = ("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>")
+TASKS = (
+    "<|translate|>",
+    "<|transcribe|>",
+    "<|startoflm|>",
+    "<|startofprev|>",
+    "<|nospeech|>",
+    "<|notimestamps|>",
+)
 # Sizes of Whisper's config.json, and seconds of a window.
 WHISPERS: dict[str, dict[str, int]] = {
     "whisper-tiny": {
@@ -43,7 +50,12 @@ def whisper_checkpoint(name: str, tokens: int, cache: Path) -> Path:
 
 def _write_whisper(path: Path, size: dict[str, int]) -> None:
     import torch
-    from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
+    from transformers import (
+        GenerationConfig,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+    )
 
     languages = ["en", *(f"l{index:02}" for index in range(1, size["languages"]))]
     specials = [START, *(f"<|{code}|>" for code in languages), *TASKS]

@@ -11,7 +11,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "models" / "recipes"))
 
-from motet_shared.audio import Resampler  # behind the path, as what comes next
+from motet_media.audio import Resampler  # behind the path, as what comes next
 from speech_espeak import Voice, speak
 
 RATE = 24_000  # Hz

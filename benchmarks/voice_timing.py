@@ -23,7 +23,9 @@ class Recognizer(Protocol):
 
 
 def measured(
-    load: Callable[[dict[str, Any]], Recognizer], task: dict[str, Any], clips: Callable[[int, float], list[Sound]]
+    load: Callable[[dict[str, Any]], Recognizer],
+    task: dict[str, Any],
+    clips: Callable[[int, float], list[Sound]],
 ) -> Times:
     """Every length and every number of clips of the task, `repeats` times each after one that is not counted.
 
@@ -44,10 +46,14 @@ def measured(
                 split = recognizer.parts(sounds)
                 lengths = [len(one) for one in said]
                 if lengths != [tokens] * batch:
-                    raise RuntimeError(f"{tokens} tokens were to be said of each of {batch} clips, not {lengths}")
+                    raise RuntimeError(
+                        f"{tokens} tokens were to be said of each of {batch} clips, not {lengths}"
+                    )
                 if repeat:
                     whole.append(taken)
                     for name, value in split.items():
                         parts.setdefault(name, []).append(value)
-            runs.append({"seconds": seconds, "batch": batch, "whole": whole, "parts": parts, "said": said})
+            runs.append(
+                {"seconds": seconds, "batch": batch, "whole": whole, "parts": parts, "said": said}
+            )
     return {"runs": runs, "note": note}

@@ -54,7 +54,11 @@ def run_tts(plan: TtsPlan, cache: Path, threads: int) -> TtsFindings:
     pocket = POCKET if real else f"{POCKET}, random weights"
     models = {pocket: (trained if real else pocket_checkpoint(cache), not real, plan.repeats)}
     if plan.vits_repeats:
-        models["VITS of MMS's size, random weights"] = (vits_checkpoint(cache), False, plan.vits_repeats)
+        models["VITS of MMS's size, random weights"] = (
+            vits_checkpoint(cache),
+            False,
+            plan.vits_repeats,
+        )
     findings = TtsFindings()
     for _ in range(plan.rounds):
         for name, (folder, endless, repeats) in models.items():
@@ -63,7 +67,9 @@ def run_tts(plan: TtsPlan, cache: Path, threads: int) -> TtsFindings:
                 "folder": str(folder), "streams": plan.streams, "repeats": repeats,
                 "frames": plan.frames if endless else 0,
             }  # fmt: skip
-            result = Worker(name=name, script="voice_tts_worker.py").run([json.dumps(task)], threads=threads)
+            result = Worker(name=name, script="voice_tts_worker.py").run(
+                [json.dumps(task)], threads=threads
+            )
             found = findings.spoken.setdefault(name, {})
             for row in result["streams"]:
                 stream = Stream(row["first"], row["last"], row["speech"])
@@ -72,14 +78,27 @@ def run_tts(plan: TtsPlan, cache: Path, threads: int) -> TtsFindings:
 
 
 def tts_report(findings: TtsFindings) -> str:
-    header = ["model", "", "streams", "real-time factor", "worst", "first audio p50 ms", "p95 ms", "speech s/s"]
+    header = [
+        "model",
+        "",
+        "streams",
+        "real-time factor",
+        "worst",
+        "first audio p50 ms",
+        "p95 ms",
+        "speech s/s",
+    ]
     rows = []
     for name, found in findings.spoken.items():
         for count, streams in found.items():
             factors, firsts = [s.factor for s in streams], [s.first * 1e3 for s in streams]
             rate = count * statistics.median(s.speech / s.last for s in streams)
             cells = [f"{statistics.median(factors):.3f}", f"{max(factors):.3f}"]
-            cells += [f"{quantile(firsts, 0.5):.0f}", f"{quantile(firsts, 0.95):.0f}", f"{rate:.1f}"]
+            cells += [
+                f"{quantile(firsts, 0.5):.0f}",
+                f"{quantile(firsts, 0.95):.0f}",
+                f"{rate:.1f}",
+            ]
             rows.append([name, "", str(count), *cells])
     return "Each stream says one sentence, all begin at once:\n\n" + table(header, rows)
 
@@ -93,7 +112,11 @@ def tts_targets(findings: TtsFindings) -> list[Target]:
         for count, limit in ((1, 0.25), (4, 0.8)):
             if count in found:
                 factor = statistics.median(stream.factor for stream in found[count])
-                judged.append(Target(f"{name}: real-time factor, {count} streams", factor, limit, "of real time"))
+                judged.append(
+                    Target(
+                        f"{name}: real-time factor, {count} streams", factor, limit, "of real time"
+                    )
+                )
         if 1 in found:
             first = quantile((stream.first * 1e3 for stream in found[1]), 0.5)
             judged.append(Target(f"{name}: first audio p50, alone", first, 150, "ms"))

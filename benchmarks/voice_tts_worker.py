@@ -12,8 +12,8 @@ import time
 from typing import Any
 
 from motet_tts.config import EngineConfig
-from motet_tts.engine import Engine
-from motet_tts.utterance import Utterance
+from motet_tts.engine.engine import Engine
+from motet_tts.engine.utterance import Utterance
 
 SENTENCES = (
     "There are two red circles and a blue square in this picture.",
@@ -34,7 +34,9 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     for streams in task["streams"]:
         _speak(engine, streams, WARM_FRAMES)
         for _ in range(task["repeats"]):
-            rows += [{"streams": streams, **stream} for stream in _speak(engine, streams, task["frames"])]
+            rows += [
+                {"streams": streams, **stream} for stream in _speak(engine, streams, task["frames"])
+            ]
     return {"streams": rows, "voices": len(engine.voices), "rate": engine.sample_rate}
 
 
@@ -44,7 +46,9 @@ def _speak(engine: Engine, streams: int, frames: int) -> list[dict[str, float]]:
     start = time.perf_counter()
     for key in range(streams):
         words = tuple(SENTENCES[key % len(SENTENCES)].split())
-        engine.add(key, Utterance(words=words, voice=engine.voices[0], index=key, max_frames=frames))
+        engine.add(
+            key, Utterance(words=words, voice=engine.voices[0], index=key, max_frames=frames)
+        )
     while engine.has_work:
         for piece in engine.step():
             if piece.error is not None:

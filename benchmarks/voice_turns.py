@@ -81,7 +81,11 @@ class TurnsFindings:
 
 
 def run_turns(plan: TurnsPlan) -> TurnsFindings:
-    missing = [name for name, given in (("pocket-asr", plan.asr), ("pocket-tts", plan.tts)) if not _there(name, given)]
+    missing = [
+        name
+        for name, given in (("pocket-asr", plan.asr), ("pocket-tts", plan.tts))
+        if not _there(name, given)
+    ]
     if missing:
         flags = " ".join(f"--{name.removeprefix('pocket-')} FOLDER" for name in missing)
         return TurnsFindings(missing=f"{' and '.join(missing)} are not in models/: give {flags}")
@@ -99,9 +103,14 @@ async def _conversation(plan: TurnsPlan) -> TurnsFindings:
             turns = [await client.ask(question) for question in asked]
         async with _session(plan, stack.port, interrupt_on="speech") as client:
             await client.ask(asked[0])
-            tries = [await client.interrupt(LONG, asked[number + 1]) for number in range(plan.interruptions)]
+            tries = [
+                await client.interrupt(LONG, asked[number + 1])
+                for number in range(plan.interruptions)
+            ]
         # The first turn makes what is made on first use.
-        return TurnsFindings(turns[1:], [one for one in tries if one], sum(one is None for one in tries))
+        return TurnsFindings(
+            turns[1:], [one for one in tries if one], sum(one is None for one in tries)
+        )
 
 
 @contextlib.asynccontextmanager
@@ -111,7 +120,16 @@ async def _stack(plan: TurnsPlan) -> AsyncIterator[Stack]:
         env = environment()
         env["PYTHONPATH"] = f"{env['PYTHONPATH']}:{ROOT / 'cli'}"
         stack = Stack(Path(name), free_port(), env)
-        argv = [sys.executable, "-m", "motet_cli", "up", "--port", str(stack.port), "--llm", plan.llm]
+        argv = [
+            sys.executable,
+            "-m",
+            "motet_cli",
+            "up",
+            "--port",
+            str(stack.port),
+            "--llm",
+            plan.llm,
+        ]
         argv += ["--draw", "none", "--embed", "none"]
         for flag, given in (("--asr", plan.asr), ("--tts", plan.tts)):
             argv += [flag, given] if given else []
@@ -157,7 +175,9 @@ class Client:
             due = max(due + CHUNK / RATE, time.perf_counter() - 1.0)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             audio = base64.b64encode(chunk.ljust(2 * CHUNK, b"\0")).decode()
-            await self._socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+            await self._socket.send(
+                json.dumps({"type": "input_audio_buffer.append", "audio": audio})
+            )
             if chunk and not self._coming:
                 self._end = time.perf_counter() - (1 - len(chunk) / (2 * CHUNK)) * CHUNK / RATE
                 self._ended.set()
@@ -205,7 +225,9 @@ class Client:
                     break  # the answer to the other question
                 elif kind == "response.done":
                     stopped, cancelled = now, event["response"]["status"] == "cancelled"
-        return Interruption((noticed - began) * 1e3, (stopped - noticed) * 1e3) if cancelled else None
+        return (
+            Interruption((noticed - began) * 1e3, (stopped - noticed) * 1e3) if cancelled else None
+        )
 
     async def _events(self) -> AsyncIterator[dict[str, Any]]:
         while True:
@@ -240,22 +262,36 @@ def turns_report(findings: TurnsFindings, plan: TurnsPlan) -> str:
         rows.append([stage, "", *cells])
         before = at
     silent = sum("audible" not in turn.stages for turn in findings.turns)
-    header = ["stage", "", "since the end of speech p50 ms", "p95 ms", "of its own p50 ms", "p95 ms"]
+    header = [
+        "stage",
+        "",
+        "since the end of speech p50 ms",
+        "p95 ms",
+        "of its own p50 ms",
+        "p95 ms",
+    ]
     note = f"{len(findings.turns)} spoken turns, {plan.silence_ms} ms of silence end a turn"
     note += f"; in {silent} nothing was heard" if silent else ""
     return f"{note}:\n\n{table(header, rows)}\n\n{_interruptions_report(findings)}"
 
 
 def _interruptions_report(findings: TurnsFindings) -> str:
-    late = f"; {findings.too_late} more came when the reply was complete" if findings.too_late else ""
+    late = (
+        f"; {findings.too_late} more came when the reply was complete" if findings.too_late else ""
+    )
     note = f"{len(findings.interruptions)} replies were spoken into{late}"
     if not findings.interruptions:
         return note
     spans = {
-        "noticed, since the first sample of the words": [one.noticed for one in findings.interruptions],
+        "noticed, since the first sample of the words": [
+            one.noticed for one in findings.interruptions
+        ],
         "the reply has stopped, since that": [one.stopped for one in findings.interruptions],
     }
-    rows = [[what, "", *(f"{quantile(times, share):.0f}" for share in (0.5, 0.95))] for what, times in spans.items()]
+    rows = [
+        [what, "", *(f"{quantile(times, share):.0f}" for share in (0.5, 0.95))]
+        for what, times in spans.items()
+    ]
     return f"{note}:\n\n{table(['', '', 'p50 ms', 'p95 ms'], rows)}"
 
 
@@ -265,7 +301,11 @@ def turns_targets(findings: TurnsFindings) -> list[Target]:
     if not times:
         return []
     stops = [one.stopped for one in findings.interruptions]
-    barge_in = [Target("a reply stops once speech is noticed, p95", quantile(stops, 0.95), 150, "ms")] if stops else []
+    barge_in = (
+        [Target("a reply stops once speech is noticed, p95", quantile(stops, 0.95), 150, "ms")]
+        if stops
+        else []
+    )
     return [
         Target("voice to voice, p50", quantile(times, 0.5), 700, "ms"),
         Target("voice to voice, p95", quantile(times, 0.95), 1200, "ms"),

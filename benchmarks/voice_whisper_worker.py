@@ -33,7 +33,9 @@ def convert(folder: Path, target: Path, kind: str) -> None:
     """The checkpoint as CTranslate2's own converter writes it, which would need torch and transformers here."""
     config = json.loads((folder / "config.json").read_text())
     layers, heads = config["encoder_layers"], config["encoder_attention_heads"]
-    spec = whisper_spec.WhisperSpec(layers, heads, config["decoder_layers"], config["decoder_attention_heads"])
+    spec = whisper_spec.WhisperSpec(
+        layers, heads, config["decoder_layers"], config["decoder_attention_heads"]
+    )
     weights = tensors(folder / "model.safetensors")
     encoder, decoder = _Part(weights, "model.encoder."), _Part(weights, "model.decoder.")
     for name in ("conv1", "conv2"):
@@ -75,7 +77,9 @@ class _Part:
         spec.weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
         biases = [self._weights.get(f"{self._prefix}{name}.bias") for name in names]
         pairs = zip(biases, weights, strict=True)
-        spec.bias = np.concatenate([np.zeros(len(w), w.dtype) if b is None else b for b, w in pairs])
+        spec.bias = np.concatenate(
+            [np.zeros(len(w), w.dtype) if b is None else b for b, w in pairs]
+        )
 
     def norm(self, spec: Any, name: str) -> None:
         spec.gamma, spec.beta = self[f"{name}.weight"], self[f"{name}.bias"]
@@ -114,16 +118,22 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
 
 def _vocabulary(folder: Path) -> list[str]:
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    ids = dict(tokenizer["model"]["vocab"]) | {token["content"]: token["id"] for token in tokenizer["added_tokens"]}
+    ids = dict(tokenizer["model"]["vocab"]) | {
+        token["content"]: token["id"] for token in tokenizer["added_tokens"]
+    }
     return sorted(ids, key=ids.__getitem__)
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring
 class FasterWhisper:
     def __init__(self, task: dict[str, Any]):
-        self._model = WhisperModel(task["file"], compute_type=task["format"], cpu_threads=task["threads"])
+        self._model = WhisperModel(
+            task["file"], compute_type=task["format"], cpu_threads=task["threads"]
+        )
         self._batched = BatchedInferencePipeline(self._model)
-        self._never = json.loads((Path(task["folder"]) / "generation_config.json").read_text())["suppress_tokens"]
+        self._never = json.loads((Path(task["folder"]) / "generation_config.json").read_text())[
+            "suppress_tokens"
+        ]
 
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
         options = {
@@ -133,9 +143,18 @@ class FasterWhisper:
             "no_speech_threshold": None,
         }  # fmt: skip
         if len(sounds) == 1:
-            return [[token for segment in self._model.transcribe(sounds[0], **options)[0] for token in segment.tokens]]
+            return [
+                [
+                    token
+                    for segment in self._model.transcribe(sounds[0], **options)[0]
+                    for token in segment.tokens
+                ]
+            ]
         ends = np.cumsum([len(sound) for sound in sounds]) / RATE
-        spans = [{"start": end - len(sound) / RATE, "end": end} for end, sound in zip(ends, sounds, strict=True)]
+        spans = [
+            {"start": end - len(sound) / RATE, "end": end}
+            for end, sound in zip(ends, sounds, strict=True)
+        ]
         segments, _ = self._batched.transcribe(
             np.concatenate(sounds), clip_timestamps=spans, batch_size=len(sounds), **options
         )

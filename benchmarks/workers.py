@@ -30,7 +30,9 @@ class Worker:
             env["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, sys.path)])
         command = [self.python, str(HERE / self.script), *args]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_SECONDS, env=env)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=WORKER_SECONDS, env=env
+            )
         except subprocess.TimeoutExpired:
             raise RuntimeError(f"{self.name} took more than {WORKER_SECONDS:g} s") from None
         if done.returncode != 0:
@@ -42,4 +44,9 @@ class Worker:
 def has_modules(python: str, *modules: str) -> bool:
     """Whether an interpreter can import them all."""
     check = [python, "-c", f"import {', '.join(modules)}"]
-    return subprocess.run(check, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120).returncode == 0
+    return (
+        subprocess.run(
+            check, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120
+        ).returncode
+        == 0
+    )

@@ -32,7 +32,8 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Time to first token",
             "s",
             tuple(
-                (_stage("gateway.first", share), name) for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
+                (_stage("gateway.first", share), name)
+                for share, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
             ),
         ),
         Panel(
@@ -46,21 +47,39 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ),
             ),
         ),
-        Panel("Replies", "ops", (("sum by (status) (rate(motet_replies_count_total[1m]))", "{{status}}"),)),
+        Panel(
+            "Replies",
+            "ops",
+            (("sum by (status) (rate(motet_replies_count_total[1m]))", "{{status}}"),),
+        ),
         Panel(
             "Requests",
             "reqps",
-            (("sum by (path, status) (rate(motet_http_requests_total[1m]))", "{{path}} {{status}}"),),
+            (
+                (
+                    "sum by (path, status) (rate(motet_http_requests_total[1m]))",
+                    "{{path}} {{status}}",
+                ),
+            ),
         ),
-        Panel("Tokens sent", "short", (("sum by (model) (rate(motet_completion_tokens_total[1m]))", "{{model}}"),)),
+        Panel(
+            "Tokens sent",
+            "short",
+            (("sum by (model) (rate(motet_completion_tokens_total[1m]))", "{{model}}"),),
+        ),
         Panel(
             "Open",
             "short",
-            (("sum(motet_active_streams)", "replies"), ("sum(motet_active_sockets)", "realtime sessions")),
+            (
+                ("sum(motet_active_streams)", "replies"),
+                ("sum(motet_active_sockets)", "realtime sessions"),
+            ),
         ),
     ),
     "The engine": (
-        Panel("Tokens computed", "short", (('rate(motet_tokens{role="decode"}[1m])', "{{instance}}"),)),
+        Panel(
+            "Tokens computed", "short", (('rate(motet_tokens{role="decode"}[1m])', "{{instance}}"),)
+        ),
         Panel("Batch", "short", (('motet_batch_size{role="decode"}', "{{instance}}"),)),
         Panel(
             "Waiting and running",
@@ -70,8 +89,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ('motet_running{role="decode"}', "running {{instance}}"),
             ),
         ),
-        Panel("KV cache in use", "percentunit", (("1 - motet_blocks_free / motet_blocks_total", "{{instance}}"),)),
-        Panel("Prompt tokens found in the cache", "short", (("rate(motet_cached_tokens[1m])", "{{instance}}"),)),
+        Panel(
+            "KV cache in use",
+            "percentunit",
+            (("1 - motet_blocks_free / motet_blocks_total", "{{instance}}"),),
+        ),
+        Panel(
+            "Prompt tokens found in the cache",
+            "short",
+            (("rate(motet_cached_tokens[1m])", "{{instance}}"),),
+        ),
         Panel(
             "Disturbances",
             "short",
@@ -98,7 +125,9 @@ def dashboard() -> dict[str, Any]:
     top = 0
     for row, members in ROWS.items():
         place = {"x": 0, "y": top, "w": 24, "h": 1}
-        panels.append({"id": len(panels) + 1, "type": "row", "title": row, "gridPos": place, "panels": []})
+        panels.append(
+            {"id": len(panels) + 1, "type": "row", "title": row, "gridPos": place, "panels": []}
+        )
         top += 1
         for number, panel in enumerate(members):
             x, y = number % (24 // WIDTH) * WIDTH, top + number // (24 // WIDTH) * HEIGHT
@@ -117,7 +146,12 @@ def dashboard() -> dict[str, Any]:
 def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     source = {"type": "prometheus", "uid": "prometheus"}
     targets = [
-        {"refId": chr(ord("A") + index), "datasource": source, "expr": expression, "legendFormat": name}
+        {
+            "refId": chr(ord("A") + index),
+            "datasource": source,
+            "expr": expression,
+            "legendFormat": name,
+        }
         for index, (expression, name) in enumerate(panel.series)
     ]
     return {

@@ -16,11 +16,12 @@ from manifests import ROOT, Document, composed, dump
 HERE = Path(__file__).resolve().parent
 OUTPUT = HERE / "kubernetes"
 HEAD = "# Made of compose.yaml by deploy/render_kubernetes.py: change that, and run this.\n"
-PASSWORD, KEYS, MODELS = "motet-nats", "motet-api-keys", "motet-models"
+CREDENTIALS, KEYS, MODELS = "motet-nats-", "motet-api-keys", "motet-models"  # the first: and a role
 USER = 10001
 DRAIN_SECONDS = 5  # until nobody sends a pod that ends new connections
 METRICS = 9100
 HTTP = 8000
+SERVICE_HOSTS = ("*.svc", "*.svc.cluster.local")  # of the gateway's Service, in whatever namespace
 
 
 class Load(NamedTuple):
@@ -60,12 +61,20 @@ class Workload:
         spec: Document = {
             "replicas": replicas(self._compose),
             "selector": {"matchLabels": self.labels},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
+            },
             "template": self._pod(),
         }
         if self.name in AUTOSCALED:  # else every `apply` would undo what KEDA has done
             del spec["replicas"]
-        return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": self._meta(), "spec": spec}
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": self._meta(),
+            "spec": spec,
+        }
 
     def _pod(self) -> Document:
         annotations = {"prometheus.io/scrape": "true", "prometheus.io/port": str(METRICS)}
@@ -78,15 +87,27 @@ class Workload:
             "volumes": [
                 {"name": "tmp", "emptyDir": {}},
                 {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "512Mi"}},
+                {
+                    "name": "nats",
+                    "secret": {"secretName": CREDENTIALS + self.name, "defaultMode": 0o440},
+                },
                 *([models_volume()] if self._has_models else []),
             ],
         }
         return {"metadata": {"labels": self.labels, "annotations": annotations}, "spec": spec}
 
     def _container(self) -> Document:
-        mounts: list[Document] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+        mounts: list[Document] = [
+            {"name": "tmp", "mountPath": "/tmp"},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {
+                "name": "nats",
+                "mountPath": self._compose["environment"]["MOTET_NATS_CREDENTIALS"],
+                "readOnly": True,
+            },
+        ]
         if self._has_models:
-            mounts += [self._mount(volume) for volume in self._compose["volumes"]]
+            mounts += [self._mount(volume) for volume in self._folders]
         return {
             "name": self.name,
             "image": plain(self._compose["image"]),
@@ -101,21 +122,36 @@ class Workload:
 
     def _env(self) -> list[Document]:
         """Settings of the compose file; who gets in is decided by keys, whoever reaches the port."""
-        left_out = ("MOTET_NATS_PASSWORD", "MOTET_API_KEY", "MOTET_INSECURE")
-        settings = {k: plain(str(v)) for k, v in self._compose["environment"].items() if k not in left_out}
-        env: list[Document] = [{"name": key, "value": value} for key, value in settings.items() if value]
-        env.append(secret_env("MOTET_NATS_PASSWORD", PASSWORD, "password"))
+        left_out = ("MOTET_API_KEY", "MOTET_INSECURE")
+        settings = {
+            k: plain(str(v)) for k, v in self._compose["environment"].items() if k not in left_out
+        }
+        if hosts := settings.get("MOTET_ALLOWED_HOSTS"):
+            settings["MOTET_ALLOWED_HOSTS"] = ",".join((hosts, *SERVICE_HOSTS))
+        env: list[Document] = [
+            {"name": key, "value": value} for key, value in settings.items() if value
+        ]
         if "MOTET_API_KEY" in self._compose["environment"]:
             env.append(secret_env("MOTET_API_KEY", KEYS, "keys"))
         return env
 
     def _probes(self) -> Document:
         """A pod gets work when it is ready, and is replaced when it no longer answers."""
-        ready, live = ("/health/ready", "/health/live") if "http" in self._ports else ("/metrics", "/metrics")
+        ready, live = (
+            ("/health/ready", "/health/live") if "http" in self._ports else ("/metrics", "/metrics")
+        )
         port = next(iter(self._ports))
         return {
-            "startupProbe": {"httpGet": {"path": live, "port": port}, "periodSeconds": 2, "failureThreshold": 150},
-            "readinessProbe": {"httpGet": {"path": ready, "port": port}, "periodSeconds": 5, "timeoutSeconds": 5},
+            "startupProbe": {
+                "httpGet": {"path": live, "port": port},
+                "periodSeconds": 2,
+                "failureThreshold": 150,
+            },
+            "readinessProbe": {
+                "httpGet": {"path": ready, "port": port},
+                "periodSeconds": 5,
+                "timeoutSeconds": 5,
+            },
             "livenessProbe": {
                 "httpGet": {"path": live, "port": port},
                 "periodSeconds": 10,
@@ -128,11 +164,18 @@ class Workload:
         """Of the models; a folder of one of them is a folder of the volume with all."""
         source, target = plain(volume).removesuffix(":ro").rsplit(":", 1)
         below = source.removeprefix("./models").strip("/")
-        return {"name": "models", "mountPath": target, "readOnly": True} | ({"subPath": below} if below else {})
+        return {"name": "models", "mountPath": target, "readOnly": True} | (
+            {"subPath": below} if below else {}
+        )
 
     def _budget(self) -> Document:
         spec = {"maxUnavailable": 1, "selector": {"matchLabels": self.labels}}
-        return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": self._meta(), "spec": spec}
+        return {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": self._meta(),
+            "spec": spec,
+        }
 
     def _service(self) -> Document:
         ports = [{"name": "http", "port": 80, "targetPort": "http"}]
@@ -150,7 +193,14 @@ class Workload:
 
     @property
     def _has_models(self) -> bool:
-        return bool(self._compose.get("volumes"))
+        return bool(self._folders)
+
+    @property
+    def _folders(self) -> list[str]:
+        """Volumes of the compose file but that of the password, which is a Secret here."""
+        return [
+            volume for volume in self._compose.get("volumes", []) if not volume.startswith("nats-")
+        ]
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
@@ -205,22 +255,39 @@ def nats(compose: Document) -> list[Document]:
         "image": plain(compose["image"]),
         "args": compose["command"],
         "env": [
-            secret_env("MOTET_NATS_PASSWORD", PASSWORD, "password"),
-            {"name": "MOTET_STORE_SIZE", "value": plain(compose["environment"]["MOTET_STORE_SIZE"])},
+            {
+                "name": "MOTET_STORE_SIZE",
+                "value": plain(compose["environment"]["MOTET_STORE_SIZE"]),
+            },
         ],
         "ports": [{"name": "client", "containerPort": 4222}],
         "readinessProbe": {"tcpSocket": {"port": "client"}, "periodSeconds": 5},
-        "livenessProbe": {"tcpSocket": {"port": "client"}, "periodSeconds": 10, "failureThreshold": 6},
+        "livenessProbe": {
+            "tcpSocket": {"port": "client"},
+            "periodSeconds": 10,
+            "failureThreshold": 6,
+        },
         "securityContext": container_security(),
         "resources": {"limits": {"memory": memory(compose["mem_limit"])}},
-        "volumeMounts": [{"name": "store", "mountPath": "/store"}, {"name": "config", "mountPath": "/etc/nats"}],
+        "volumeMounts": [
+            {"name": "store", "mountPath": "/store"},
+            {"name": "config", "mountPath": "/etc/nats"},
+        ],
     }
+    settings = {"configMap": {"name": "motet-nats"}}
+    items = [{"key": "passwords.conf", "path": "server/passwords.conf"}]  # nats.conf includes it
+    passwords = {"secret": {"name": CREDENTIALS + "server", "items": items}}
     pod = {
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": 30,
         "securityContext": pod_security(),
         "containers": [container],
-        "volumes": [{"name": "config", "configMap": {"name": "motet-nats"}}],
+        "volumes": [
+            {
+                "name": "config",
+                "projected": {"defaultMode": 0o440, "sources": [settings, passwords]},
+            }
+        ],
     }
     claim = {
         "metadata": {"name": "store"},
@@ -237,7 +304,12 @@ def nats(compose: Document) -> list[Document]:
     ports = [{"name": "client", "port": 4222, "targetPort": "client"}]
     return [
         {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": meta, "spec": spec},
-        {"apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": {"selector": labels, "ports": ports}},
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": meta,
+            "spec": {"selector": labels, "ports": ports},
+        },
     ]
 
 
@@ -251,7 +323,10 @@ def scaled_object(name: str, load: Load) -> Document:
             "threshold": str(load.each),
         },
     }
-    down = {"stabilizationWindowSeconds": 300, "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}]}
+    down = {
+        "stabilizationWindowSeconds": 300,
+        "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
+    }
     return {
         "apiVersion": "keda.sh/v1alpha1",
         "kind": "ScaledObject",
@@ -273,7 +348,11 @@ def written() -> dict[Path, str]:
     services = composed()["services"]
     files = {"nats": nats(services["nats"])}
     for name, compose in services.items():
-        if plain(compose["image"]).startswith("motet-") and name != "store" and not name.endswith("-gpu"):
+        if (
+            plain(compose["image"]).startswith("motet-")
+            and name not in ("store", "credentials")
+            and not name.endswith("-gpu")
+        ):
             files[name] = Workload(name, compose).documents()
     files["autoscaling"] = [scaled_object(name, load) for name, load in AUTOSCALED.items()]
     found = {OUTPUT / f"{name}.yaml": HEAD + dump(*documents) for name, documents in files.items()}

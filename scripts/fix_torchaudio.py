@@ -21,7 +21,9 @@ PROBE = "import ctypes, sys, torch\nfor path in sys.argv[1:]: ctypes.CDLL(path)"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--undo", action="store_true", help="put the extension files back")
     parser.add_argument("--site-packages", type=Path, default=Path(sysconfig.get_path("platlib")))
     options = parser.parse_args()
@@ -57,7 +59,9 @@ def _loads(extensions: list[Path], site_packages: Path) -> bool:
     """In a process of its own: a library that fails to load can take its process along."""
     command = [sys.executable, "-c", PROBE, *map(str, extensions)]
     environment = os.environ | {"PYTHONPATH": str(site_packages)}
-    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
+    )
 
 
 def _move(files: list[Path], folder: Path) -> list[Path]:

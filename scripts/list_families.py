@@ -18,13 +18,19 @@ from transformers.utils.logging import set_verbosity_error
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import families  # noqa: E402
-from motet_llm import checkpoint, mixers, support  # noqa: E402
-from motet_llm.recurrent import Mixer  # noqa: E402
+from motet_llm.models import mixers, support  # noqa: E402
+from motet_llm.models.recurrent import Mixer  # noqa: E402
+from motet_llm.weights import checkpoint  # noqa: E402
 from motet_shared.errors import ConfigError  # noqa: E402
+from support import families  # noqa: E402
 
 PAGE = ROOT / "docs" / "families.md"
-MIXERS = {"Mamba1": "Mamba", "Mamba2": "Mamba-2", "ZambaMamba": "Mamba", "ShortConv": "short convolutions"}
+MIXERS = {
+    "Mamba1": "Mamba",
+    "Mamba2": "Mamba-2",
+    "ZambaMamba": "Mamba",
+    "ShortConv": "short convolutions",
+}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 HEAD = """# Model families
@@ -32,11 +38,13 @@ HEAD = """# Model families
 What the engine makes of every class of transformers {version} that reads a text forward and has a language model's
 head. *Exact* means: on a tiny model of the class with random float32 weights, greedy tokens are those of
 `transformers.generate` and log-probabilities within 1e-4 of its own, however prompts are cut into chunks, preempted,
-moved or found in the prefix cache (`tests/unit/test_llm_exactness.py`). Everything else is refused when it is loaded,
-with the reason given here: found from what the model's code does (`services/motet_llm/support.py`), not from its name.
+moved or found in the prefix cache (`tests/unit/motet_llm/test_llm_exactness.py`). Everything else is refused when it
+is loaded, with the reason given here: found from what the model's code does (`services/motet_llm/models/support.py`),
+not from its name.
 
-Checkpoints that see are served with pictures, and as exactly (`tests/unit/test_vlm_engine.py`), if they are of LLaVA,
-Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3: the engine reads their language model, `services/motet_vision` the rest.
+Checkpoints that see are served with pictures, and as exactly (`tests/unit/motet_vision/test_vlm_engine.py`), if they
+are of LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3: the engine reads their language model,
+`services/motet_vision` the rest.
 
 `scripts/list_families.py` writes this page; a test compares the two.
 """
@@ -57,7 +65,7 @@ def outcome(name: str) -> tuple[str, bool]:
     return ", ".join(_features(model, layers)), True
 
 
-def _features(model: PreTrainedModel, layers: dict[int, support.Seen]) -> Iterator[str]:
+def _features(model: PreTrainedModel, layers: dict[int, support.LayerProbe]) -> Iterator[str]:
     config = model.config
     windows = [seen.window for seen in layers.values()]
     if any(windows):
@@ -70,7 +78,10 @@ def _features(model: PreTrainedModel, layers: dict[int, support.Seen]) -> Iterat
         yield "latent attention (MLA)"
     kinds = {type(module).__name__ for module in model.modules() if isinstance(module, Mixer)}
     yield from sorted({MIXERS.get(kind, "gated delta rule") for kind in kinds})
-    if any((getattr(config, field, None) or 0) > 1 for field in EXPERTS) or config.model_type == "dbrx":
+    if (
+        any((getattr(config, field, None) or 0) > 1 for field in EXPERTS)
+        or config.model_type == "dbrx"
+    ):
         yield "experts"
     if getattr(config, "num_kv_shared_layers", 0):
         yield "layers that share keys and values"
@@ -89,15 +100,25 @@ def page() -> str:
     lines += [f"| {_type(name)} | {name} | {text} |" for name, text in exact.items()]
     lines += ["\nConfigs of these classes that choose other code, exact as well: "]
     lines[-1] += "; ".join(sorted(families.VARIANTS)) + "."
-    lines += [f"\n## Refused: {len(results) - len(exact)}\n", "| `model_type` | class | reason |", "|---|---|---|"]
-    lines += [f"| {_type(name)} | {name} | {results[name][0]} |" for name in results if name not in exact]
+    lines += [
+        f"\n## Refused: {len(results) - len(exact)}\n",
+        "| `model_type` | class | reason |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| {_type(name)} | {name} | {results[name][0]} |" for name in results if name not in exact
+    ]
     return "\n".join(lines) + "\n"
 
 
 def exact_on(text: str) -> list[str]:
     """The classes that the page calls exact."""
     table = text.split("## Exact")[1].split("## Refused")[0]
-    return [row.split("|")[2].strip() for row in table.splitlines() if row.startswith("| ") and "`" not in row[:4]]
+    return [
+        row.split("|")[2].strip()
+        for row in table.splitlines()
+        if row.startswith("| ") and "`" not in row[:4]
+    ]
 
 
 def _type(name: str) -> str:

@@ -37,5 +37,7 @@ def _name(line: str) -> str:
 
 if __name__ == "__main__":
     (chosen,) = sys.argv[1:]
-    for kind, lines in requirements(tomllib.loads(Path("pyproject.toml").read_text()), chosen).items():
+    for kind, lines in requirements(
+        tomllib.loads(Path("pyproject.toml").read_text()), chosen
+    ).items():
         Path(f"{kind}.txt").write_text("".join(f"{line}\n" for line in lines))

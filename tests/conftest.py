@@ -1,11 +1,14 @@
 """With `MOTET_REQUIRE_ALL=1` (CI) a skipped test is a failed one, so that none goes missing quietly."""
 
 import os
+import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from support.tiers import pytest_addoption, pytest_collection_modifyitems  # noqa: F401  (hooks)
 
 # What a machine may lack for good reason; everything else is set up by `make test`.
 MAY_SKIP = ("gpu", "docker", "microphone")
@@ -16,11 +19,20 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of several processes in each other's way are slower by far
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # threads of several processes in each other's way are slower by far
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control begins background jobs so, and children inherit it: tests that press Ctrl-C would
+    # wait in vain. One that is handled is handed on as the default.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     excused = any(item.get_closest_marker(name) for name in MAY_SKIP) or hasattr(report, "wasxfail")
     if REQUIRE_ALL and report.skipped and not excused:

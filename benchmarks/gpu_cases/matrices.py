@@ -9,9 +9,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from motet_kernels.grouped_linear import GroupedLinear, GroupWeights
-from motet_kernels.linear import Linear
-from motet_kernels.lora import LoraFactors, Segments
+from motet_kernels.linear.grouped_linear import GroupedLinear, GroupWeights
+from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.lora import LoraFactors, Segments
 
 from .case import Case, Run, Sizes, nbytes_of, random
 
@@ -32,7 +32,13 @@ def products(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             x_MK = random(device, rows, sizes.channels)
             peers: dict[str, Run] = {"cuBLAS, bfloat16": partial(F.linear, x_MK, weight_NK)}
             moved = linear.nbytes + nbytes_of(x_MK) + 2 * rows * sizes.features
-            yield Case(f"{form}, {rows} rows", partial(linear, x_MK), peers, moved, 2 * rows * weight_NK.numel())
+            yield Case(
+                f"{form}, {rows} rows",
+                partial(linear, x_MK),
+                peers,
+                moved,
+                2 * rows * weight_NK.numel(),
+            )
 
 
 def grouped(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -47,14 +53,23 @@ def grouped(sizes: Sizes, device: torch.device) -> Iterator[Case]:
             x_MK = random(device, rows, sizes.channels)
             peers: dict[str, Run] = {"cuBLAS, bfloat16": partial(F.linear, x_MK, weight_NK)}
             moved = linear.nbytes + nbytes_of(x_MK) + 2 * rows * sizes.features
-            yield Case(f"{name}, {rows} rows", partial(linear, x_MK), peers, moved, 2 * rows * weight_NK.numel())
+            yield Case(
+                f"{name}, {rows} rows",
+                partial(linear, x_MK),
+                peers,
+                moved,
+                2 * rows * weight_NK.numel(),
+            )
 
 
 def adapters(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     """Each row with an adapter of its own, and a prompt with one; beside the product that they add to."""
     channels, rank = sizes.channels, 16
     weight_NK = random(device, channels, channels)
-    for name, rows, slots in (("own", max(sizes.batch), max(sizes.batch)), ("prompt", max(sizes.multiplied), 1)):
+    for name, rows, slots in (
+        ("own", max(sizes.batch), max(sizes.batch)),
+        ("prompt", max(sizes.multiplied), 1),
+    ):
         factors = LoraFactors(slots, rank, channels, channels, torch.bfloat16, device)
         for slot in range(slots):
             factors.put(slot, random(device, rank, channels), random(device, channels, rank), 1.0)

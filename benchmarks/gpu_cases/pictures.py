@@ -17,7 +17,9 @@ def modulations(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     shift_B1C, factor_B1C = (random(device, 2, 1, sizes.channels) for _ in range(2))
     normed, added = (x_BSC, 1e-6, factor_B1C, shift_B1C), (x_BSC, factor_B1C, x_BSC.clone())
     peers = compiled(device, modulate.modulated_norm_torch, *normed)
-    yield Case("modulated_norm", partial(modulate.modulated_norm, *normed), peers, 2 * nbytes_of(x_BSC))
+    yield Case(
+        "modulated_norm", partial(modulate.modulated_norm, *normed), peers, 2 * nbytes_of(x_BSC)
+    )
     peers = compiled(device, modulate.gated_add_torch, *added)
     yield Case("gated_add", partial(modulate.gated_add, *added), peers, 3 * nbytes_of(x_BSC))
 
@@ -28,13 +30,17 @@ def norms(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     weight_C = torch.ones(channels, device=device)
     args = (x, weight_C, weight_C, 8, 1e-5)
     for silu in (False, True):
-        run, twin = (partial(f, silu=silu) for f in (group_norm.group_norm, group_norm.group_norm_torch))
+        run, twin = (
+            partial(f, silu=silu) for f in (group_norm.group_norm, group_norm.group_norm_torch)
+        )
         name = "group_norm and SiLU" if silu else "group_norm"
         yield Case(name, partial(run, *args), compiled(device, twin, *args), 2 * nbytes_of(x))
 
 
 def guided(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    sample, without, with_text = (random(device, sizes.pictures, 4, sizes.pixels, sizes.pixels) for _ in range(3))
+    sample, without, with_text = (
+        random(device, sizes.pictures, 4, sizes.pixels, sizes.pixels) for _ in range(3)
+    )
     half, whole = (without, with_text, 7.5), (sample, without, with_text, 7.5, 0.9, -0.1)
     peers = compiled(device, guidance.guided_torch, *half)
     yield Case("guided", partial(guidance.guided, *half), peers, 3 * nbytes_of(without))

@@ -19,13 +19,22 @@ def norms(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for name, ours, twin, args in (
         ("rms_norm", norm.rms_norm, norm.rms_norm_torch, (x_NC, weight_C, 1e-6)),
         ("layer_norm", norm.layer_norm, norm.layer_norm_torch, (x_NC, weight_C, weight_C, 1e-6)),
-        ("add_rms_norm", norm.add_rms_norm, _add_rms_norm_torch, (x_NC, residual_NC, weight_C, 1e-6)),
+        (
+            "add_rms_norm",
+            norm.add_rms_norm,
+            _add_rms_norm_torch,
+            (x_NC, residual_NC, weight_C, 1e-6),
+        ),
     ):
         passes = 4 if ours is norm.add_rms_norm else 2
-        yield Case(name, partial(ours, *args), compiled(device, twin, *args), passes * nbytes_of(x_NC))
+        yield Case(
+            name, partial(ours, *args), compiled(device, twin, *args), passes * nbytes_of(x_NC)
+        )
 
 
-def _add_rms_norm_torch(x: Tensor, residual: Tensor, weight_C: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def _add_rms_norm_torch(
+    x: Tensor, residual: Tensor, weight_C: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     total = x + residual
     return total, norm.rms_norm_torch(total, weight_C, eps)
 
@@ -34,7 +43,9 @@ def activations(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     x_NC = random(device, sizes.rows, 2 * sizes.channels)
     for name in ("silu", "gelu_tanh"):
         peers = compiled(device, gates.gated_torch, x_NC, name)
-        yield Case(f"gated, {name}", partial(gates.gated, x_NC, name), peers, 3 * nbytes_of(x_NC) // 2)
+        yield Case(
+            f"gated, {name}", partial(gates.gated, x_NC, name), peers, 3 * nbytes_of(x_NC) // 2
+        )
 
 
 def rotations(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -51,7 +62,9 @@ def rotations(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         moved * turned // every + nbytes_of(cos_NR, sin_NR),
     )
     blocks = -(-sizes.rows // sizes.slots)
-    keys, values = (random(device, blocks, sizes.kv_heads, sizes.slots, sizes.dim) for _ in range(2))
+    keys, values = (
+        random(device, blocks, sizes.kv_heads, sizes.slots, sizes.dim) for _ in range(2)
+    )
     slots_N = torch.randperm(blocks * sizes.slots, device=device)[: sizes.rows]
     heads = rotary.PackedHeads(x_NC, sizes.heads, sizes.kv_heads, sizes.dim, cos_NR, sin_NR)
     run = partial(rotary.rotate_store_kv, heads, keys, values, slots_N)

@@ -31,12 +31,16 @@ def _drawn(sizes: Sizes, device: torch.device, name: str, choice: Choice) -> Cas
     logits_RV = random(device, sizes.draws, sizes.vocab)
     choices = [choice._replace(seed=row) for row in range(sizes.draws)]
     peers: dict[str, Run] = {"twin": partial(sampling.draw_torch, logits_RV, choices)}
-    return Case(f"draw, {name}", partial(sampling.draw, logits_RV, choices), peers, nbytes_of(logits_RV))
+    return Case(
+        f"draw, {name}", partial(sampling.draw, logits_RV, choices), peers, nbytes_of(logits_RV)
+    )
 
 
 def _masked(sizes: Sizes, device: torch.device) -> Case:
     logits_RV = random(device, sizes.draws, sizes.vocab)
-    bits_RW = torch.full((sizes.draws, -(-sizes.vocab // 32)), 0x5F5F5F5F, dtype=torch.int32, device=device)
+    bits_RW = torch.full(
+        (sizes.draws, -(-sizes.vocab // 32)), 0x5F5F5F5F, dtype=torch.int32, device=device
+    )
     peers: dict[str, Run] = {"twin": partial(sampling.forbid_torch, logits_RV, bits_RW)}
     moved = nbytes_of(logits_RV, bits_RW, logits_RV)
     return Case("grammar masks", partial(sampling.forbid, logits_RV, bits_RW), peers, moved)
@@ -49,7 +53,9 @@ def agreements(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     starts = torch.arange(sizes.draws, device=device) * (DRAFTED + 1)
     peers: dict[str, Run] = {"twin": partial(speculation.agreement_torch, ids_R, guesses, starts)}
     moved = nbytes_of(ids_R, guesses, starts)
-    yield Case(f"{DRAFTED} guesses checked", partial(speculation.agreement, ids_R, drafts), peers, moved)
+    yield Case(
+        f"{DRAFTED} guesses checked", partial(speculation.agreement, ids_R, drafts), peers, moved
+    )
 
 
 def logprobs(sizes: Sizes, device: torch.device) -> Iterator[Case]:
@@ -57,4 +63,6 @@ def logprobs(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     ids_R = logits_RV.argmax(-1)
     args = (logits_RV, rows, ids_R, LIKELY)
     peers: dict[str, Run] = {"twin": partial(sampling.logprobs_torch, *args)}
-    yield Case(f"{LIKELY} likely tokens", partial(sampling.logprobs, *args), peers, nbytes_of(logits_RV))
+    yield Case(
+        f"{LIKELY} likely tokens", partial(sampling.logprobs, *args), peers, nbytes_of(logits_RV)
+    )

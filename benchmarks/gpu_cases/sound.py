@@ -26,7 +26,11 @@ def spectra(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     peers = compiled(device, log_mel_torch, samples_BN, tables)
     name = f"{sizes.encoders} x {sizes.seconds} s"
     yield Case(
-        name, partial(log_mel, samples_BN, tables), peers, nbytes_of(samples_BN) + 4 * frames * BANDS, operations
+        name,
+        partial(log_mel, samples_BN, tables),
+        peers,
+        nbytes_of(samples_BN) + 4 * frames * BANDS,
+        operations,
     )
 
 
@@ -43,7 +47,13 @@ def convolutions(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         out = convolve(x_BNC, packed, Activation("elu"))
         operations = 2 * sizes.encoders * sizes.rows * packed.taps.numel()
         run = partial(convolve, x_BNC, packed, Activation("elu"))
-        yield Case(name, run, compiled(device, _by_torch, conv, x_BNC), nbytes_of(x_BNC, out, packed.taps), operations)
+        yield Case(
+            name,
+            run,
+            compiled(device, _by_torch, conv, x_BNC),
+            nbytes_of(x_BNC, out, packed.taps),
+            operations,
+        )
 
 
 @torch.no_grad()

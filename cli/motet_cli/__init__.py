@@ -1,1 +1,1 @@
-"""The `motet` command: starts the stack on one machine, and talks to it from a terminal."""
+"""Provide the `motet` command: start a stack on one machine, and use it from a terminal."""

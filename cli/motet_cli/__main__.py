@@ -1,3 +1,5 @@
+"""Run the `motet` command: `python -m motet_cli`."""
+
 from motet_cli.main import main
 
 if __name__ == "__main__":

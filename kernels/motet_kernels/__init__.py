@@ -1,4 +1,6 @@
-"""Compute kernels: C++ for the CPU, and for each a torch twin, its oracle and its path where there is no compiler.
+"""Compute model layers: C++ kernels for the CPU, Triton kernels for GPUs, and a torch twin of each.
 
-Importing this package costs nothing: the native library is loaded, and built if need be, on first use (`native`).
+A twin is its kernel's test oracle, and the implementation where there is no compiler.
+Importing this package is cheap: the native library is loaded, and built if it is in no cache, on
+first use (`Kernel.native`).
 """

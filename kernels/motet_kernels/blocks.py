@@ -1,6 +1,7 @@
-"""Whole blocks of a cache: copied within it, gathered into bytes that travel, and scattered back.
+"""Copy cache blocks within a cache, gather them into bytes for transfer, and scatter them back.
 
-A cache is several storages; block p is row p of every one of them, and its bytes are those rows one after the other.
+A cache consists of several storages; block p is row p of every storage, and its bytes are those
+rows concatenated.
 
 Shapes: P blocks, B of them, X bytes of a block in all storages together.
 """
@@ -14,39 +15,50 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from motet_kernels.runtime.arguments import check_device
+from motet_kernels.runtime.errors import KernelError
+
 from . import gpu
-from .arguments import check_device
-from .errors import KernelError
 
 if TYPE_CHECKING:
-    from .gpu.blocks import Storages
+    from motet_kernels.gpu.blocks import Storages
 
 
 class Blocks:
-    """Of storages `[P, …]` with dense rows, on one device; they may differ in type and in the size of a row.
+    """Copy, read and write blocks of storages `[P, …]` with dense rows on one device.
 
-    Every call is one launch on a GPU, however many storages and blocks there are. Raises `KernelError` on storages or
-    blocks that do not fit, before anything is written.
+    Storages may differ in type and row size. Each call is one launch on a GPU, whatever the number
+    of storages and blocks. Raises `KernelError` on storages or blocks that do not fit, before
+    anything is written.
     """
 
     def __init__(self, storages: Sequence[Tensor]):
-        self.storages = [_rows(f"storages[{i}]", tensor, storages[0]) for i, tensor in enumerate(storages)]
+        self.storages = [
+            _rows(f"storages[{i}]", tensor, storages[0]) for i, tensor in enumerate(storages)
+        ]
         self.count = len(storages[0]) if storages else 0
         self.nbytes = sum(tensor.shape[1] for tensor in self.storages)
         self._kernels: Storages | None = None
         if storages and gpu.takes(storages[0]):
-            from .gpu import blocks as kernels
+            from motet_kernels.gpu import blocks as kernels
 
             self._kernels = kernels.Storages(self.storages)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy block `sources[i]` to block `targets[i]`. Targets are distinct, and none of them is a source."""
+        """Copy block `sources[i]` to block `targets[i]`.
+
+        Raises `KernelError` unless the targets are distinct and none of them is a source.
+        """
         self._check("sources", sources)
         self._check("targets", targets)
         if len(sources) != len(targets):
-            raise KernelError(f"targets: {len(targets)} blocks must be as many as the {len(sources)} sources")
+            raise KernelError(
+                f"targets: {len(targets)} blocks must be as many as the {len(sources)} sources"
+            )
         if len(set(targets)) < len(targets) or not set(targets).isdisjoint(sources):
-            raise KernelError(f"targets: {list(targets)} must be distinct and none of the sources {list(sources)}")
+            raise KernelError(
+                f"targets: {list(targets)} must be distinct and none of the sources {list(sources)}"
+            )
         if self._kernels is not None:
             self._kernels.copy(sources, targets)
             return
@@ -55,7 +67,7 @@ class Blocks:
                 storage[target].copy_(storage[source])
 
     def read(self, blocks: Sequence[int]) -> Tensor:
-        """Their bytes, `[B, X]` of uint8, on the device of the cache."""
+        """Return the bytes of `blocks`, uint8 `[B, X]`, on the cache's device."""
         self._check("blocks", blocks)
         if self._kernels is not None:
             return self._kernels.read(blocks)
@@ -66,10 +78,15 @@ class Blocks:
         return out_BX
 
     def write(self, blocks: Sequence[int], contents: Sequence[Tensor]) -> None:
-        """Rows `[X]` of what `read` gave, on the cache's device or the CPU, into as many blocks, which are distinct."""
+        """Write rows `[X]` as returned by `read` into as many distinct `blocks`.
+
+        `contents` are on the cache's device or the CPU.
+        """
         self._check("blocks", blocks)
         if len(contents) != len(blocks) or len(set(blocks)) < len(blocks):
-            raise KernelError(f"blocks: {list(blocks)} must be distinct and as many as the {len(contents)} contents")
+            raise KernelError(
+                f"blocks: {list(blocks)} must be distinct and as many as the {len(contents)} contents"
+            )
         for i, content_X in enumerate(contents):
             if content_X.dtype != torch.uint8 or content_X.shape != (self.nbytes,):
                 what = f"{content_X.dtype} {list(content_X.shape)}"
@@ -85,11 +102,13 @@ class Blocks:
     def _check(self, name: str, blocks: Sequence[int]) -> None:
         bad = next((i for i, block in enumerate(blocks) if not 0 <= block < self.count), None)
         if bad is not None:
-            raise KernelError(f"{name}[{bad}]: block {blocks[bad]} must be from 0 to {self.count - 1}")
+            raise KernelError(
+                f"{name}[{bad}]: block {blocks[bad]} must be from 0 to {self.count - 1}"
+            )
 
 
 def _rows(name: str, tensor: Tensor, like: Tensor) -> Tensor:
-    """A storage as bytes, a view."""
+    """Return a view of a storage as rows of bytes."""
     if not tensor.dim() or len(tensor) != len(like) or not tensor.is_contiguous():
         raise KernelError(
             f"{name}: shape {list(tensor.shape)}, strides {list(tensor.stride())}, must be dense blocks, "

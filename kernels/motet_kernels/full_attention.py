@@ -1,6 +1,7 @@
-"""Attention of the tokens of packed rows to each other, as encoders have it.
+"""Compute attention of all tokens of packed rows to each other, as in encoders.
 
-Shapes: S tokens of one sequence, N of all rows, H heads, K key/value heads (G = H / K share one), D dim, V value dim.
+Shapes: S tokens of one sequence, N of all rows, H heads, K key/value heads (G = H / K share one), D
+dim, V value dim.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from motet_kernels.runtime.arguments import check_device, check_floats, is_cpu
+from motet_kernels.runtime.errors import KernelError
+from motet_kernels.runtime.native import Kernel
+
 from . import gpu
-from .arguments import check_device, check_floats, is_cpu
-from .errors import KernelError
-from .native import Kernel
 from .spans import Spans
 
 _ATTEND = Kernel("motet_full_attention", "piipiipiipiiifi")
@@ -23,21 +25,25 @@ _ATTEND = Kernel("motet_full_attention", "piipiipiipiiifi")
 def full_attention(
     query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, *, scale: float, rounded: bool = False
 ) -> Tensor:
-    """`softmax(scale · Q · Kᵀ) · V` of each head, `[S, H, D]` in the queries' type.
+    """Return `softmax(scale · Q · Kᵀ) · V` of each head, `[S, H, D]` in the queries' type.
 
-    All three have one shape and any strides but a dense last dimension, so they may be parts of one matrix. `rounded`
-    multiplies in 16-bit steps (queries and keys of their own largest number, values of a channel's in 1023 parts),
-    twice as fast where there are no instructions for less: off by about a thousandth. Neither the twin nor a GPU
-    rounds. On the CPU a token's result depends, down to the bit, on the sequence alone, not on the number of threads.
+    All three inputs have the same shape and any strides but a dense last dimension, so they may be
+    slices of one matrix. `rounded` multiplies in 16-bit integer steps: queries and keys relative to
+    their own largest value, values in 1023 steps relative to their channel's. That is twice as fast
+    on CPUs without instructions for narrower types, with an error of about a thousandth. The twin
+    and GPUs ignore it. On the CPU a token's result is bit-identical for the same sequence, whatever
+    the number of threads. Raises `KernelError` on inputs that do not fit each other.
     """
     tensors = {"query_SHD": query_SHD, "key_SHD": key_SHD, "value_SHD": value_SHD}
     for name, tensor in tensors.items():
         check_floats(name, tensor, 3)
         check_device(name, tensor, "query_SHD", query_SHD)
         if tensor.shape != query_SHD.shape:
-            raise KernelError(f"{name}: shape {list(tensor.shape)} must be the queries' {list(query_SHD.shape)}")
+            raise KernelError(
+                f"{name}: shape {list(tensor.shape)} must be the queries' {list(query_SHD.shape)}"
+            )
     if gpu.takes(query_SHD):
-        from .gpu import full_attention as kernels
+        from motet_kernels.gpu import full_attention as kernels
 
         spans = _alone(len(query_SHD), query_SHD.device)
         return kernels.packed_attention(query_SHD, key_SHD, value_SHD, spans, scale=scale)
@@ -60,14 +66,20 @@ def full_attention(
 
 @lru_cache(maxsize=16)
 def _alone(tokens: int, device: torch.device) -> Spans:
-    """One row. Kept, because the layers of an encoder ask for the same one after another."""
+    """Return the spans of a single row; cached, because all layers of an encoder use the same."""
     return Spans.of([tokens], device)
 
 
-def full_attention_torch(query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, *, scale: float) -> Tensor:
-    """The twin."""
+def full_attention_torch(
+    query_SHD: Tensor, key_SHD: Tensor, value_SHD: Tensor, *, scale: float
+) -> Tensor:
+    """Compute `full_attention` in torch: its twin."""
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query_SHD, key_SHD, value_SHD))
-    return F.scaled_dot_product_attention(query, key, value, scale=scale)[0].transpose(0, 1).contiguous()
+    return (
+        F.scaled_dot_product_attention(query, key, value, scale=scale)[0]
+        .transpose(0, 1)
+        .contiguous()
+    )
 
 
 def packed_attention(
@@ -80,17 +92,20 @@ def packed_attention(
     causal: bool = False,
     window: int | None = None,
 ) -> Tensor:
-    """The same within each row of `spans`, which must lie where the tensors do: `[N, H, V]` in the queries' type.
+    """Return full attention within each row of `spans`, `[N, H, V]` in the queries' type.
 
-    `causal`: to itself and those before. A `window` of w reaches to the tokens that are fewer than w away. On a GPU
-    it is one launch, and a row's result is the same bits in any company; on the CPU each row is computed alone. Raises
-    `KernelError` on arguments that do not fit each other.
+    `spans` must be on the tensors' device. If `causal`, a token attends to itself and the tokens
+    before it. A `window` of w includes the tokens that are fewer than w away. On a GPU this is one
+    launch, and a row's result is bit-identical whatever other rows are in the batch; on the CPU
+    each row is computed alone. Raises `KernelError` on arguments that do not fit each other.
     """
     _check_packed(query_NHD, key_NKD, value_NKV, spans, window)
     if gpu.takes(query_NHD):
-        from .gpu import full_attention as kernels
+        from motet_kernels.gpu import full_attention as kernels
 
-        return kernels.packed_attention(query_NHD, key_NKD, value_NKV, spans, scale=scale, causal=causal, window=window)
+        return kernels.packed_attention(
+            query_NHD, key_NKD, value_NKV, spans, scale=scale, causal=causal, window=window
+        )
     out_NHV = query_NHD.new_empty(*query_NHD.shape[:2], value_NKV.shape[-1])
     for start, stop in spans.pairs:
         parts = (query_NHD[start:stop], key_NKD[start:stop], value_NKV[start:stop])
@@ -99,21 +114,38 @@ def packed_attention(
 
 
 def _within(
-    query_SHD: Tensor, key_SKD: Tensor, value_SKV: Tensor, scale: float, causal: bool, window: int | None
+    query_SHD: Tensor,
+    key_SKD: Tensor,
+    value_SKV: Tensor,
+    scale: float,
+    causal: bool,
+    window: int | None,
 ) -> Tensor:
     narrow = window is not None and len(query_SHD) > window
     if not causal and not narrow and query_SHD.shape == key_SKD.shape == value_SKV.shape:
         return full_attention(query_SHD, key_SKD, value_SKV, scale=scale)
-    return packed_attention_torch(query_SHD, key_SKD, value_SKV, scale=scale, causal=causal, window=window)
+    return packed_attention_torch(
+        query_SHD, key_SKD, value_SKV, scale=scale, causal=causal, window=window
+    )
 
 
 def packed_attention_torch(
-    query_SHD: Tensor, key_SKD: Tensor, value_SKV: Tensor, *, scale: float, causal: bool, window: int | None
+    query_SHD: Tensor,
+    key_SKD: Tensor,
+    value_SKV: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None,
 ) -> Tensor:
-    """The twin, of one row."""
+    """Compute `packed_attention` of one row in torch: its twin."""
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in (query_SHD, key_SKD, value_SKV))
     narrow = window is not None and len(query_SHD) > window
-    mask = _window_mask(len(query_SHD), window, causal, query.device) if narrow and window is not None else None
+    mask = (
+        _window_mask(len(query_SHD), window, causal, query.device)
+        if narrow and window is not None
+        else None
+    )
     out = F.scaled_dot_product_attention(
         query,
         key,
@@ -127,13 +159,15 @@ def packed_attention_torch(
 
 
 def _window_mask(count: int, window: int, causal: bool, device: torch.device) -> Tensor:
-    """`[S, S]` bool: who sees whom."""
+    """Return a mask `[S, S]`, bool: True where the query (first dimension) attends to the key."""
     places = torch.arange(count, device=device)
     apart = places[:, None] - places[None, :]
     return (apart >= 0) & (apart < window) if causal else apart.abs() < window
 
 
-def _check_packed(query_NHD: Tensor, key_NKD: Tensor, value_NKV: Tensor, spans: Spans, window: int | None) -> None:
+def _check_packed(
+    query_NHD: Tensor, key_NKD: Tensor, value_NKV: Tensor, spans: Spans, window: int | None
+) -> None:
     for name, tensor in (("query_NHD", query_NHD), ("key_NKD", key_NKD), ("value_NKV", value_NKV)):
         check_floats(name, tensor, 3)
         check_device(name, tensor, "query_NHD", query_NHD)
@@ -149,4 +183,6 @@ def _check_packed(query_NHD: Tensor, key_NKD: Tensor, value_NKV: Tensor, spans: 
     if window is not None and window < 1:
         raise KernelError(f"window: {window} must be at least 1, or None")
     if spans.device != query_NHD.device:
-        raise KernelError(f"spans: on {spans.device} must be on {query_NHD.device}, where query_NHD is")
+        raise KernelError(
+            f"spans: on {spans.device} must be on {query_NHD.device}, where query_NHD is"
+        )

@@ -1,10 +1,11 @@
-"""The pages of a paged KV cache: storing the keys and values of a step.
+"""Store the keys and values of a step in the pages of a paged KV cache.
 
-Keys and values of a layer are two tensors `[P, K, S, D]`, so that a head's part of a block is one run of memory.
-A slot is `block · S + offset`. In a cache of 8 bits (int8, float8_e4m3fn) a head's row is D codes and behind them its
-own scale in float32: `[P, K, S, D + 4]`.
+Keys and values of a layer are two tensors `[P, K, S, D]`, so that a head's part of a block is
+contiguous in memory. A slot is `block · S + offset`. In a cache of 8 bits (int8, float8_e4m3fn) a
+head's row is D codes followed by their own scale in float32: `[P, K, S, D + 4]`.
 
-Shapes: N packed tokens, P blocks, S slots per block, K key/value heads, D dim (values may have another).
+Shapes: N packed tokens, P blocks, S slots per block, K key/value heads, D dim (that of the values
+may differ).
 """
 
 from __future__ import annotations
@@ -14,29 +15,47 @@ import struct
 import torch
 from torch import Tensor
 
+from motet_kernels.runtime.arguments import (
+    check_device,
+    check_floats,
+    check_integers,
+    check_pages,
+    is_cpu,
+)
+from motet_kernels.runtime.errors import KernelError
+from motet_kernels.runtime.native import Kernel
+
 from . import gpu
-from .arguments import check_device, check_floats, check_integers, check_pages, is_cpu
-from .errors import KernelError
-from .native import Kernel
 
 _STORE = Kernel("motet_store_kv", "pipiiii")
-SCALE = 4  # bytes behind a row of 8 bits
-# What the largest number of a row becomes.
+SCALE = 4  # bytes of the scale after a row of 8-bit codes
+# The code of the largest value of a row.
 _TOP = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 CODED = tuple(_TOP)
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}  # as the native kernels know them
-# `Store` of csrc/kv.cpp.
+TYPES = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.int8: 2,
+    torch.float8_e4m3fn: 3,
+}  # the native kernels' numbers for them
+# Layout of `Store` in csrc/kv.cpp.
 _PACK = struct.Struct("10q").pack
 
 
 def store_kv(
-    key_NKD: Tensor, value_NKD: Tensor | None, key_PKSD: Tensor, value_PKSD: Tensor | None, slots_N: Tensor
+    key_NKD: Tensor,
+    value_NKD: Tensor | None,
+    key_PKSD: Tensor,
+    value_PKSD: Tensor | None,
+    slots_N: Tensor,
 ) -> None:
-    """Store a step's keys and values, rounded to the cache's type, each token in its slot (int64, on the same device).
+    """Store a step's keys and values, rounded to the cache's type, each token in its slot.
 
-    Inputs may have any strides but a dense last dimension. The values are None where they are a view of the keys, as
-    in multi-head latent attention. Slots are distinct. Raises `KernelError` on a slot outside of the cache, which is
-    then unchanged. On a GPU nobody waits to see the slots: a token whose slot is not there is left out.
+    `slots_N` is int64, on the same device, without duplicates. Inputs may have any strides but a
+    dense last dimension. The values are None where they are a view of the keys, as in multi-head
+    latent attention. Raises `KernelError` on a slot outside of the cache, which is then unchanged.
+    On a GPU slots are not validated, which would synchronize with the device: a token whose slot is
+    out of range is skipped.
     """
     _check("key", key_NKD, key_PKSD, slots_N)
     check_slots(slots_N, key_PKSD)
@@ -48,7 +67,7 @@ def store_kv(
     elif value_NKD is not value_PKSD:
         raise KernelError("value_NKD, value_PKSD: one is None; give both or neither")
     if gpu.takes(key_PKSD):
-        from .gpu import kv as kernels
+        from motet_kernels.gpu import kv as kernels
 
         kernels.store_kv(key_NKD, value_NKD, key_PKSD, value_PKSD, slots_N)
         return
@@ -59,19 +78,31 @@ def store_kv(
         return
     blocks, heads, slots_per_block, _ = key_PKSD.shape
     packed = b"".join([_pack(rows_NKD, cache_PKSD) for rows_NKD, cache_PKSD in pairs])
-    bad = store(packed, len(pairs), slots_N.data_ptr(), len(slots_N), heads, blocks, slots_per_block)
+    bad = store(
+        packed, len(pairs), slots_N.data_ptr(), len(slots_N), heads, blocks, slots_per_block
+    )
     if bad:
         raise _bad_slot(bad - 1, key_PKSD, slots_N)
 
 
 def store_torch(rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
-    """The twin of the native kernel, for keys or for values."""
+    """Store keys or values in torch: the native kernel's twin."""
     slots_per_block = cache_PKSD.shape[2]
-    if len(slots_N) and not 0 <= int(slots_N.min()) <= int(slots_N.max()) < cache_PKSD.shape[0] * slots_per_block:
-        bad = next(i for i, slot in enumerate(slots_N.tolist()) if not 0 <= slot < len(cache_PKSD) * slots_per_block)
+    if (
+        len(slots_N)
+        and not 0
+        <= int(slots_N.min())
+        <= int(slots_N.max())
+        < cache_PKSD.shape[0] * slots_per_block
+    ):
+        bad = next(
+            i
+            for i, slot in enumerate(slots_N.tolist())
+            if not 0 <= slot < len(cache_PKSD) * slots_per_block
+        )
         raise _bad_slot(bad, cache_PKSD, slots_N)
     blocks_N = torch.div(slots_N, slots_per_block, rounding_mode="floor")
-    if cache_PKSD.dtype in CODED:  # as bytes: torch puts no float8 into places
+    if cache_PKSD.dtype in CODED:  # as bytes: torch has no indexed assignment of float8
         coded = encode(rows_NKD, cache_PKSD.dtype).view(torch.uint8)
         cache_PKSD.view(torch.uint8)[blocks_N, :, slots_N % slots_per_block] = coded
     else:
@@ -79,27 +110,30 @@ def store_torch(rows_NKD: Tensor, cache_PKSD: Tensor, slots_N: Tensor) -> None:
 
 
 def row_size(dim: int, dtype: torch.dtype) -> int:
-    """Elements of a head's row in a cache of `dtype`."""
+    """Return the number of elements of a head's row in a cache of `dtype`."""
     return dim + SCALE if dtype in CODED else dim
 
 
 def dim_of(cache_PKSD: Tensor) -> int:
-    """D of a cache of any type."""
+    """Return D of a cache of any type."""
     return cache_PKSD.shape[3] - (SCALE if cache_PKSD.dtype in CODED else 0)
 
 
 def is_part(value_PKSV: Tensor, key_PKSD: Tensor) -> bool:
-    """Whether values are the first numbers of their keys, whose scale is theirs."""
+    """Return True if the values are the first elements of their keys, and share the keys' scale."""
     return value_PKSV.data_ptr() == key_PKSD.data_ptr() and value_PKSV.stride() == key_PKSD.stride()
 
 
 def value_dim_of(value_PKSV: Tensor, key_PKSD: Tensor) -> int:
-    """V of a cache of any type."""
+    """Return V of a cache of any type."""
     return value_PKSV.shape[3] if is_part(value_PKSV, key_PKSD) else dim_of(value_PKSV)
 
 
 def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows `[..., D]` in 8 bits with their scales, `[..., D + 4]`. One that is not finite becomes NaN throughout."""
+    """Return rows `[..., D]` in 8 bits with their scales, `[..., D + 4]`.
+
+    A row with a value that is not finite becomes NaN throughout.
+    """
     rows = rows.float()
     finite = rows.isfinite().all(-1, keepdim=True)
     scale = torch.where(finite, rows.abs().amax(-1, keepdim=True) / _TOP[dtype], 0.0)
@@ -111,29 +145,43 @@ def encode(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def decode(coded: Tensor) -> Tensor:
-    """float32 rows `[..., D]` of what `encode` gave."""
-    codes, scale = coded[..., :-SCALE], coded[..., -SCALE:].clone(memory_format=torch.contiguous_format)
+    """Return float32 rows `[..., D]` of rows that `encode` returned."""
+    codes, scale = (
+        coded[..., :-SCALE],
+        coded[..., -SCALE:].clone(memory_format=torch.contiguous_format),
+    )
     return codes.float() * scale.view(torch.float32)
 
 
 def check_slots(slots_N: Tensor, key_PKSD: Tensor) -> None:
+    """Raise `KernelError` unless the slots are int64 `[N]` on the cache's device."""
     check_integers("slots_N", slots_N, 1, torch.int64)
     check_device("slots_N", slots_N, "key_PKSD", key_PKSD)
 
 
 def check_pair(key_PKSD: Tensor, value_PKSD: Tensor) -> None:
+    """Raise `KernelError` unless caches of keys and values agree in blocks, heads and slots."""
     if value_PKSD.shape[:3] != key_PKSD.shape[:3]:
         begin = ", ".join(map(str, key_PKSD.shape[:3]))
-        raise KernelError(f"value_PKSD: shape {list(value_PKSD.shape)} must begin as the keys' {begin}, …")
+        raise KernelError(
+            f"value_PKSD: shape {list(value_PKSD.shape)} must begin as the keys' {begin}, …"
+        )
 
 
-def check_cache(name: str, shape: tuple[int, ...], cache_PKSD: Tensor, rows: Tensor, slots_N: Tensor) -> None:
-    """Whether rows of this shape `[N, K, D]`, which are in the tensor `rows`, can go to their slots of the cache."""
+def check_cache(
+    name: str, shape: tuple[int, ...], cache_PKSD: Tensor, rows: Tensor, slots_N: Tensor
+) -> None:
+    """Raise `KernelError` unless rows of `shape` `[N, K, D]` fit the cache and `slots_N`.
+
+    `rows` is the tensor that holds the rows; it must be on the cache's device.
+    """
     check_pages(f"{name}_PKSD", cache_PKSD)
     tokens, heads, dim = shape
     cache_heads, cache_dim = cache_PKSD.shape[1], dim_of(cache_PKSD)
     if (heads, dim) != (cache_heads, cache_dim):
-        raise KernelError(f"{name}_NKD: heads and dim {heads}, {dim} must be the cache's {cache_heads}, {cache_dim}")
+        raise KernelError(
+            f"{name}_NKD: heads and dim {heads}, {dim} must be the cache's {cache_heads}, {cache_dim}"
+        )
     if len(slots_N) != tokens:
         raise KernelError(f"slots_N: {len(slots_N)} slots must be as many as the {tokens} tokens")
     check_device(f"{name}_NKD", rows, f"{name}_PKSD", cache_PKSD)
@@ -158,4 +206,6 @@ def _pack(rows_NKD: Tensor, cache_PKSD: Tensor) -> bytes:
 
 def _bad_slot(index: int, cache_PKSD: Tensor, slots_N: Tensor) -> KernelError:
     total = cache_PKSD.shape[0] * cache_PKSD.shape[2]
-    return KernelError(f"slots_N[{index}]: slot {int(slots_N[index])} must be from 0 to {total - 1}")
+    return KernelError(
+        f"slots_N[{index}]: slot {int(slots_N[index])} must be from 0 to {total - 1}"
+    )

@@ -1,7 +1,8 @@
-"""Log-mel spectra, as Whisper hears (Radford et al. 2022): frames, window, power spectrum, mel bands, logarithm.
+"""Compute log-mel spectra as Whisper does (Radford et al. 2022).
 
-The Fourier transform is a product with two tables, which a frame of a few hundred samples allows: the window is in the
-tables, and the mel bands are a third product.
+The steps are frames, window, power spectrum, mel bands, logarithm. The Fourier transform is a
+product with two tables, which is affordable for frames of a few hundred samples: the window is
+folded into the tables, and the mel bands are a third product.
 
 Shapes: B recordings, N samples, T frames, W samples of a frame, F frequencies, M bands.
 """
@@ -15,15 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import gpu
-from .errors import KernelError
+from motet_kernels.runtime.errors import KernelError
 
-FLOOR = 1e-10  # of a band's power
+from . import gpu
+
+FLOOR = 1e-10  # lower bound of a band's power, before the logarithm
 
 
 @dataclass(frozen=True)
 class MelTables:
-    """Cosines and sines times the window `[W, F]` and what each frequency gives to each band `[F, M]`, all float32.
+    """Cosines and sines times the window, `[W, F]`, and the mel filters, `[F, M]`; all float32.
 
     hop: samples from frame to frame.
     """
@@ -35,45 +37,62 @@ class MelTables:
 
     @classmethod
     def of(cls, window_W: Tensor, filters_FM: Tensor, hop: int) -> MelTables:
-        """Of a window, whose length is that of the transform. Raises `KernelError` if the sizes do not fit."""
+        """Build the tables for a window, whose length W is that of the transform, and mel filters.
+
+        Raises `KernelError` if the sizes do not fit.
+        """
         width, frequencies = len(window_W), len(filters_FM)
         if frequencies != width // 2 + 1 or width % 2:
-            raise KernelError(f"filters_FM: {frequencies} rows must be W / 2 + 1, where W={width} is even")
+            raise KernelError(
+                f"filters_FM: {frequencies} rows must be W / 2 + 1, where W={width} is even"
+            )
         if hop < 1:
             raise KernelError(f"hop: {hop} must be at least 1")
         turns = torch.outer(torch.arange(width), torch.arange(frequencies)) % width
         angles_WF = turns.double() * (2 * math.pi / width)
         window_W1, device = window_W.double().cpu()[:, None], window_W.device
-        cosines, sines = ((part * window_W1).to(device, torch.float32) for part in (angles_WF.cos(), angles_WF.sin()))
+        cosines, sines = (
+            (part * window_W1).to(device, torch.float32)
+            for part in (angles_WF.cos(), angles_WF.sin())
+        )
         return cls(cosines, sines, filters_FM.to(device, torch.float32).contiguous(), hop)
 
 
 def log_mel(samples_BN: Tensor, tables: MelTables) -> Tensor:
-    """log10 of the power in each band, no less than FLOOR: float32 `[B, M, T]`, T = N // hop.
+    """Return log10 of the power in each band, float32 `[B, M, T]`, T = N // hop.
 
-    The middle of frame t is sample `t · hop`; beyond both ends lies the reflection of what is within. Samples are
-    float32, and more than half a frame. Raises `KernelError` on others.
+    Power is at least FLOOR. Frame t is centred on sample `t · hop`; the signal is reflected at both
+    ends. Samples are float32, and more than half a frame. Raises `KernelError` on others.
     """
     width = len(tables.cosines_WF)
-    if samples_BN.dtype != torch.float32 or samples_BN.dim() != 2 or samples_BN.device != tables.cosines_WF.device:
+    if (
+        samples_BN.dtype != torch.float32
+        or samples_BN.dim() != 2
+        or samples_BN.device != tables.cosines_WF.device
+    ):
         found = f"{samples_BN.dtype} {list(samples_BN.shape)} on {samples_BN.device}"
-        raise KernelError(f"samples_BN: {found} must be float32 [B, N] on {tables.cosines_WF.device}, as the tables")
+        raise KernelError(
+            f"samples_BN: {found} must be float32 [B, N] on {tables.cosines_WF.device}, as the tables"
+        )
     if samples_BN.shape[1] <= width // 2:
-        raise KernelError(f"samples_BN: {samples_BN.shape[1]} samples must be more than {width // 2}, half a frame")
+        raise KernelError(
+            f"samples_BN: {samples_BN.shape[1]} samples must be more than {width // 2}, half a frame"
+        )
     if gpu.takes(samples_BN):
-        from .gpu import log_mel as kernels
+        from motet_kernels.gpu import log_mel as kernels
 
         return kernels.log_mel(samples_BN, tables)
     return log_mel_torch(samples_BN, tables)
 
 
 def log_mel_torch(samples_BN: Tensor, tables: MelTables) -> Tensor:
-    """The twin."""
+    """Compute `log_mel` in torch: its twin."""
     width, count = len(tables.cosines_WF), samples_BN.shape[1] // tables.hop
     padded_B1N = F.pad(samples_BN[:, None], (width // 2, width // 2), mode="reflect")
     frames_BTW = padded_B1N[:, 0].unfold(1, width, tables.hop)[:, :count]
     cosines, sines, filters = (
-        table.to(samples_BN.dtype) for table in (tables.cosines_WF, tables.sines_WF, tables.filters_FM)
+        table.to(samples_BN.dtype)
+        for table in (tables.cosines_WF, tables.sines_WF, tables.filters_FM)
     )
     power_BTF = (frames_BTW @ cosines) ** 2 + (frames_BTW @ sines) ** 2
     return (power_BTF @ filters).clamp(min=FLOOR).log10().mT

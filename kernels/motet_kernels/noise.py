@@ -1,8 +1,9 @@
-"""Noise that depends on nothing but (seed, position, token): a counter-based generator.
+"""Generate noise that depends only on (seed, position, token): a counter-based generator.
 
-A request that goes on elsewhere draws the very noise it would have drawn here, with no state to move. The generator is
-SplitMix64's finalizer (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014) over a counter,
-in wrapping 64-bit integer arithmetic, so it is the same on every machine and for any subset of the tokens.
+A request that continues on another instance draws exactly the noise it would have drawn here, with
+no state to move. The generator is SplitMix64's finalizer (Steele, Lea, Flood: Fast Splittable
+Pseudorandom Number Generators, OOPSLA 2014) over a counter, in wrapping 64-bit integer arithmetic,
+so it is the same on every machine and for any subset of the tokens.
 
 Shapes: R rows, C candidate tokens per row.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 
 
 def _signed(value: int) -> int:
-    """The 64-bit two's complement of a Python integer, as torch's int64 wants it."""
+    """Return the 64-bit two's complement of a Python integer, as torch's int64 requires."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >> 63 else value
 
@@ -27,26 +28,26 @@ SECOND = _signed(0x94D049BB133111EB)
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """Logical shift: torch's own carries the sign along."""
+    """Shift logically: torch's own shift extends the sign."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finalizer, in place: fresh memory would cost more than the arithmetic."""
+    """Apply the finalizer in place: allocating memory would cost more than the arithmetic."""
     x.bitwise_xor_(_shift_right(x, 30)).mul_(FIRST)
     x.bitwise_xor_(_shift_right(x, 27)).mul_(SECOND)
     return x.bitwise_xor_(_shift_right(x, 31))
 
 
 def streams(seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
-    """The generator's state for each row `[R]`, int64. Seeds of any size count modulo 2**64."""
+    """Return the generator's state for each row, int64 `[R]`. Seeds are taken modulo 2**64."""
     seeds_R = torch.tensor([_signed(seed) for seed in seeds], dtype=torch.int64)
     positions_R = torch.tensor(positions, dtype=torch.int64)
     return _mix(_mix(seeds_R + GOLDEN) + positions_R * GOLDEN)
 
 
 def gumbel(streams_R: Tensor, tokens_RC: Tensor) -> Tensor:
-    """Standard Gumbel noise `[R, C]`, float32, of each row's stream for the given token ids.
+    """Return standard Gumbel noise `[R, C]`, float32, of each row's stream for the given token ids.
 
     `argmax(logits + noise)` is then a draw from `softmax(logits)`.
     """

@@ -1,4 +1,4 @@
-"""The rows of a step over a paged KV cache: where their queries are packed, and where their keys are.
+"""Describe the rows of a step over a paged KV cache: where queries are packed and keys are stored.
 
 Shapes: B rows, M table entries per row.
 """
@@ -11,23 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import check_device, check_integers
-from .errors import KernelError
+from motet_kernels.runtime.arguments import check_device, check_integers
+from motet_kernels.runtime.errors import KernelError
+
 from .spans import Spans, upload
 
-_ALIGNED = 4  # numbers of 32 bits that make the 16 bytes at which Triton likes a tensor to begin
+_ALIGNED = 4  # int32 elements in 16 bytes, the alignment that Triton specializes on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedBatch:
-    """Where the packed queries of a step belong, and where their keys are. All int32; checked once, here.
+    """Packed queries and key locations of a step, all int32, validated on construction.
 
-    `tables_BM`: the blocks of each row, in the order of positions; only those that hold keys which a query sees are
-    read. `starts`: B + 1 cumulative counts, row b has the packed tokens `starts[b] : starts[b + 1]`. `lengths_B`: keys
-    of each row, those of this step included.
+    tables_BM: block table of each row, in the order of positions; only entries whose blocks hold
+    keys that a query attends to are read.
+    starts: B + 1 cumulative counts; row b has the packed tokens `starts[b] : starts[b + 1]`.
+    lengths_B: number of keys of each row, including those of this step.
 
-    For a GPU it is made of tensors of the CPU and then moved, `PagedBatch(…).to(device)`: checking tensors of the GPU
-    has to wait for it. Tables and lengths may be written in place between calls, starts may not.
+    For a GPU, construct it from CPU tensors and then move it, `PagedBatch(…).to(device)`:
+    validating GPU tensors would synchronize with the device. Tables and lengths may be written in
+    place between calls, starts may not. Raises `KernelError` on tensors that do not fit each other.
     """
 
     tables_BM: Tensor
@@ -48,9 +51,13 @@ class PagedBatch:
         check_device("starts", self.starts, "tables_BM", self.tables_BM)
         check_device("lengths_B", self.lengths_B, "tables_BM", self.tables_BM)
         spans = Spans(tuple(self.starts.tolist()), self.tables_BM.device)
-        for row, ((start, stop), length) in enumerate(zip(spans.pairs, self.lengths_B.tolist(), strict=True)):
+        for row, ((start, stop), length) in enumerate(
+            zip(spans.pairs, self.lengths_B.tolist(), strict=True)
+        ):
             if length < stop - start:
-                raise KernelError(f"lengths_B[{row}]: {length} keys must be at least the row's {stop - start} queries")
+                raise KernelError(
+                    f"lengths_B[{row}]: {length} keys must be at least the row's {stop - start} queries"
+                )
         object.__setattr__(self, "spans", spans)
 
     @property
@@ -58,15 +65,20 @@ class PagedBatch:
         return self.spans.num_tokens
 
     def to(self, device: torch.device) -> PagedBatch:
-        """The same on `device`, in one copy that waits for nothing that a GPU still has to do."""
+        """Return the same batch on `device`, in one copy that does not wait for GPU work."""
         parts = (self.lengths_B, self.starts, self.tables_BM)
         sizes = [part.numel() for part in parts]
         padded = [-(-size // _ALIGNED) * _ALIGNED for size in sizes]
         packed = torch.cat(
-            [F.pad(part.flatten(), (0, wide - size)) for part, size, wide in zip(parts, sizes, padded, strict=True)]
+            [
+                F.pad(part.flatten(), (0, wide - size))
+                for part, size, wide in zip(parts, sizes, padded, strict=True)
+            ]
         )
         moved_parts = upload(packed, device).split(padded)
-        lengths_B, starts, tables = (part[:size] for part, size in zip(moved_parts, sizes, strict=True))
+        lengths_B, starts, tables = (
+            part[:size] for part, size in zip(moved_parts, sizes, strict=True)
+        )
         moved = object.__new__(PagedBatch)
         tables_BM = tables.view(self.tables_BM.shape)
         fields = {"tables_BM": tables_BM, "starts": starts, "lengths_B": lengths_B}

@@ -1,12 +1,13 @@
-"""Recurrences of state-space and linear-attention layers over packed rows, each row from the state in its slot.
+"""Compute the recurrences of state-space and linear-attention layers over packed rows.
 
-States are advanced in place, one slot per row. Native code goes token by token, so that a token's result is the same
-bits wherever its row is cut and whoever else is in the step. The twins (`recurrent_twins.py`) compute long rows in
-blocks and agree to rounding.
+Each row continues from the state in its slot; states are advanced in place, one slot per row. The
+native kernels go token by token, so that a token's result is bit-identical wherever its row is cut
+and whatever other rows are in the step. The twins (`recurrent_twins.py`) compute long rows in
+blocks and agree up to rounding.
 
-Shapes: P slots, B rows, N packed tokens, C channels, K taps (conv) or key heads (delta rule), H heads, D head or key
-dimension, G groups of heads, M state dimension, V value dimension. Everything is float32; tokens may be strided,
-the dimensions behind them dense.
+Shapes: P slots, B rows, N packed tokens, C channels, K taps (conv) or key heads (delta rule), H
+heads, D head or key dimension, G groups of heads, M state dimension, V value dimension. Everything
+is float32; tokens may be strided, the dimensions after them are dense.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from motet_kernels.runtime.arguments import check_device, is_cpu
+from motet_kernels.runtime.errors import KernelError
+from motet_kernels.runtime.native import Kernel
+
 from . import recurrent_twins as twins
-from .arguments import check_device, is_cpu
-from .errors import KernelError
-from .native import Kernel
 
 _CONV = Kernel("motet_conv_scan", "pippipippiip")
 _MAMBA1 = Kernel("motet_mamba1_scan", "pippipipippipiiip")
@@ -29,9 +31,10 @@ _DELTA = Kernel("motet_delta_scan", "pippipipipipiipiiiiip")
 
 @dataclass(slots=True)
 class PackedRows:
-    """Row b of a step is the tokens `starts[b] : starts[b + 1]` and advances the state in `slots_B[b]`.
+    """Rows of a step: tokens `starts[b] : starts[b + 1]` of row b advance state `slots_B[b]`.
 
-    `slots_B` is int64, its slots distinct; `starts` are B + 1 growing numbers from 0.
+    `slots_B` is int64, its slots distinct; `starts` are B + 1 ascending numbers from 0. Raises
+    `KernelError` on slots of another type or number.
     """
 
     slots_B: Tensor
@@ -49,16 +52,19 @@ class PackedRows:
         self.starts_B1 = torch.tensor(self.starts)
 
     def slots(self) -> list[int]:
-        """`slots_B` as numbers. From a GPU they are fetched once, not once per layer."""
+        """Return `slots_B` as a list. From a GPU it is fetched once, not once per layer."""
         if self._slots is None:
             self._slots = self.slots_B.tolist()
         return self._slots
 
 
-def conv_scan(state_PKC: Tensor, rows: PackedRows, x_NC: Tensor, taps_KC: Tensor, bias_C: Tensor | None) -> Tensor:
-    """Depthwise causal convolution; the state is the last K - 1 inputs. Dense `[N, C]`.
+def conv_scan(
+    state_PKC: Tensor, rows: PackedRows, x_NC: Tensor, taps_KC: Tensor, bias_C: Tensor | None
+) -> Tensor:
+    """Compute a depthwise causal convolution. Return dense `[N, C]`.
 
-    `out[t] = bias + taps[0]·x[t - K + 1] + … + taps[K - 1]·x[t]`.
+    `out[t] = bias + taps[0]·x[t - K + 1] + … + taps[K - 1]·x[t]`. The state is the last K - 1
+    inputs.
     """
     taps, channels = taps_KC.shape
     _check("x_NC", x_NC, (rows.starts[-1], channels))
@@ -78,9 +84,18 @@ def conv_scan(state_PKC: Tensor, rows: PackedRows, x_NC: Tensor, taps_KC: Tensor
 
 
 def mamba2_scan(
-    state_PHDM: Tensor, rows: PackedRows, x_NHD: Tensor, dt_NH: Tensor, a_H: Tensor, b_NGM: Tensor, c_NGM: Tensor
+    state_PHDM: Tensor,
+    rows: PackedRows,
+    x_NHD: Tensor,
+    dt_NH: Tensor,
+    a_H: Tensor,
+    b_NGM: Tensor,
+    c_NGM: Tensor,
 ) -> Tensor:
-    """`h ← exp(dt·a)·h + dt·x·Bᵀ`, `y = h·C`: Mamba-2 (arXiv 2405.21060) without its skip. Dense `[N, H, D]`."""
+    """Compute Mamba-2's recurrence (arXiv 2405.21060) without its skip. Return dense `[N, H, D]`.
+
+    `h ← exp(dt·a)·h + dt·x·Bᵀ`, `y = h·C`.
+    """
     heads, dim, state_dim = state_PHDM.shape[1:]
     tokens, groups = rows.starts[-1], b_NGM.shape[1]
     _check("x_NHD", x_NHD, (tokens, heads, dim))
@@ -96,14 +111,25 @@ def mamba2_scan(
     out_NHD = x_NHD.new_empty(x_NHD.shape)
     tokens_in = (*_tokens(x_NHD), *_tokens(dt_NH), a_H.data_ptr(), *_tokens(b_NGM), *_tokens(c_NGM))
     sizes = (heads, dim, groups, state_dim)
-    _run(rows, state_PHDM, native(*_states(state_PHDM, rows), *tokens_in, *sizes, out_NHD.data_ptr()))
+    _run(
+        rows, state_PHDM, native(*_states(state_PHDM, rows), *tokens_in, *sizes, out_NHD.data_ptr())
+    )
     return out_NHD
 
 
 def mamba1_scan(
-    state_PCM: Tensor, rows: PackedRows, x_NC: Tensor, dt_NC: Tensor, a_CM: Tensor, b_NM: Tensor, c_NM: Tensor
+    state_PCM: Tensor,
+    rows: PackedRows,
+    x_NC: Tensor,
+    dt_NC: Tensor,
+    a_CM: Tensor,
+    b_NM: Tensor,
+    c_NM: Tensor,
 ) -> Tensor:
-    """`h ← exp(dt·A)·h + dt·x·B`, `y = h·C` by channel: Mamba-1 (arXiv 2312.00752) without its skip. Dense `[N, C]`."""
+    """Compute Mamba-1's recurrence (arXiv 2312.00752) without its skip. Return dense `[N, C]`.
+
+    `h ← exp(dt·A)·h + dt·x·B`, `y = h·C` by channel.
+    """
     channels, state_dim = a_CM.shape
     tokens = rows.starts[-1]
     _check("x_NC", x_NC, (tokens, channels))
@@ -118,7 +144,11 @@ def mamba1_scan(
         return twins.mamba1_torch(state_PCM, rows, x_NC, dt_NC, a_CM, b_NM, c_NM)
     out_NC = x_NC.new_empty(x_NC.shape)
     tokens_in = (*_tokens(x_NC), *_tokens(dt_NC), a_CM.data_ptr(), *_tokens(b_NM), *_tokens(c_NM))
-    _run(rows, state_PCM, native(*_states(state_PCM, rows), *tokens_in, channels, state_dim, out_NC.data_ptr()))
+    _run(
+        rows,
+        state_PCM,
+        native(*_states(state_PCM, rows), *tokens_in, channels, state_dim, out_NC.data_ptr()),
+    )
     return out_NC
 
 
@@ -131,10 +161,11 @@ def delta_scan(
     decay: Tensor,
     beta_NH: Tensor,
 ) -> Tensor:
-    """`S ← α·S + k·(β(v - kᵀα·S))ᵀ`, `y = qᵀS`: the gated delta rule (arXiv 2412.06464). Dense `[N, H, V]`.
+    """Compute the gated delta rule (arXiv 2412.06464). Return dense `[N, H, V]`.
 
-    `decay` is log α, one per head (`[N, H]`) or one per key dimension (`[N, H, D]`, arXiv 2510.26692). Every H / K
-    value heads share a query and a key. The twin's blocks assume keys of at most length one.
+    `S ← α·S + k·(β(v - kᵀα·S))ᵀ`, `y = qᵀS`. `decay` is log α, one per head (`[N, H]`) or one per
+    key dimension (`[N, H, D]`, arXiv 2510.26692). Every H / K value heads share a query and a key.
+    The twin's blocks assume keys of norm at most one.
     """
     heads, dim, value_dim = state_PHDV.shape[1:]
     tokens, key_heads = rows.starts[-1], q_NKD.shape[1]
@@ -149,14 +180,28 @@ def delta_scan(
     if native is None:
         return twins.delta_torch(state_PHDV, rows, q_NKD, k_NKD, v_NHV, decay, beta_NH)
     out_NHV = v_NHV.new_empty(v_NHV.shape)
-    tokens_in = (*_tokens(q_NKD), *_tokens(k_NKD), *_tokens(v_NHV), *_tokens(decay), int(decay.ndim == 3))
+    tokens_in = (
+        *_tokens(q_NKD),
+        *_tokens(k_NKD),
+        *_tokens(v_NHV),
+        *_tokens(decay),
+        int(decay.ndim == 3),
+    )
     sizes = (heads, key_heads, dim, value_dim, out_NHV.data_ptr())
-    _run(rows, state_PHDV, native(*_states(state_PHDV, rows), *tokens_in, *_tokens(beta_NH), *sizes))
+    _run(
+        rows, state_PHDV, native(*_states(state_PHDV, rows), *tokens_in, *_tokens(beta_NH), *sizes)
+    )
     return out_NHV
 
 
 def _states(state: Tensor, rows: PackedRows) -> tuple[int, ...]:
-    return state.data_ptr(), len(state), rows.slots_B.data_ptr(), rows.starts_B1.data_ptr(), len(rows.slots_B)
+    return (
+        state.data_ptr(),
+        len(state),
+        rows.slots_B.data_ptr(),
+        rows.starts_B1.data_ptr(),
+        len(rows.slots_B),
+    )
 
 
 def _tokens(tensor: Tensor) -> tuple[int, int]:
@@ -164,11 +209,15 @@ def _tokens(tensor: Tensor) -> tuple[int, int]:
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """float32 of this shape, dense behind the first dimension."""
+    """Raise `KernelError` unless `tensor` is float32 of `shape`, dense after dimension 0."""
     if tensor.dtype != torch.float32 or tensor.shape != shape:
-        raise KernelError(f"{name}: {tensor.dtype} of shape {list(tensor.shape)} must be float32 of {list(shape)}")
+        raise KernelError(
+            f"{name}: {tensor.dtype} of shape {list(tensor.shape)} must be float32 of {list(shape)}"
+        )
     if len(tensor) and not tensor[0].is_contiguous():
-        raise KernelError(f"{name}: strides {list(tensor.stride())} must be dense behind the first; call .contiguous()")
+        raise KernelError(
+            f"{name}: strides {list(tensor.stride())} must be dense behind the first; call .contiguous()"
+        )
 
 
 def _check_groups(name: str, groups: int, heads: int) -> None:
@@ -186,4 +235,6 @@ def _check_state(name: str, state: Tensor, shape: tuple[int, ...], like: Tensor)
 
 def _run(rows: PackedRows, state: Tensor, bad: int) -> None:
     if bad:
-        raise KernelError(f"slots_B[{bad - 1}]: slot {int(rows.slots_B[bad - 1])} must be from 0 to {len(state) - 1}")
+        raise KernelError(
+            f"slots_B[{bad - 1}]: slot {int(rows.slots_B[bad - 1])} must be from 0 to {len(state) - 1}"
+        )

@@ -1,9 +1,11 @@
-"""The torch twins of the recurrences: rows of one token advance together, longer rows in blocks of matrix products.
+"""Compute the recurrences in torch: the twins of the kernels in `recurrent.py`.
 
-Mamba-2's blocks are those of section 6 of arXiv 2405.21060. In the delta rule the corrections u of a block, seen from
-its start through the decay, solve a triangular system: (I + A)·u = β(v - k̃ᵀS), A the strictly lower part of β·k̃·k̃ᵀ
-(section 3.3 of arXiv 2412.06464). Decays per key dimension do not factor out of A without overflow, and Mamba-1 has
-one per number of its state: these go token by token.
+Leading rows of one token advance together, other rows in blocks of matrix products. Mamba-2's
+blocks are those of section 6 of arXiv 2405.21060. In the delta rule the corrections u of a block,
+decayed relative to its start, solve a triangular system: (I + A)·u = β(v - k̃ᵀS), A the strictly
+lower part of β·k̃·k̃ᵀ (section 3.3 of arXiv 2412.06464). Decays per key dimension do not factor out
+of A without overflow, and Mamba-1 has one decay per element of its state: these two go token by
+token.
 
 Shapes: S rows of one token, L tokens of a row or of a block, the others as in `recurrent.py`.
 """
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .errors import KernelError
+from motet_kernels.runtime.errors import KernelError
 
 if TYPE_CHECKING:
     from .recurrent import PackedRows
@@ -28,10 +30,13 @@ BLOCK = 64
 Advance = Callable[..., tuple[Tensor, Tensor]]
 
 
-def over_rows(states: Tensor, rows: PackedRows, step: Advance, chunk: Advance, *inputs: Tensor) -> Tensor:
-    """`step(states_S, *inputs_S)` for the leading rows of one token, `chunk(state, *inputs_L)` for each other one.
+def over_rows(
+    states: Tensor, rows: PackedRows, step: Advance, chunk: Advance, *inputs: Tensor
+) -> Tensor:
+    """Apply `step` to the leading rows of one token together, and `chunk` to each other row.
 
-    Both return outputs and the state after the last token.
+    They are called as `step(states_S, *inputs_S)` and `chunk(state, *inputs_L)`; both return
+    outputs and the state after the last token. Raises `KernelError` on a slot that is out of range.
     """
     slots, starts = rows.slots(), rows.starts
     for row, slot in enumerate(slots):
@@ -53,6 +58,7 @@ def over_rows(states: Tensor, rows: PackedRows, step: Advance, chunk: Advance, *
 
 
 def token_by_token(step: Advance, state: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply `step` to one token at a time; return outputs and the state after the last token."""
     state, outs = state.unsqueeze(0), []
     for token in zip(*(x.split(1) for x in inputs), strict=True):
         out, state = step(state, *token)
@@ -61,13 +67,22 @@ def token_by_token(step: Advance, state: Tensor, *inputs: Tensor) -> tuple[Tenso
 
 
 def pairwise_decay(decay_HL: Tensor) -> Tensor:
-    """From cumulated log decays: what is left at token i of what token j gave, `[H, i, j]`, 0 for later j."""
-    later = torch.ones(decay_HL.shape[1], decay_HL.shape[1], dtype=torch.bool, device=decay_HL.device).triu(1)
+    """Return the decays from token j to token i, `[H, i, j]`, of cumulated log decays.
+
+    They are 0 for j > i.
+    """
+    later = torch.ones(
+        decay_HL.shape[1], decay_HL.shape[1], dtype=torch.bool, device=decay_HL.device
+    ).triu(1)
     return (decay_HL[:, :, None] - decay_HL[:, None, :]).masked_fill(later, -torch.inf).exp()
 
 
 # ---------------------------------------------------------------------------------------------------------- convolution
-def conv_torch(state_PKC: Tensor, rows: PackedRows, x_NC: Tensor, taps_KC: Tensor, bias_C: Tensor | None) -> Tensor:
+def conv_torch(
+    state_PKC: Tensor, rows: PackedRows, x_NC: Tensor, taps_KC: Tensor, bias_C: Tensor | None
+) -> Tensor:
+    """Compute `recurrent.conv_scan` in torch: its twin."""
+
     def step(before_SKC: Tensor, x_SC: Tensor) -> tuple[Tensor, Tensor]:
         window_SKC = torch.cat((before_SKC, x_SC.unsqueeze(1)), dim=1)
         return _tap(list(window_SKC.unbind(1)), taps_KC, bias_C), window_SKC[:, 1:]
@@ -89,8 +104,15 @@ def _tap(shifted: list[Tensor], taps_KC: Tensor, bias_C: Tensor | None) -> Tenso
 
 # -------------------------------------------------------------------------------------------------------------- Mamba-2
 def mamba2_torch(
-    state_PHDM: Tensor, rows: PackedRows, x_NHD: Tensor, dt_NH: Tensor, a_H: Tensor, b_NGM: Tensor, c_NGM: Tensor
+    state_PHDM: Tensor,
+    rows: PackedRows,
+    x_NHD: Tensor,
+    dt_NH: Tensor,
+    a_H: Tensor,
+    b_NGM: Tensor,
+    c_NGM: Tensor,
 ) -> Tensor:
+    """Compute `recurrent.mamba2_scan` in torch: its twin."""
     step, chunk = partial(_mamba2_step, a_H), partial(_mamba2_chunk, a_H)
     return over_rows(state_PHDM, rows, step, chunk, x_NHD, dt_NH, b_NGM, c_NGM)
 
@@ -125,14 +147,25 @@ def _mamba2_block(
     scores_HLL = (c_GLM @ b_GLM.mT).repeat_interleave(per_group, dim=0) * pairwise_decay(decay_HL)
     c_HLM = c_GLM.repeat_interleave(per_group, dim=0) * decay_HL.exp()[..., None]
     y_HLD = scores_HLL @ x_HLD + c_HLM @ state_HDM.mT
-    b_HLM = b_GLM.repeat_interleave(per_group, dim=0) * (decay_HL[:, -1:] - decay_HL).exp()[..., None]
-    return y_HLD.transpose(0, 1), state_HDM * decay_HL[:, -1].exp()[:, None, None] + x_HLD.mT @ b_HLM
+    b_HLM = (
+        b_GLM.repeat_interleave(per_group, dim=0) * (decay_HL[:, -1:] - decay_HL).exp()[..., None]
+    )
+    return y_HLD.transpose(0, 1), state_HDM * decay_HL[:, -1].exp()[
+        :, None, None
+    ] + x_HLD.mT @ b_HLM
 
 
 # -------------------------------------------------------------------------------------------------------------- Mamba-1
 def mamba1_torch(
-    state_PCM: Tensor, rows: PackedRows, x_NC: Tensor, dt_NC: Tensor, a_CM: Tensor, b_NM: Tensor, c_NM: Tensor
+    state_PCM: Tensor,
+    rows: PackedRows,
+    x_NC: Tensor,
+    dt_NC: Tensor,
+    a_CM: Tensor,
+    b_NM: Tensor,
+    c_NM: Tensor,
 ) -> Tensor:
+    """Compute `recurrent.mamba1_scan` in torch: its twin."""
     step = partial(_mamba1_step, a_CM)
     return over_rows(state_PCM, rows, step, partial(token_by_token, step), x_NC, dt_NC, b_NM, c_NM)
 
@@ -147,8 +180,15 @@ def _mamba1_step(
 
 # ----------------------------------------------------------------------------------------------------- gated delta rule
 def delta_torch(
-    state_PHDV: Tensor, rows: PackedRows, q_NKD: Tensor, k_NKD: Tensor, v_NHV: Tensor, decay: Tensor, beta_NH: Tensor
+    state_PHDV: Tensor,
+    rows: PackedRows,
+    q_NKD: Tensor,
+    k_NKD: Tensor,
+    v_NHV: Tensor,
+    decay: Tensor,
+    beta_NH: Tensor,
 ) -> Tensor:
+    """Compute `recurrent.delta_scan` in torch: its twin."""
     shared = v_NHV.shape[1] // q_NKD.shape[1]
     q_NHD, k_NHD = (x.repeat_interleave(shared, dim=1) for x in (q_NKD, k_NKD))
     chunk = _delta_chunk if decay.ndim == 2 else partial(token_by_token, _delta_step)
@@ -175,7 +215,12 @@ def _delta_chunk(state_HDV: Tensor, *inputs_L: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _delta_block(
-    state_HDV: Tensor, q_LHD: Tensor, k_LHD: Tensor, v_LHV: Tensor, decay_LH: Tensor, beta_LH: Tensor
+    state_HDV: Tensor,
+    q_LHD: Tensor,
+    k_LHD: Tensor,
+    v_LHV: Tensor,
+    decay_LH: Tensor,
+    beta_LH: Tensor,
 ) -> tuple[Tensor, Tensor]:
     q_HLD, k_HLD, v_HLV = (x.transpose(0, 1) for x in (q_LHD, k_LHD, v_LHV))
     beta_HL1 = beta_LH.T.unsqueeze(-1)
@@ -187,7 +232,11 @@ def _delta_block(
     correction_HLV = torch.linalg.solve_triangular(
         system_HLL, beta_HL1 * (v_HLV - recalled_HLV), upper=False, unitriangular=True
     )
-    y_HLV = (q_HLD * since_start_HL1) @ state_HDV + (q_HLD @ k_HLD.mT * between_HLL) @ correction_HLV
+    y_HLV = (q_HLD * since_start_HL1) @ state_HDV + (
+        q_HLD @ k_HLD.mT * between_HLL
+    ) @ correction_HLV
     to_end_HL1 = (decay_HL[:, -1:] - decay_HL).exp().unsqueeze(-1)
-    after_HDV = state_HDV * decay_HL[:, -1].exp()[:, None, None] + (k_HLD * to_end_HL1).mT @ correction_HLV
+    after_HDV = (
+        state_HDV * decay_HL[:, -1].exp()[:, None, None] + (k_HLD * to_end_HL1).mT @ correction_HLV
+    )
     return y_HLV.transpose(0, 1), after_HDV

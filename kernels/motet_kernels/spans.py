@@ -1,7 +1,8 @@
-"""Rows of tokens that lie one after the other, and how a launch on a GPU shares them out.
+"""Describe rows of packed tokens and partition them into tiles for GPU launches.
 
-A line is a query of one of the G heads that share a key: line `l` of a row is head `l % G` of its query `l // G`. A
-program takes a tile of lines. How a row is cut depends on that row alone, so its result does not depend on the others.
+A line is a query of one of the G heads that share a key: line `l` of a row is head `l % G` of its
+query `l // G`. A program computes a tile of lines. How a row is cut depends on that row alone, so
+its result does not depend on the others.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import KernelError
+from motet_kernels.runtime.errors import KernelError
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The work of a launch, on its device.
+    """Tiles of a launch, on its device.
 
-    `tiles_T4`: int32 (row, its first token, its queries, the tile's first line); first the `num_long` tiles of long
-    rows, of each row the last one first, because where it is causal it takes longest; then the `num_short` others, none
-    of which has more than `short_lines` lines.
+    tiles_T4: int32 (row, its first token, its queries, the tile's first line). The `num_long` tiles
+    of long rows come first, in reverse order, because the last tile of a causal row takes longest;
+    then the `num_short` others, none of which has more than `short_lines` lines.
     """
 
     tiles_T4: Tensor
@@ -34,9 +35,10 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spans:
-    """Row b has the packed tokens `bounds[b] : bounds[b + 1]`. What is computed with them lies on `device`.
+    """Rows of packed tokens: row b has the tokens `bounds[b] : bounds[b + 1]`.
 
-    Raises `KernelError` on bounds that do not begin with 0 or that fall.
+    Tensors that are computed with them are on `device`. Raises `KernelError` on bounds that do not
+    begin with 0 or that decrease.
     """
 
     bounds: tuple[int, ...]
@@ -45,30 +47,36 @@ class Spans:
 
     def __post_init__(self) -> None:
         if not self.bounds or self.bounds[0] != 0:
-            raise KernelError(f"starts[0]: {self.bounds[0] if self.bounds else 'nothing'} must be 0")
+            raise KernelError(
+                f"starts[0]: {self.bounds[0] if self.bounds else 'nothing'} must be 0"
+            )
         for row, (start, stop) in enumerate(pairwise(self.bounds)):
             if stop < start:
-                raise KernelError(f"starts[{row + 1}]: {stop} must be at least the start before it, {start}")
+                raise KernelError(
+                    f"starts[{row + 1}]: {stop} must be at least the start before it, {start}"
+                )
 
     @classmethod
     def of(cls, lengths: Iterable[int], device: torch.device | None = None) -> Spans:
-        """Of rows of so many tokens."""
+        """Build spans of rows with the given numbers of tokens."""
         return cls(tuple(accumulate(lengths, initial=0)), device or torch.device("cpu"))
 
     @property
     def num_tokens(self) -> int:
+        """Return the number of packed tokens of all rows."""
         return self.bounds[-1]
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """Of each row the first token and the one behind its last."""
+        """Return for each row its first token and the one after its last."""
         return list(pairwise(self.bounds))
 
     def tiles(self, group: int, short: int, long: int) -> Tiles:
-        """The rows in tiles of lines, `group` to a query; made once, copied without waiting for the device.
+        """Return the rows cut into tiles of lines, `group` lines per query; cached.
 
-        Rows of up to `long` lines, or of one query, are short: they are cut into tiles of `short` lines, others of
-        `long`. With `short` 0 every row is long.
+        Rows of up to `long` lines, or of one query, are short: they are cut into tiles of `short`
+        lines, others of `long`. With `short` 0 every row is long. The copy to the device does not
+        wait for it.
         """
         key = (group, short, long)
         if key not in self._tiles:
@@ -86,8 +94,10 @@ class Spans:
         return Tiles(upload(torch.from_numpy(both), self.device), len(long_T4), len(short_T4), most)
 
 
-def _cut(starts: np.ndarray, lines: np.ndarray, group: int, rows: np.ndarray, size: int) -> np.ndarray:
-    """`[T, 4]`: (row, first token, queries, first line) of tiles of `size` lines."""
+def _cut(
+    starts: np.ndarray, lines: np.ndarray, group: int, rows: np.ndarray, size: int
+) -> np.ndarray:
+    """Return `[T, 4]`: (row, first token, queries, first line) of tiles of `size` lines."""
     counts = -(-lines[rows] // size)
     of = np.repeat(rows, counts)
     first = (np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)) * size
@@ -95,5 +105,9 @@ def _cut(starts: np.ndarray, lines: np.ndarray, group: int, rows: np.ndarray, si
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on `device`; the copy waits for nothing that a GPU still has to do."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    """Return a CPU tensor on `device`; the copy does not wait for pending GPU work."""
+    return (
+        tensor.pin_memory().to(device, non_blocking=True)
+        if device.type == "cuda"
+        else tensor.to(device)
+    )

@@ -72,7 +72,9 @@ class Stream:
     def _cut(self, visit: int) -> list[list[Example]]:
         """The shard of a visit in batches of similar length, in random order."""
         rng = Random(f"{self.recipe.seed}/{order(self.recipe, visit)}")
-        examples = sorted(self.shards.visit(visit), key=lambda one: one.frames + rng.uniform(-20, 20))
+        examples = sorted(
+            self.shards.visit(visit), key=lambda one: one.frames + rng.uniform(-20, 20)
+        )
         size = self.recipe.batch
         batches = [examples[start : start + size] for start in range(0, len(examples), size)]
         rng.shuffle(batches)
@@ -89,7 +91,9 @@ class Stream:
         features = np.stack([restore(one, frames) for one in examples])
         for row, one in zip(features, examples, strict=True):
             mask(row, rng, one.frames)
-        rows = [self.write(one, timed=rng.random() < self.recipe.timestamp_share) for one in examples]
+        rows = [
+            self.write(one, timed=rng.random() < self.recipe.timestamp_share) for one in examples
+        ]
         length = -(-max(len(tokens) for tokens, _, _ in rows) // 8) * 8
         tokens = np.full((len(rows), length), self.id[names.END])
         labels = np.full((len(rows), length), IGNORED)
@@ -102,9 +106,13 @@ class Stream:
             for place, (start, end) in spans:
                 look[i, place, int(start / STEP) : int(end / STEP) + 1] = True
         parts = (features, tokens, labels, look, phonemes)
-        return Batch(**dict(zip(Batch.__dataclass_fields__, map(torch.from_numpy, parts), strict=True)))
+        return Batch(
+            **dict(zip(Batch.__dataclass_fields__, map(torch.from_numpy, parts), strict=True))
+        )
 
-    def write(self, one: Example, *, timed: bool) -> tuple[list[int], list[int], list[tuple[int, tuple[float, float]]]]:
+    def write(
+        self, one: Example, *, timed: bool
+    ) -> tuple[list[int], list[int], list[tuple[int, tuple[float, float]]]]:
         """What the decoder reads, what it is to write at each place, and when the word is spoken that it writes."""
         start, end = self.id[names.START], self.id[names.END]
         head = [start, self.id[names.ENGLISH], self.id[names.TRANSCRIBE]]

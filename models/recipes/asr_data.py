@@ -26,9 +26,73 @@ FRAME = 160  # samples
 DECADES = 8  # the dynamic range of Whisper's features, in powers of ten
 # espeak-ng's names of the phonemes of English in the accents used here, without stress; 0 is silence.
 PHONEMES = (
-    *("_", "t", "n", "s", "I", "l", "r", "d", "k", "@", "z", "E", "m", "a", "w", "a#", "p", "0", "V", "i:", "D", "aI"),
-    *("f", "b", "v", "i", "u:", "eI", "@L", "I2", "h", "3", "oU", "g", "A@", "N", "3:", "dZ", "j", "@2", ";", "e@"),
-    *("aU", "S", "T", "tS", "O:", "r-", "O@", "I#", "U", "o@", "aa", "t#", "O2", "i@3", "U@", "i@", "aI2", "OI", "A:"),
+    *(
+        "_",
+        "t",
+        "n",
+        "s",
+        "I",
+        "l",
+        "r",
+        "d",
+        "k",
+        "@",
+        "z",
+        "E",
+        "m",
+        "a",
+        "w",
+        "a#",
+        "p",
+        "0",
+        "V",
+        "i:",
+        "D",
+        "aI",
+    ),
+    *(
+        "f",
+        "b",
+        "v",
+        "i",
+        "u:",
+        "eI",
+        "@L",
+        "I2",
+        "h",
+        "3",
+        "oU",
+        "g",
+        "A@",
+        "N",
+        "3:",
+        "dZ",
+        "j",
+        "@2",
+        ";",
+        "e@",
+    ),
+    *(
+        "aU",
+        "S",
+        "T",
+        "tS",
+        "O:",
+        "r-",
+        "O@",
+        "I#",
+        "U",
+        "o@",
+        "aa",
+        "t#",
+        "O2",
+        "i@3",
+        "U@",
+        "i@",
+        "aI2",
+        "OI",
+        "A:",
+    ),
     *("w#", "aI@", "@-", "t[", "VR", "IR", "Z", "t2", "aI3", "@5", "?", "n-", "O"),
 )
 UNKNOWN = 255  # another phoneme: nothing is to be learned of it
@@ -63,7 +127,11 @@ class Example:
 
 def word_times(text: str, speech: Speech) -> list[tuple[int, float, float]]:
     """(first character, start, end) of every word between blanks, in seconds of the speech, pauses left out."""
-    starts = [index for index, char in enumerate(text) if char != " " and (index == 0 or text[index - 1] == " ")]
+    starts = [
+        index
+        for index, char in enumerate(text)
+        if char != " " and (index == 0 or text[index - 1] == " ")
+    ]
     times: dict[int, float] = {}
     for mark in speech.words:
         first = starts[max(0, bisect_right(starts, mark.character) - 1)]
@@ -71,25 +139,35 @@ def word_times(text: str, speech: Speech) -> list[tuple[int, float, float]]:
     spoken = sorted(times.items(), key=lambda item: item[1])
     pauses = [mark.second for mark in speech.phonemes if mark.phoneme.startswith("_")]
     found = []
-    for (first, start), following in zip(spoken, [*(t for _, t in spoken[1:]), speech.seconds], strict=True):
+    for (first, start), following in zip(
+        spoken, [*(t for _, t in spoken[1:]), speech.seconds], strict=True
+    ):
         end = next((pause for pause in pauses if start + 0.05 < pause < following), following)
         found.append((first, start, end))
     return found
 
 
-def record(text: str, voice: Voice, rng: Generator, conditions: Conditions = NORMAL, category: str = "") -> Clip:
+def record(
+    text: str, voice: Voice, rng: Generator, conditions: Conditions = NORMAL, category: str = ""
+) -> Clip:
     """The sentence spoken and heard."""
     speech = speak(text, voice)
     wave, before = expose(speech, rng, conditions)
-    words = tuple((first, start + before, end + before) for first, start, end in word_times(text, speech))
+    words = tuple(
+        (first, start + before, end + before) for first, start, end in word_times(text, speech)
+    )
     phonemes = tuple(Mark(mark.second + before, phoneme=mark.phoneme) for mark in speech.phonemes)
-    return Clip(wave=wave, text=text, words=words, phonemes=phonemes, category=category, voice=voice)
+    return Clip(
+        wave=wave, text=text, words=words, phonemes=phonemes, category=category, voice=voice
+    )
 
 
 def clip(recipe: Recipe, index: int) -> Clip:
     """The training clip number `index`; raises ValueError for a held-out seed."""
     if recipe.seed in HELD_OUT_SEEDS:
-        raise ValueError(f"seed {recipe.seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}")
+        raise ValueError(
+            f"seed {recipe.seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}"
+        )
     rng = Random(f"{recipe.seed}/{index}")
     noise = np.random.default_rng((recipe.seed, index))
     if rng.random() < recipe.silent_share:
@@ -110,7 +188,9 @@ def held_out(category: str, index: int, *, clean: bool = False) -> Clip:
     noise = np.random.default_rng((seed, CATEGORIES.index(category)))
     while True:
         text = say(rng, category, held_out=True)
-        made = record(text, draw_voice(rng, held_out=True), noise, CLEAN if clean else NORMAL, category)
+        made = record(
+            text, draw_voice(rng, held_out=True), noise, CLEAN if clean else NORMAL, category
+        )
         if len(made.wave) <= asr_tokenizer.WINDOW * RATE:
             return made
 
@@ -132,7 +212,11 @@ def example(made: Clip, tokenizer: asr_tokenizer.WhisperTokenizer) -> Example:
     mel = features(made.wave)
     peak = float(mel.max())
     scaled = (mel - peak) * (4 / DECADES) + 1
-    encoded = tokenizer(" " + made.text, add_special_tokens=False, return_offsets_mapping=True) if made.text else {}
+    encoded = (
+        tokenizer(" " + made.text, add_special_tokens=False, return_offsets_mapping=True)
+        if made.text
+        else {}
+    )
     offsets = encoded.get("offset_mapping", [])
     return Example(
         features=np.round(scaled.clip(0, 1) * 255).astype(np.uint8),

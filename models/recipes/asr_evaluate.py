@@ -48,7 +48,9 @@ def load(folder: Path) -> tuple[WhisperForConditionalGeneration, WhisperProcesso
 
 @torch.inference_mode()
 def transcribe(
-    model: WhisperForConditionalGeneration, processor: WhisperProcessor, waves: Sequence[asr_data.Wave]
+    model: WhisperForConditionalGeneration,
+    processor: WhisperProcessor,
+    waves: Sequence[asr_data.Wave],
 ) -> list[str]:
     """Greedy transcripts, by transformers' own `generate` on whole windows."""
     inputs = processor(list(waves), sampling_rate=RATE, return_tensors="pt")
@@ -57,12 +59,18 @@ def transcribe(
 
 
 def judge(
-    model: WhisperForConditionalGeneration, processor: WhisperProcessor, clips: Sequence[Clip], *, batch: int = 25
+    model: WhisperForConditionalGeneration,
+    processor: WhisperProcessor,
+    clips: Sequence[Clip],
+    *,
+    batch: int = 25,
 ) -> list[Verdict]:
     verdicts = []
     for start in range(0, len(clips), batch):
         chunk = clips[start : start + batch]
-        for clip, heard in zip(chunk, transcribe(model, processor, [clip.wave for clip in chunk]), strict=True):
+        for clip, heard in zip(
+            chunk, transcribe(model, processor, [clip.wave for clip in chunk]), strict=True
+        ):
             said = plain(clip.text).split()
             verdicts.append(Verdict(clip, heard, distance(said, plain(heard).split()), len(said)))
     return verdicts
@@ -79,25 +87,37 @@ def score(folder: Path, *, count: int, clean: bool = False, show: int = 0) -> di
     world: list[Verdict] = []
     for category in CATEGORIES:
         many = count * 4 if category == "general" else count
-        verdicts = judge(model, processor, [asr_data.held_out(category, i, clean=clean) for i in range(many)])
+        verdicts = judge(
+            model, processor, [asr_data.held_out(category, i, clean=clean) for i in range(many)]
+        )
         scores[category] = rate(verdicts)
         world += verdicts if category != "general" else []
         for verdict in [verdict for verdict in verdicts if verdict.errors][:show]:
-            print(f"  {category}: {verdict.clip.text!r} → {verdict.heard!r} ({verdict.clip.voice.name})")
+            print(
+                f"  {category}: {verdict.clip.text!r} → {verdict.heard!r} ({verdict.clip.voice.name})"
+            )
     return {**scores, "micro-world": rate(world)}
 
 
 def table(scores: dict[str, float]) -> str:
     lines = ["| category | word error rate |", "|---|---|"]
-    return "\n".join([*lines, *(f"| {category} | {value:.1%} |" for category, value in scores.items())])
+    return "\n".join(
+        [*lines, *(f"| {category} | {value:.1%} |" for category, value in scores.items())]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=75, help="clips per category, four times as many general ones")
+    parser.add_argument(
+        "--count", type=int, default=75, help="clips per category, four times as many general ones"
+    )
     parser.add_argument("--clean", action="store_true", help="without noise, rooms and telephones")
-    parser.add_argument("--show", type=int, default=0, help="print so many wrong transcripts per category")
+    parser.add_argument(
+        "--show", type=int, default=0, help="print so many wrong transcripts per category"
+    )
     parser.add_argument("--json", type=Path, help="also write the scores here")
     args = parser.parse_args()
     scores = score(args.folder, count=args.count, clean=args.clean, show=args.show)

@@ -7,7 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration, WhisperTokenizer
+from transformers import (
+    GenerationConfig,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+    WhisperTokenizer,
+)
 
 import asr_tokenizer as names
 from asr_batches import IGNORED, Batch
@@ -58,6 +63,7 @@ def generation(recipe: Recipe, tokenizer: WhisperTokenizer) -> GenerationConfig:
         task_to_id={"transcribe": ids[names.TRANSCRIBE], "translate": ids[names.TRANSLATE]},
         no_timestamps_token_id=ids[names.NO_TIMESTAMPS],
         prev_sot_token_id=ids["<|startofprev|>"],
+        motet_prompts=False,  # it is trained without: with one, it leaves the beginning out
         alignment_heads=[list(head) for head in recipe.alignment_heads],
         max_initial_timestamp_index=round(names.WINDOW / names.STEP),
         return_timestamps=False,
@@ -82,14 +88,20 @@ class Listener(nn.Module):
         super().__init__()
         self.recipe = recipe
         self.whisper = build(recipe, tokenizer)
-        self.whisper.set_attn_implementation("eager")  # on a CPU in bfloat16 quicker to train than torch's fused one
+        self.whisper.set_attn_implementation(
+            "eager"
+        )  # on a CPU in bfloat16 quicker to train than torch's fused one
         self.phoneme_head = nn.Linear(recipe.width, len(PHONEMES))
         self.whisper.model.encoder.embed_positions.requires_grad_(False)
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}
         for layer, _ in recipe.alignment_heads:
-            self.whisper.model.decoder.layers[layer].encoder_attn.register_forward_hook(self._keep, with_kwargs=True)
+            self.whisper.model.decoder.layers[layer].encoder_attn.register_forward_hook(
+                self._keep, with_kwargs=True
+            )
 
-    def _keep(self, module: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any], output: object) -> None:
+    def _keep(
+        self, module: Any, args: tuple[Tensor, ...], kwargs: dict[str, Any], output: object
+    ) -> None:
         asked = args[0] if args else kwargs["hidden_states"]
         self._seen[module.layer_idx] = (asked, kwargs["key_value_states"])
 
@@ -105,11 +117,17 @@ class Listener(nn.Module):
 
     def forward(self, batch: Batch) -> Losses:
         heard = self.encode(batch.features)
-        said = self.whisper.model.decoder(input_ids=batch.tokens, encoder_hidden_states=heard, use_cache=False)
+        said = self.whisper.model.decoder(
+            input_ids=batch.tokens, encoder_hidden_states=heard, use_cache=False
+        )
         logits = self.whisper.proj_out(said.last_hidden_state)
         return Losses(
-            text=functional.cross_entropy(logits.flatten(0, 1).float(), batch.labels.flatten(), ignore_index=IGNORED),
-            phonemes=functional.cross_entropy(self.phoneme_head(heard).flatten(0, 1).float(), batch.phonemes.flatten()),
+            text=functional.cross_entropy(
+                logits.flatten(0, 1).float(), batch.labels.flatten(), ignore_index=IGNORED
+            ),
+            phonemes=functional.cross_entropy(
+                self.phoneme_head(heard).flatten(0, 1).float(), batch.phonemes.flatten()
+            ),
             alignment=self._alignment(batch.look),
         )
 
@@ -121,7 +139,9 @@ class Listener(nn.Module):
             attention = self.whisper.model.decoder.layers[layer].encoder_attn
             asked, heard = self._seen.pop(layer)
             part = slice(head * attention.head_dim, (head + 1) * attention.head_dim)
-            query = functional.linear(asked, attention.q_proj.weight[part], attention.q_proj.bias[part])
+            query = functional.linear(
+                asked, attention.q_proj.weight[part], attention.q_proj.bias[part]
+            )
             key = functional.linear(heard, attention.k_proj.weight[part])
             weights = ((query * attention.scaling) @ key.mT).float().softmax(-1)
             losses.append(-torch.log((weights * look).sum(-1)[written] + 1e-4).mean())

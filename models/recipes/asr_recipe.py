@@ -24,7 +24,9 @@ class Recipe:
     long_share: float = 0.08  # of the sentences: two in one breath
     silent_share: float = 0.03  # of the clips: nobody speaks
     timestamp_share: float = 0.3  # of the clips: the text stands between timestamps
-    whole_share: float = 0.08  # of the batches: padded to the whole window, as most users of the model do
+    whole_share: float = (
+        0.08  # of the batches: padded to the whole window, as most users of the model do
+    )
     shard: int = 512  # clips per file
     group: int = 32  # shards that are gone through together
     passes: int = 4  # how often each clip is heard, every time in another company
@@ -39,9 +41,13 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}: change one of them")
+            raise ValueError(
+                f"width {self.width} is not a multiple of heads {self.heads}: change one of them"
+            )
         if self.shard % self.batch:
-            raise ValueError(f"shard {self.shard} is not a multiple of batch {self.batch}: change one of them")
+            raise ValueError(
+                f"shard {self.shard} is not a multiple of batch {self.batch}: change one of them"
+            )
 
     @property
     def positions(self) -> int:

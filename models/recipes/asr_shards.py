@@ -45,7 +45,9 @@ def write(path: Path, examples: Sequence[Example]) -> None:
             features=np.concatenate([one.features for one in examples], axis=1),
             phonemes=np.concatenate([one.phonemes for one in examples]),
             tokens=np.array([token for one in examples for token in one.tokens], np.int32),
-            spans=np.array([span for one in examples for span in one.spans], np.float32).reshape(-1, 2),
+            spans=np.array([span for one in examples for span in one.spans], np.float32).reshape(
+                -1, 2
+            ),
             frames=np.array([one.frames for one in examples], np.int32),
             lengths=np.array([len(one.tokens) for one in examples], np.int32),
             peaks=np.array([one.peak for one in examples], np.float32),
@@ -67,7 +69,9 @@ def read(path: Path) -> list[Example]:
             spans=tuple(map(tuple, parts["spans"][end - length : end].tolist())),
             phonemes=phonemes[i],
         )
-        for i, (end, length) in enumerate(zip(tokens.tolist(), parts["lengths"].tolist(), strict=True))
+        for i, (end, length) in enumerate(
+            zip(tokens.tolist(), parts["lengths"].tolist(), strict=True)
+        )
     ]
 
 
@@ -84,7 +88,9 @@ class Shards:
 
     def make(self, shard: int) -> None:
         first = shard * self.recipe.shard
-        clips = (asr_data.clip(self.recipe, index) for index in range(first, first + self.recipe.shard))
+        clips = (
+            asr_data.clip(self.recipe, index) for index in range(first, first + self.recipe.shard)
+        )
         write(self.path(shard), [asr_data.example(clip, self.tokenizer) for clip in clips])
 
     def visit(self, visit: int) -> list[Example]:
@@ -126,7 +132,12 @@ class Shards:
 
 
 def work(
-    recipe: Recipe, tokenizer: WhisperTokenizer, folder: Path, wanted: Synchronized[int], worker: int, workers: int
+    recipe: Recipe,
+    tokenizer: WhisperTokenizer,
+    folder: Path,
+    wanted: Synchronized[int],
+    worker: int,
+    workers: int,
 ) -> None:
     """Make every `workers`th of the shards that are new soon, in order, for as long as needed."""
     import torch

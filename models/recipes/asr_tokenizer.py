@@ -26,7 +26,9 @@ def train(texts: Iterable[str], *, vocabulary: int) -> WhisperTokenizer:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        vocab_size=vocabulary,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
     bpe.train_from_iterator((f" {text}" for text in texts), trainer)
     learned = json.loads(bpe.to_str())["model"]
@@ -39,7 +41,9 @@ def train(texts: Iterable[str], *, vocabulary: int) -> WhisperTokenizer:
         pad_token=END,
         extra_special_tokens=list(SPECIALS[1:]),
     )
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TIMESTAMPS])
+    tokenizer.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in TIMESTAMPS]
+    )
     tokenizer.set_prefix_tokens(language="english", task="transcribe", predict_timestamps=False)
     tokenizer.model_max_length = 128
     return tokenizer

@@ -23,7 +23,9 @@ MICRO_BATCH = 1536
 
 
 def render(tokenizer: PreTrainedTokenizerFast, made: Conversation) -> str:
-    return tokenizer.apply_chat_template(list(made.messages), tools=list(made.tools) or None, tokenize=False)
+    return tokenizer.apply_chat_template(
+        list(made.messages), tools=list(made.tools) or None, tokenize=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +84,19 @@ class Stream:
     """Batches by step, or one worker's share of them. Causal attention needs no mask for padding on the right."""
 
     def __init__(
-        self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, *, worker: int = 0, workers: int = 1
+        self,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        worker: int = 0,
+        workers: int = 1,
     ) -> None:
-        self.recipe, self.pad, self.worker, self.workers = recipe, tokenizer.pad_token_id, worker, workers
+        self.recipe, self.pad, self.worker, self.workers = (
+            recipe,
+            tokenizer.pad_token_id,
+            worker,
+            workers,
+        )
         self.encoder = Encoder(tokenizer, recipe.prompt_weight)
 
     def batches(self, step: int) -> list[Batch]:

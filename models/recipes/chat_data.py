@@ -26,9 +26,22 @@ SYSTEMS = (
         "Answer briefly.",
         "Be brief.",
     ),
-    *("You are a friendly assistant.", "You are a voice assistant. Keep answers short.", "You are an AI assistant."),
-    *("You are a helpful assistant that can see shapes.", "Be polite and short.", "Help the user.", "Speak English."),
-    *("You are a careful assistant. Answer in one sentence.", "You can draw pictures with tools.", "Be concise."),
+    *(
+        "You are a friendly assistant.",
+        "You are a voice assistant. Keep answers short.",
+        "You are an AI assistant.",
+    ),
+    *(
+        "You are a helpful assistant that can see shapes.",
+        "Be polite and short.",
+        "Help the user.",
+        "Speak English.",
+    ),
+    *(
+        "You are a careful assistant. Answer in one sentence.",
+        "You can draw pictures with tools.",
+        "Be concise.",
+    ),
 )
 
 
@@ -70,7 +83,11 @@ def assistant(text: str) -> Message:
 
 def weighted(rng: Random, weights: dict[str, float]) -> str:
     """One key at random; a single key takes no randomness."""
-    return next(iter(weights)) if len(weights) == 1 else rng.choices(list(weights), list(weights.values()))[0]
+    return (
+        next(iter(weights))
+        if len(weights) == 1
+        else rng.choices(list(weights), list(weights.values()))[0]
+    )
 
 
 class Writer:
@@ -129,8 +146,15 @@ class Writer:
         self.keys.add(digest(question.text))
         self.exchange(question.text, question.answer)
 
-    def done(self, category: str = "mixed", declared: tuple[dict[str, Any], ...] = ()) -> Conversation:
-        return Conversation(messages=tuple(self.messages), tools=declared, category=category, keys=frozenset(self.keys))
+    def done(
+        self, category: str = "mixed", declared: tuple[dict[str, Any], ...] = ()
+    ) -> Conversation:
+        return Conversation(
+            messages=tuple(self.messages),
+            tools=declared,
+            category=category,
+            keys=frozenset(self.keys),
+        )
 
 
 def introduce(writer: Writer, scene: Scene, *, first: bool = True) -> None:
@@ -152,9 +176,14 @@ def introduce(writer: Writer, scene: Scene, *, first: bool = True) -> None:
         writer.pending = text
 
 
-def scene_talk(rng: Random, mix: Mix = BROAD, *, category: str | None = None) -> Conversation | None:
+def scene_talk(
+    rng: Random, mix: Mix = BROAD, *, category: str | None = None
+) -> Conversation | None:
     """Questions and instructions about a scene; with `category`, a single question of that category."""
-    only: dict[str | None, Arrangement] = {"relation-horizontal": "row", "relation-vertical": "column"}
+    only: dict[str | None, Arrangement] = {
+        "relation-horizontal": "row",
+        "relation-vertical": "column",
+    }
     writer = Writer(rng, mix)
     arrangement = only.get(category) or rng.choice(ARRANGEMENTS)
     introduce(writer, sample_scene(rng, arrangement=arrangement, least=2 if category else 1))
@@ -178,7 +207,9 @@ def lesson(rng: Random, mix: Mix) -> Conversation:
         for _ in range(6):
             writer.talk(weighted(rng, mix.talk))
         return writer.done()
-    scene = sample_scene(rng, least=2, most=rng.choice((2, 3, 3)), sized=rng.choice((0.0, 0.0, 0.5)))
+    scene = sample_scene(
+        rng, least=2, most=rng.choice((2, 3, 3)), sized=rng.choice((0.0, 0.0, 0.5))
+    )
     writer.set_scene(scene)
     writer.pending = describe(scene, rng)
     for _ in range(rng.randint(4, 8)):
@@ -186,7 +217,9 @@ def lesson(rng: Random, mix: Mix) -> Conversation:
     return writer.done() if writer.messages else lesson(rng, mix)
 
 
-def plain_talk(rng: Random, mix: Mix = BROAD, *, category: str | None = None, held_out: bool = False) -> Conversation:
+def plain_talk(
+    rng: Random, mix: Mix = BROAD, *, category: str | None = None, held_out: bool = False
+) -> Conversation:
     """Turns that need no scene; `held_out` turns use names and topic words that training lacks."""
     writer = Writer(rng, mix)
     writer.system()
@@ -226,7 +259,9 @@ def draw_talk(rng: Random, mix: Mix = BROAD, *, single: bool = False) -> Convers
     return writer.done(declared=tuple(declared))
 
 
-def _draw_turn(writer: Writer, what: str, can_draw: bool, *, ask: str = "", finish: bool = True) -> None:
+def _draw_turn(
+    writer: Writer, what: str, can_draw: bool, *, ask: str = "", finish: bool = True
+) -> None:
     rng = writer.rng
     if not ask:
         writer.keys.add(digest(f"draw {what}"))

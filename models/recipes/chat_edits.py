@@ -7,7 +7,20 @@ from dataclasses import replace
 from random import Random
 from typing import NamedTuple
 
-from world import COLOURS, GRID, MAX_THINGS, SIZES, Kind, Scene, Thing, canonical, counted, name, place, sample_kind
+from world import (
+    COLOURS,
+    GRID,
+    MAX_THINGS,
+    SIZES,
+    Kind,
+    Scene,
+    Thing,
+    canonical,
+    counted,
+    name,
+    place,
+    sample_kind,
+)
 
 FOLLOW_UPS = (
     "What is left?",
@@ -46,7 +59,9 @@ def remove(scene: Scene, rng: Random) -> Edit | None:
         kind = rng.choice((Kind(shape=thing.shape), Kind(colour=thing.colour), thing.kind))
         gone = scene.find(kind)
         if len(gone) > 1:
-            what = rng.choice((f"all {kind.phrase(plural=True)}", f"the {kind.phrase(plural=True)}"))
+            what = rng.choice(
+                (f"all {kind.phrase(plural=True)}", f"the {kind.phrase(plural=True)}")
+            )
             return _removed(scene, what, gone, rng)
     singles = _singles(scene)
     if not singles:
@@ -57,7 +72,9 @@ def remove(scene: Scene, rng: Random) -> Edit | None:
 
 def _removed(scene: Scene, what: str, gone: list[Thing], rng: Random) -> Edit:
     verb = rng.choice(("Remove", "Remove", "Take away", "Delete", "Drop"))
-    return Edit(f"{verb} {what}", Scene(things=tuple(thing for thing in scene.things if thing not in gone)))
+    return Edit(
+        f"{verb} {what}", Scene(things=tuple(thing for thing in scene.things if thing not in gone))
+    )
 
 
 def paint(scene: Scene, rng: Random) -> Edit | None:
@@ -79,7 +96,10 @@ def resize(scene: Scene, rng: Random) -> Edit | None:
         return None
     thing = rng.choice(singles)
     size = rng.choice([size for size in SIZES if size != thing.size])
-    return Edit(f"Make {name(thing, scene, rng)} {size}", _regroup(_swap_in(scene, thing, replace(thing, size=size))))
+    return Edit(
+        f"Make {name(thing, scene, rng)} {size}",
+        _regroup(_swap_in(scene, thing, replace(thing, size=size))),
+    )
 
 
 def add(scene: Scene, rng: Random) -> Edit | None:
@@ -104,10 +124,21 @@ def _extend(scene: Scene, rng: Random) -> Edit | None:
     if scene.find(kind):
         return None
     in_row, first = scene.arrangement == "row", rng.random() < 0.5
-    where = {(True, True): "on the left", (True, False): "on the right", (False, True): "at the top"}
-    kinds = [kind, *(t.kind for t in scene.things)] if first else [*(t.kind for t in scene.things), kind]
+    where = {
+        (True, True): "on the left",
+        (True, False): "on the right",
+        (False, True): "at the top",
+    }
+    kinds = (
+        [kind, *(t.kind for t in scene.things)]
+        if first
+        else [*(t.kind for t in scene.things), kind]
+    )
     things = tuple(place(k, i, 0) if in_row else place(k, 0, i) for i, k in enumerate(kinds))
-    return Edit(f"Add {counted(1, kind)} {where.get((in_row, first), 'at the bottom')}", Scene(things=things))
+    return Edit(
+        f"Add {counted(1, kind)} {where.get((in_row, first), 'at the bottom')}",
+        Scene(things=things),
+    )
 
 
 def swap(scene: Scene, rng: Random) -> Edit | None:
@@ -122,7 +153,9 @@ def swap(scene: Scene, rng: Random) -> Edit | None:
         first: replace(first, column=second.column, row=second.row),
         second: replace(second, column=first.column, row=first.row),
     }
-    things = sorted((moved.get(thing, thing) for thing in scene.things), key=lambda t: (t.row, t.column))
+    things = sorted(
+        (moved.get(thing, thing) for thing in scene.things), key=lambda t: (t.row, t.column)
+    )
     text = f"{rng.choice(('Swap', 'Swap', 'Exchange'))} {name(first, scene, rng)} and {name(second, scene, rng)}"
     return Edit(text, Scene(things=tuple(things)))
 
@@ -135,7 +168,16 @@ def _regroup(scene: Scene) -> Scene:
     return Scene(things=tuple(sorted(scene.things, key=lambda thing: kinds.index(thing.kind))))
 
 
-EDITS: tuple[Callable[[Scene, Random], Edit | None], ...] = (remove, remove, paint, paint, add, resize, swap, swap)
+EDITS: tuple[Callable[[Scene, Random], Edit | None], ...] = (
+    remove,
+    remove,
+    paint,
+    paint,
+    add,
+    resize,
+    swap,
+    swap,
+)
 
 
 def instruct(scene: Scene, rng: Random) -> Edit | None:

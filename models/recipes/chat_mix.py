@@ -27,7 +27,14 @@ BROAD = Mix(
         "description": 0.6,
         "instruction": 1.6,
     },
-    talk={"small-talk": 1.0, "arithmetic": 3.0, "too-large": 0.3, "counting": 0.4, "refusal": 1.4, "no-scene": 0.2},
+    talk={
+        "small-talk": 1.0,
+        "arithmetic": 3.0,
+        "too-large": 0.3,
+        "counting": 0.4,
+        "refusal": 1.4,
+        "no-scene": 0.2,
+    },
 )
 EASY = replace(BROAD, kinds={"lesson": 1.0})
 FOCUSED = Mix(  # more of what takes longest to learn
@@ -43,7 +50,14 @@ FOCUSED = Mix(  # more of what takes longest to learn
         "description": 0.4,
         "instruction": 2.0,
     },
-    talk={"small-talk": 0.6, "arithmetic": 4.0, "too-large": 0.3, "counting": 0.8, "refusal": 0.8, "no-scene": 0.2},
+    talk={
+        "small-talk": 0.6,
+        "arithmetic": 4.0,
+        "too-large": 0.3,
+        "counting": 0.8,
+        "refusal": 0.8,
+        "no-scene": 0.2,
+    },
 )
 FINISHING = Mix(  # most of all what is still behind: rewriting a scene, sums, yes or no
     kinds={"scene": 0.68, "talk": 0.25, "draw": 0.07},
@@ -58,7 +72,14 @@ FINISHING = Mix(  # most of all what is still behind: rewriting a scene, sums, y
         "description": 0.4,
         "instruction": 4.5,
     },
-    talk={"small-talk": 0.5, "arithmetic": 5.0, "too-large": 0.2, "counting": 0.6, "refusal": 0.6, "no-scene": 0.2},
+    talk={
+        "small-talk": 0.5,
+        "arithmetic": 5.0,
+        "too-large": 0.2,
+        "counting": 0.6,
+        "refusal": 0.6,
+        "no-scene": 0.2,
+    },
 )
 EDITING = Mix(  # rewriting a scene takes by far the longest to learn
     kinds={"scene": 0.8, "talk": 0.14, "draw": 0.06},
@@ -73,5 +94,12 @@ EDITING = Mix(  # rewriting a scene takes by far the longest to learn
         "description": 1.6,
         "instruction": 9.0,
     },
-    talk={"small-talk": 0.7, "arithmetic": 4.0, "too-large": 0.2, "counting": 0.6, "refusal": 1.2, "no-scene": 0.2},
+    talk={
+        "small-talk": 0.7,
+        "arithmetic": 4.0,
+        "too-large": 0.2,
+        "counting": 0.6,
+        "refusal": 1.2,
+        "no-scene": 0.2,
+    },
 )

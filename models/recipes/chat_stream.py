@@ -69,7 +69,9 @@ _MAKERS: dict[str, Callable[[Random, Mix], Conversation | None]] = {
 def conversation(seed: int, index: int, *, mix: Mix = BROAD) -> Conversation:
     """The training conversation number `index` of `seed` from a mix; raises ValueError for a held-out seed."""
     if seed in HELD_OUT_SEEDS:
-        raise ValueError(f"seed {seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}")
+        raise ValueError(
+            f"seed {seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}"
+        )
     rng = Random(f"{seed}/{index}")
     while True:
         made = _MAKERS[weighted(rng, mix.kinds)](rng, mix)

@@ -25,25 +25,76 @@ _SMALL_TALK: dict[str, tuple[str, ...]] = {
             "Good evening{n}.",
             "Hi there{n}!",
         ),
-        *("Hello there{n}!", "Good afternoon{n}.", "Hello, I am {w}.", "Hi, my name is {w}.", "Hey, this is {w}."),
-        *("Hello, can you help me?", "Hi, are you there?", "Hello again{n}!", "Greetings{n}!", "Say hello{n}."),
+        *(
+            "Hello there{n}!",
+            "Good afternoon{n}.",
+            "Hello, I am {w}.",
+            "Hi, my name is {w}.",
+            "Hey, this is {w}.",
+        ),
+        *(
+            "Hello, can you help me?",
+            "Hi, are you there?",
+            "Hello again{n}!",
+            "Greetings{n}!",
+            "Say hello{n}.",
+        ),
     ),
     "I am fine, thank you.": (
-        *("How are you{n}?", "How are you doing{n}?", "Hello{n}, how are you?", "Hi{n}, how are you today?"),
+        *(
+            "How are you{n}?",
+            "How are you doing{n}?",
+            "Hello{n}, how are you?",
+            "Hi{n}, how are you today?",
+        ),
         *("How do you do{n}?", "How is it going{n}?", "Are you well{n}?", "How are you today{n}?"),
     ),
     "You are welcome.": (
-        *("Thanks{n}!", "Thank you{n}.", "Thank you very much{n}!", "Great, thanks{n}.", "Thanks a lot{n}!"),
-        *("Perfect, thank you{n}.", "Nice, thanks{n}!", "That was helpful{n}, thank you.", "Many thanks{n}."),
+        *(
+            "Thanks{n}!",
+            "Thank you{n}.",
+            "Thank you very much{n}!",
+            "Great, thanks{n}.",
+            "Thanks a lot{n}!",
+        ),
+        *(
+            "Perfect, thank you{n}.",
+            "Nice, thanks{n}!",
+            "That was helpful{n}, thank you.",
+            "Many thanks{n}.",
+        ),
         *("Well done{n}, thank you.", "Good job, thanks{n}.", "Ok, thanks{n}."),
     ),
     "Goodbye!": (
-        *("Goodbye{n}!", "Bye{n}!", "See you later{n}.", "Good night{n}.", "Bye bye{n}!", "See you{n}!"),
-        *("I have to go now{n}.", "Ok, bye{n}.", "Thanks, goodbye{n}.", "Farewell{n}.", "See you tomorrow{n}."),
+        *(
+            "Goodbye{n}!",
+            "Bye{n}!",
+            "See you later{n}.",
+            "Good night{n}.",
+            "Bye bye{n}!",
+            "See you{n}!",
+        ),
+        *(
+            "I have to go now{n}.",
+            "Ok, bye{n}.",
+            "Thanks, goodbye{n}.",
+            "Farewell{n}.",
+            "See you tomorrow{n}.",
+        ),
     ),
     IDENTITY: (
-        *("Who are you{n}?", "What are you{n}?", "What is your name{n}?", "Tell me about yourself{n}."),
-        *("Hi{n}, who are you?", "Hello{n}, what is your name?", "Introduce yourself{n}.", "Are you a robot{n}?"),
+        *(
+            "Who are you{n}?",
+            "What are you{n}?",
+            "What is your name{n}?",
+            "Tell me about yourself{n}.",
+        ),
+        *(
+            "Hi{n}, who are you?",
+            "Hello{n}, what is your name?",
+            "Introduce yourself{n}.",
+            "Are you a robot{n}?",
+        ),
     ),
     ABILITY: (
         *(
@@ -53,9 +104,18 @@ _SMALL_TALK: dict[str, tuple[str, ...]] = {
             "Help{n}!",
             "What are you able to do?",
         ),
-        *("Hi{n}, what can you do?", "Hello{n}, what do you know?", "What are you good at{n}?", "Can you help me{n}?"),
+        *(
+            "Hi{n}, what can you do?",
+            "Hello{n}, what do you know?",
+            "What are you good at{n}?",
+            "Can you help me{n}?",
+        ),
     ),
-    sentence(listing(SHAPES)): ("Which shapes do you know{n}?", "What shapes do you know{n}?", "Name all shapes{n}."),
+    sentence(listing(SHAPES)): (
+        "Which shapes do you know{n}?",
+        "What shapes do you know{n}?",
+        "Name all shapes{n}.",
+    ),
     sentence(listing(COLOURS)): (
         "Which colours do you know{n}?",
         "What colors do you know{n}?",
@@ -70,7 +130,9 @@ def small_talk(rng: Random, *, named: bool = False) -> Question:
     text = rng.choice([form for form in _SMALL_TALK[answer] if "{" in form or not named])
     who = rng.choice((*NAMES, "Pocket", "friend", "my friend", "everyone"))
     return Question(
-        "small-talk", text.format(n=f", {who}" if named or rng.random() < 0.4 else "", w=rng.choice(NAMES)), answer
+        "small-talk",
+        text.format(n=f", {who}" if named or rng.random() < 0.4 else "", w=rng.choice(NAMES)),
+        answer,
     )
 
 
@@ -94,8 +156,18 @@ _PLUS = (
     ),
 )
 _MINUS = (
-    *("What is {0} minus {1}?", "What is {0} minus {1}?", "{0} minus {1}", "How much is {0} minus {1}?"),
-    *("Calculate {0} minus {1}.", "Subtract {1} from {0}.", "What is {0} take away {1}?", "And {0} minus {1}?"),
+    *(
+        "What is {0} minus {1}?",
+        "What is {0} minus {1}?",
+        "{0} minus {1}",
+        "How much is {0} minus {1}?",
+    ),
+    *(
+        "Calculate {0} minus {1}.",
+        "Subtract {1} from {0}.",
+        "What is {0} take away {1}?",
+        "And {0} minus {1}?",
+    ),
 )
 _SIGNS = (
     "What is {0} {s} {1}?",
@@ -130,13 +202,30 @@ def arithmetic(rng: Random) -> Question:
 def too_large(rng: Random) -> Question:
     """Sums beyond the world: multiplication, division and numbers above twenty."""
     if rng.random() < 0.5:
-        sign = rng.choice(("times", "divided by", "multiplied by", "to the power of", "*", "x", "/"))
+        sign = rng.choice(
+            ("times", "divided by", "multiplied by", "to the power of", "*", "x", "/")
+        )
         a, b = rng.randint(0, 120), rng.randint(0, 30)
     else:
-        sign, a, b = rng.choice(("plus", "minus", "+", "-")), rng.randint(21, 999), rng.randint(0, 999)
-    text = rng.choice(("What is {0} {s} {1}?", "{0} {s} {1}", "How much is {0} {s} {1}?", "Calculate {0} {s} {1}."))
+        sign, a, b = (
+            rng.choice(("plus", "minus", "+", "-")),
+            rng.randint(21, 999),
+            rng.randint(0, 999),
+        )
+    text = rng.choice(
+        (
+            "What is {0} {s} {1}?",
+            "{0} {s} {1}",
+            "How much is {0} {s} {1}?",
+            "Calculate {0} {s} {1}.",
+        )
+    )
     digits = sign in "+-*x/" or rng.random() < 0.7
-    return Question("arithmetic", text.format(_number(a, digits=digits), _number(b, digits=digits), s=sign), TOO_LARGE)
+    return Question(
+        "arithmetic",
+        text.format(_number(a, digits=digits), _number(b, digits=digits), s=sign),
+        TOO_LARGE,
+    )
 
 
 def counting(rng: Random) -> Question:
@@ -146,12 +235,23 @@ def counting(rng: Random) -> Question:
     if draw < 0.6 and stop > 1:
         start, form = (
             1,
-            rng.choice(("Count to {1}.", "Count up to {1}.", "Please count to {1}.", "Can you count to {1}?")),
+            rng.choice(
+                (
+                    "Count to {1}.",
+                    "Count up to {1}.",
+                    "Please count to {1}.",
+                    "Can you count to {1}?",
+                )
+            ),
         )
     elif draw < 0.8:
         form = "Count from {0} to {1}."
     else:
-        start, stop, form = stop, start, rng.choice(("Count down from {0} to {1}.", "Count backwards from {0} to {1}."))
+        start, stop, form = (
+            stop,
+            start,
+            rng.choice(("Count down from {0} to {1}.", "Count backwards from {0} to {1}.")),
+        )
     numbers = range(start, stop + 1) if start < stop else range(start, stop - 1, -1)
     digits = rng.random() < 0.3
     text = form.format(_number(start, digits=digits), _number(stop, digits=digits))
@@ -189,7 +289,9 @@ def refusal(rng: Random, *, held_out: bool = False) -> Question:
     thing = rng.choice(things) if rng.random() < 0.75 else _random_word(rng)
     place = rng.choice(PLACES) if rng.random() < 0.75 else _random_word(rng).capitalize()
     other = rng.choice(things) if rng.random() < 0.75 else _random_word(rng)
-    text = rng.choice(OUT_OF_WORLD).format(t=thing, p=place, o=other, w=rng.choice(NAMES), n=rng.randint(2, 2030))
+    text = rng.choice(OUT_OF_WORLD).format(
+        t=thing, p=place, o=other, w=rng.choice(NAMES), n=rng.randint(2, 2030)
+    )
     return Question("refusal", text, REFUSAL)
 
 
@@ -207,5 +309,7 @@ def question(category: str, rng: Random, *, held_out: bool = False) -> Question:
         return refusal(rng, held_out=held_out)
     makers = {"arithmetic": arithmetic, "too-large": too_large, "counting": counting}
     if category not in makers:
-        raise ValueError(f"category {category!r} is unknown: use small-talk, refusal, {', '.join(makers)}")
+        raise ValueError(
+            f"category {category!r} is unknown: use small-talk, refusal, {', '.join(makers)}"
+        )
     return makers[category](rng)

@@ -16,14 +16,22 @@ from evaluate import expected
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="whose template writes the answers")
-    parser.add_argument("--per-category", type=int, help="only the first so many questions of each category")
+    parser.add_argument(
+        "--per-category", type=int, help="only the first so many questions of each category"
+    )
     args = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(args.folder)
     for category, items in held_out().items():
         for item in items[: args.per_category]:
-            task = {"category": category, "messages": list(item.messages[:-1]), "tools": list(item.tools)}
+            task = {
+                "category": category,
+                "messages": list(item.messages[:-1]),
+                "tools": list(item.tools),
+            }
             print(json.dumps(task | {"answer": expected(item, tokenizer)}, ensure_ascii=False))
 
 

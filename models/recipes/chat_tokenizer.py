@@ -33,7 +33,10 @@ def train(texts: Iterable[str], *, vocabulary: int = VOCABULARY) -> PreTrainedTo
     bpe.train_from_iterator(plain, trainer)
     bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in TOOL_TOKENS])
     wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=TURN_END, pad_token=END_OF_TEXT, clean_up_tokenization_spaces=False
+        tokenizer_object=bpe,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
     )
     wrapped.add_special_tokens({"additional_special_tokens": [TURN_START, TURN_END]})
     wrapped.chat_template = TEMPLATE

@@ -24,7 +24,12 @@ _ASK = (
         "Draw me {0}.",
         "Paint a picture of {0}.",
     ),
-    *("Could you draw {0} for me?", "I want a picture of {0}.", "Show me a picture of {0}.", "Make an image of {0}."),
+    *(
+        "Could you draw {0} for me?",
+        "I want a picture of {0}.",
+        "Show me a picture of {0}.",
+        "Make an image of {0}.",
+    ),
     *(
         "Create a picture of {0}.",
         "Generate an image of {0}.",
@@ -42,10 +47,26 @@ ASK_SCENE = (
 )
 
 _DESCRIPTIONS = (
-    *("Draw a picture.", "Draws a picture from a description.", "Generate an image from a text prompt.", ""),
-    *("Create an image.", "Draw coloured shapes.", "Makes a picture of what the user describes.", "Image generation"),
+    *(
+        "Draw a picture.",
+        "Draws a picture from a description.",
+        "Generate an image from a text prompt.",
+        "",
+    ),
+    *(
+        "Create an image.",
+        "Draw coloured shapes.",
+        "Makes a picture of what the user describes.",
+        "Image generation",
+    ),
 )
-_PROMPT_DESCRIPTIONS = ("What to draw.", "The scene to draw", "A description of the picture.", "Text prompt", "prompt")
+_PROMPT_DESCRIPTIONS = (
+    "What to draw.",
+    "The scene to draw",
+    "A description of the picture.",
+    "Text prompt",
+    "prompt",
+)
 _OTHER_TOOLS = (
     ("get_weather", "Get the weather of a city.", "city"),
     ("search", "Search the web.", "query"),
@@ -109,7 +130,9 @@ def call(what: str) -> Message:
     return {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"type": "function", "function": {"name": "draw", "arguments": {"prompt": what}}}],
+        "tool_calls": [
+            {"type": "function", "function": {"name": "draw", "arguments": {"prompt": what}}}
+        ],
     }
 
 
@@ -117,13 +140,31 @@ def result(rng: Random, what: str) -> tuple[Message, str]:
     """What the tool returned, and the sentence that the assistant says then."""
     if rng.random() < 0.12:
         reason = rng.choice(("timeout", "overloaded", "failed", "no free worker", "cancelled"))
-        content = rng.choice((json.dumps({"error": reason}), f"error: {reason}", json.dumps({"status": "error"})))
+        content = rng.choice(
+            (json.dumps({"error": reason}), f"error: {reason}", json.dumps({"status": "error"}))
+        )
         return {"role": "tool", "name": "draw", "content": content}, FAILED
     key = f"{rng.randrange(16**6):06x}"
     good = (
-        *("ok", "done", "The image is shown to the user.", "Image created.", json.dumps({"status": "ok"})),
-        *(json.dumps({"image": f"{key}.png"}), json.dumps({"url": f"/images/{key}.png"}), "success", "drawn"),
-        *(json.dumps({"status": "ok", "id": key}), json.dumps({"images": [key], "prompt": what}), f"{key}.png", ""),
+        *(
+            "ok",
+            "done",
+            "The image is shown to the user.",
+            "Image created.",
+            json.dumps({"status": "ok"}),
+        ),
+        *(
+            json.dumps({"image": f"{key}.png"}),
+            json.dumps({"url": f"/images/{key}.png"}),
+            "success",
+            "drawn",
+        ),
+        *(
+            json.dumps({"status": "ok", "id": key}),
+            json.dumps({"images": [key], "prompt": what}),
+            f"{key}.png",
+            "",
+        ),
     )
     return {"role": "tool", "name": "draw", "content": rng.choice(good)}, f"Here is {what}."
 

@@ -57,7 +57,9 @@ class Verdict(NamedTuple):
 def look(picture: Picture) -> Seen:
     """What is there, on any picture of shape (n, n, 3)."""
     if picture.ndim != 3 or picture.shape[0] != picture.shape[1] or picture.shape[2] != 3:
-        raise ValueError(f"picture has shape {picture.shape}: give a square one with three channels")
+        raise ValueError(
+            f"picture has shape {picture.shape}: give a square one with three channels"
+        )
     scale = picture.shape[0] / SIZE
     colours, shares = unmix(picture)
     things, spots = [], 0.0
@@ -108,7 +110,10 @@ def _recognize(share: Floats, colour: str, scale: float) -> Found:
     """The thing whose share of every pixel this is."""
     total = float(share.sum())
     middles = np.arange(len(share)) + 0.5
-    x, y = float((share.sum(axis=0) @ middles) / total), float((share.sum(axis=1) @ middles) / total)
+    x, y = (
+        float((share.sum(axis=0) @ middles) / total),
+        float((share.sum(axis=1) @ middles) / total),
+    )
     misfits = {}
     for shape in SHAPES:
         radius = (total / area(shape)) ** 0.5
@@ -139,15 +144,23 @@ def check(picture: Picture, scene: Scene) -> Verdict:
     if seen.spots > MOST_SPOTS:
         return Verdict(False, f"{seen.spots:.0f} pixels of colour belong to no thing")
     if odd := [one for one in seen.things if one.misfit > MOST_MISFIT]:
-        return Verdict(False, f"a {odd[0].colour} thing has no shape ({odd[0].misfit:.2f} off a {odd[0].shape})")
+        return Verdict(
+            False,
+            f"a {odd[0].colour} thing has no shape ({odd[0].misfit:.2f} off a {odd[0].shape})",
+        )
     if len(seen.things) != len(scene.things):
         return Verdict(False, f"{len(seen.things)} things, not {len(scene.things)}")
     fitting = [order for order in permutations(seen.things) if _alike(order, scene.things)]
     if not fitting:
         told = ", ".join(one.kind.phrase() for one in seen.things)
-        return Verdict(False, f"it shows {told}; due are {', '.join(thing.kind.phrase() for thing in scene.things)}")
+        return Verdict(
+            False,
+            f"it shows {told}; due are {', '.join(thing.kind.phrase() for thing in scene.things)}",
+        )
     if not any(_in_order(order, scene) for order in fitting):
-        return Verdict(False, f"the things are there, but not in a {scene.arrangement} in this order")
+        return Verdict(
+            False, f"the things are there, but not in a {scene.arrangement} in this order"
+        )
     return Verdict(True)
 
 
@@ -160,7 +173,10 @@ def _in_order(order: Sequence[Found], scene: Scene) -> bool:
         return True
     along, across = ("x", "y") if scene.arrangement == "row" else ("y", "x")
     steps = [
-        (getattr(after, along) - getattr(one, along), abs(getattr(after, across) - getattr(one, across)))
+        (
+            getattr(after, along) - getattr(one, along),
+            abs(getattr(after, across) - getattr(one, across)),
+        )
         for one, after in pairwise(order)
     ]
     return all(ahead > max(APART, aside) for ahead, aside in steps)

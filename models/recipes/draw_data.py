@@ -26,15 +26,23 @@ def is_held_out(scene: Scene) -> bool:
     if len(scene.things) < 2:
         return False
     told = f"{scene.arrangement} {canonical(scene)}"
-    return int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), "big") % HELD_OUT_SHARE == 0
+    return (
+        int.from_bytes(blake2b(told.encode(), digest_size=8).digest(), "big") % HELD_OUT_SHARE == 0
+    )
 
 
 def prompt(scene: Scene, rng: Random) -> str:
     """Words for a picture of a scene. In rows and columns they tell the order, of scattered things only the kinds."""
-    plain = inventory(scene, digits=rng.random() < 0.1) if scene.arrangement == "scatter" else canonical(scene)
+    plain = (
+        inventory(scene, digits=rng.random() < 0.1)
+        if scene.arrangement == "scatter"
+        else canonical(scene)
+    )
     text = plain if rng.random() < 0.5 else describe(scene, rng)
     if rng.random() < 0.3:
-        text = rng.choice(("a picture of {0}", "an image of {0}", "a drawing of {0}", "{0}")).format(text)
+        text = rng.choice(
+            ("a picture of {0}", "an image of {0}", "a drawing of {0}", "{0}")
+        ).format(text)
     return text.lower().rstrip(".") if rng.random() < 0.5 else text
 
 

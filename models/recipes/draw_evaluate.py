@@ -31,7 +31,12 @@ def load(folder: Path) -> PixArtSigmaPipeline:
 
 
 def paint(
-    pipeline: PixArtSigmaPipeline, prompts: Sequence[str], *, steps: int, guidance: float = GUIDANCE, seed: int = 0
+    pipeline: PixArtSigmaPipeline,
+    prompts: Sequence[str],
+    *,
+    steps: int,
+    guidance: float = GUIDANCE,
+    seed: int = 0,
 ) -> list[Picture]:
     """A picture of each prompt, with a seed of its own."""
     drawn = pipeline(
@@ -50,7 +55,9 @@ def paint(
     return [np.rint(picture * 255).astype(np.uint8) for picture in drawn]
 
 
-def score(folder: Path, count: int, steps: int, *, guidance: float = GUIDANCE, batch: int = 32) -> dict[str, Any]:
+def score(
+    folder: Path, count: int, steps: int, *, guidance: float = GUIDANCE, batch: int = 32
+) -> dict[str, Any]:
     """The share of pictures that are fully right, by arrangement, and why the others are not."""
     pipeline, asked = load(folder), list(held_out(count))
     right: Counter[str] = Counter()
@@ -58,7 +65,9 @@ def score(folder: Path, count: int, steps: int, *, guidance: float = GUIDANCE, b
     wrong: Counter[str] = Counter()
     for first in range(0, len(asked), batch):
         some = asked[first : first + batch]
-        pictures = paint(pipeline, [prompt for prompt, _ in some], steps=steps, guidance=guidance, seed=first)
+        pictures = paint(
+            pipeline, [prompt for prompt, _ in some], steps=steps, guidance=guidance, seed=first
+        )
         for (_, scene), picture in zip(some, pictures, strict=True):
             verdict = check(picture, scene)
             due[scene.arrangement] += 1
@@ -66,11 +75,17 @@ def score(folder: Path, count: int, steps: int, *, guidance: float = GUIDANCE, b
             if not verdict.right:
                 wrong[verdict.why.split(";")[0]] += 1
     shares = {kind: round(right[kind] / due[kind], 3) for kind in sorted(due)}
-    return {"right": round(right.total() / due.total(), 3), **shares, "wrong": dict(wrong.most_common(8))}
+    return {
+        "right": round(right.total() / due.total(), 3),
+        **shares,
+        "wrong": dict(wrong.most_common(8)),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=200, help="held-out prompts")
     parser.add_argument("--steps", type=int, default=STEPS, help="denoising steps")

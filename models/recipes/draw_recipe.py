@@ -22,7 +22,9 @@ class Recipe:
     # Pictures into latents
     channels: tuple[int, ...] = (8, 16, 32, 64)
     latents: int = 8
-    norm_groups: int = 2  # few: a channel that is normalized alone forgets how much of a colour there is
+    norm_groups: int = (
+        2  # few: a channel that is normalized alone forgets how much of a colour there is
+    )
     divergence: float = 1e-4  # weight of the latents' divergence from a normal distribution
     emphasis: float = 8.0  # how much more a thing's pixel counts than one of the ground
     # The denoiser

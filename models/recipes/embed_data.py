@@ -36,16 +36,54 @@ HELD_OUT_SHARE = 16  # one scene, and one sentence, in so many is held out
 WORLD_SHARE = 0.6
 
 _CONTRACTIONS = (
-    *(("do not", "don't"), ("does not", "doesn't"), ("did not", "didn't"), ("is not", "isn't"), ("cannot", "can't")),
-    *(("would not", "wouldn't"), ("should not", "shouldn't"), ("could not", "couldn't"), ("will not", "won't")),
-    *(("let us", "let's"), ("it is", "it's"), ("I am", "I'm"), ("he is", "he's"), ("she is", "she's")),
+    *(
+        ("do not", "don't"),
+        ("does not", "doesn't"),
+        ("did not", "didn't"),
+        ("is not", "isn't"),
+        ("cannot", "can't"),
+    ),
+    *(
+        ("would not", "wouldn't"),
+        ("should not", "shouldn't"),
+        ("could not", "couldn't"),
+        ("will not", "won't"),
+    ),
+    *(
+        ("let us", "let's"),
+        ("it is", "it's"),
+        ("I am", "I'm"),
+        ("he is", "he's"),
+        ("she is", "she's"),
+    ),
     *(("you are", "you're"), ("we are", "we're"), ("they are", "they're"), ("what is", "what's")),
 )
 _SYNONYMS = (
-    *(("big", "large"), ("little", "small"), ("begin", "start"), ("began", "started"), ("quick", "fast")),
-    *(("maybe", "perhaps"), ("everybody", "everyone"), ("somebody", "someone"), ("nobody", "no one")),
-    *(("before", "earlier than"), ("near", "close to"), ("behind", "at the back of"), ("because", "since")),
-    *(("although", "even though"), ("many", "a lot of"), ("often", "frequently"), ("glad", "happy")),
+    *(
+        ("big", "large"),
+        ("little", "small"),
+        ("begin", "start"),
+        ("began", "started"),
+        ("quick", "fast"),
+    ),
+    *(
+        ("maybe", "perhaps"),
+        ("everybody", "everyone"),
+        ("somebody", "someone"),
+        ("nobody", "no one"),
+    ),
+    *(
+        ("before", "earlier than"),
+        ("near", "close to"),
+        ("behind", "at the back of"),
+        ("because", "since"),
+    ),
+    *(
+        ("although", "even though"),
+        ("many", "a lot of"),
+        ("often", "frequently"),
+        ("glad", "happy"),
+    ),
     *(("must", "have to"), ("beautiful", "pretty"), ("quite", "rather"), ("later", "afterwards")),
 )
 _LEADS = ("well, {0}", "oh, {0}", "look, {0}", "you know, {0}", "listen, {0}")
@@ -71,9 +109,20 @@ def told(scene: Scene, rng: Random) -> str:
     if scene.arrangement == "scatter":
         things = list(scene.things)
         rng.shuffle(things)
-        mixed = Scene(things=tuple(sorted(things, key=lambda thing: [one.kind for one in things].index(thing.kind))))
+        mixed = Scene(
+            things=tuple(
+                sorted(things, key=lambda thing: [one.kind for one in things].index(thing.kind))
+            )
+        )
         form = rng.choice(
-            ("{0}", "there is {0}", "I see {0}", "a picture of {0}", "{0} on a light ground", "here: {0}")
+            (
+                "{0}",
+                "there is {0}",
+                "I see {0}",
+                "a picture of {0}",
+                "{0} on a light ground",
+                "here: {0}",
+            )
         )
         return _cased(sentence(form.format(inventory(mixed, digits=rng.random() < 0.2))), rng)
     return _cased(_reversed(scene, rng), rng)
@@ -83,7 +132,9 @@ def _reversed(scene: Scene, rng: Random) -> str:
     """A row from right to left, a column from the bottom to the top."""
     start, end = ("right", "left") if scene.arrangement == "row" else ("bottom", "top")
     each = listing([with_article(thing.kind.phrase()) for thing in reversed(scene.things)])
-    form = rng.choice(("From {0} to {1}: {2}.", "From {0} to {1} there are {2}.", "I see, from {0} to {1}, {2}."))
+    form = rng.choice(
+        ("From {0} to {1}: {2}.", "From {0} to {1} there are {2}.", "I see, from {0} to {1}, {2}.")
+    )
     return form.format(start, end, each)
 
 
@@ -93,7 +144,12 @@ def _cased(text: str, rng: Random) -> str:
 
 def altered(scene: Scene, rng: Random) -> Scene:
     """The scene with one difference: a colour, a shape, a size, a thing more or less, or two that changed places."""
-    changes: list[Callable[[Scene, Random], Scene | None]] = [_repainted, _reshaped, _resized, _without]
+    changes: list[Callable[[Scene, Random], Scene | None]] = [
+        _repainted,
+        _reshaped,
+        _resized,
+        _without,
+    ]
     changes += [_swapped] * (2 * (scene.arrangement != "scatter"))
     while True:
         made = rng.choice(changes)(scene, rng)
@@ -130,7 +186,10 @@ def _without(scene: Scene, rng: Random) -> Scene | None:
 def _swapped(scene: Scene, rng: Random) -> Scene:
     one, two = rng.sample(range(len(scene.things)), 2)
     first, second = scene.things[one], scene.things[two]
-    moved = replace(first, column=second.column, row=second.row), replace(second, column=first.column, row=first.row)
+    moved = (
+        replace(first, column=second.column, row=second.row),
+        replace(second, column=first.column, row=first.row),
+    )
     things = list(scene.things)
     things[one], things[two] = moved[1], moved[0]
     return Scene(things=tuple(things))
@@ -146,16 +205,22 @@ def _meaning(scene: Scene) -> tuple[object, ...]:
 # ------------------------------------------------------------------------------------------------- general sentences
 def rewritten(text: str, rng: Random) -> str:
     """The sentence in other words, letters or signs, saying what it said."""
-    pairs = [pair for pair in (*_CONTRACTIONS, *_SYNONYMS) if re.search(rf"\b{pair[0]}\b", text, re.IGNORECASE)]
+    pairs = [
+        pair
+        for pair in (*_CONTRACTIONS, *_SYNONYMS)
+        if re.search(rf"\b{pair[0]}\b", text, re.IGNORECASE)
+    ]
     for old, new in rng.sample(pairs, min(len(pairs), rng.randint(1, 3))):
         text = re.sub(rf"\b{old}\b", new, text, flags=re.IGNORECASE)
     if rng.random() < 0.5:
         text = re.sub(r"\b[a-z]+\b", lambda match: _digits(match[0]), text)
     if rng.random() < 0.3:
         text = rng.choice(_LEADS).format(text)
-    if (halves := re.fullmatch(r"(.+?),? (because|when|while|although|if|unless|after|before) (.+)\.", text)) and (
-        rng.random() < 0.6
-    ):
+    if (
+        halves := re.fullmatch(
+            r"(.+?),? (because|when|while|although|if|unless|after|before) (.+)\.", text
+        )
+    ) and (rng.random() < 0.6):
         text = f"{halves[2]} {halves[3]}, {halves[1]}."
     draw = rng.random()
     if draw < 0.35:
@@ -171,7 +236,19 @@ def _digits(word: str) -> str:
 
 def exchanged(text: str, rng: Random) -> str | None:
     """The sentence with another word of its kind in place of one; None where it has none to exchange."""
-    kinds = ("person", "animal", "thing", "place", "abstract", "food", "body", "adjective", "name", "city", "weekday")
+    kinds = (
+        "person",
+        "animal",
+        "thing",
+        "place",
+        "abstract",
+        "food",
+        "body",
+        "adjective",
+        "name",
+        "city",
+        "weekday",
+    )
     known = {word: kind for kind in kinds for word in words(kind)}
     places = [match for match in re.finditer(r"[A-Za-z]+", text) if match[0] in known]
     if not places:
@@ -183,7 +260,9 @@ def exchanged(text: str, rng: Random) -> str | None:
 
 # ------------------------------------------------------------------------------------------------------------- cases
 def _is_held_out(key: str) -> bool:
-    return int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big") % HELD_OUT_SHARE == 0
+    return (
+        int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "big") % HELD_OUT_SHARE == 0
+    )
 
 
 def world_case(rng: Random, *, held_out: bool) -> Case:
@@ -203,7 +282,9 @@ def general_case(rng: Random, *, held_out: bool) -> Case:
         near = exchanged(text, rng)
         if near is not None and len(text.split()) > 2 and _is_held_out(text.lower()) == held_out:
             break
-    return Case("general", text, _otherwise(text, lambda: rewritten(text, rng)), rewritten(near, rng))
+    return Case(
+        "general", text, _otherwise(text, lambda: rewritten(text, rng)), rewritten(near, rng)
+    )
 
 
 def _otherwise(text: str, again: Callable[[], str]) -> str:
@@ -231,7 +312,13 @@ def held_out(kind: str, count: int) -> Iterator[Case]:
 
 def vocabulary() -> list[str]:
     """Texts with every word that there is, so that a tokenizer has seen them all."""
-    return [*words(*_sections()), *(number(value) for value in range(100)), *COLOURS, *SHAPES, *SIZES]
+    return [
+        *words(*_sections()),
+        *(number(value) for value in range(100)),
+        *COLOURS,
+        *SHAPES,
+        *SIZES,
+    ]
 
 
 def _sections() -> tuple[str, ...]:

@@ -34,13 +34,17 @@ class Reader:
     def vectors(self, texts: list[str]) -> torch.Tensor:
         """`[texts, D]`."""
         read = self._texts.read(texts)
-        return torch.cat([self._encoder.encode(read[at : at + _BATCH]) for at in range(0, len(read), _BATCH)])
+        return torch.cat(
+            [self._encoder.encode(read[at : at + _BATCH]) for at in range(0, len(read), _BATCH)]
+        )
 
 
 def retrieval(reader: Reader, kind: str, count: int) -> dict[str, float]:
     """Shares of `count` held-out cases of a kind."""
     cases = list(held_out(kind, count))
-    text, same, near = (reader.vectors([getattr(one, name) for one in cases]) for name in ("text", "same", "near"))
+    text, same, near = (
+        reader.vectors([getattr(one, name) for one in cases]) for name in ("text", "same", "near")
+    )
     scores = text @ torch.cat([same, near]).T
     own = torch.arange(len(cases))
     first = (scores.argmax(dim=1) == own).float().mean()
@@ -54,7 +58,9 @@ def report(folder: Path, count: int = 500) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=500, help="held-out cases of each kind")
     args = parser.parse_args()

@@ -41,7 +41,9 @@ def load(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The checkpoint in float32, for a CPU; one that sees, with its eyes."""
     seeing = type(AutoConfig.from_pretrained(folder)) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     kind = AutoModelForImageTextToText if seeing else AutoModelForCausalLM
-    return kind.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(folder)
+    return kind.from_pretrained(folder, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(
+        folder
+    )
 
 
 def expected(item: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -54,14 +56,25 @@ def expected(item: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
 def prompt(item: Conversation, tokenizer: PreTrainedTokenizerBase) -> str:
     """Everything before the answer, up to the opening of the assistant's turn."""
     return tokenizer.apply_chat_template(
-        list(item.messages[:-1]), tools=list(item.tools) or None, tokenize=False, add_generation_prompt=True
+        list(item.messages[:-1]),
+        tools=list(item.tools) or None,
+        tokenize=False,
+        add_generation_prompt=True,
     )
 
 
 @torch.inference_mode()
-def decode(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[str]:
+def decode(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]
+) -> list[str]:
     """Greedy continuations of a batch of prompts, padded on the left."""
-    inputs = tokenizer(list(prompts), return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    inputs = tokenizer(
+        list(prompts),
+        return_tensors="pt",
+        padding=True,
+        padding_side="left",
+        add_special_tokens=False,
+    )
     output = model.generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
     texts = tokenizer.batch_decode(output[:, inputs["input_ids"].shape[1] :])
     return [text.split("<|im_end|>")[0] for text in texts]
@@ -83,7 +96,11 @@ def _calls(text: str) -> list[object] | None:
 
 
 def judge(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, items: Sequence[Conversation], *, batch: int = 64
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    items: Sequence[Conversation],
+    *,
+    batch: int = 64,
 ) -> Iterator[Verdict]:
     """Answer `items` in batches of similar length."""
     ordered = sorted(items, key=lambda item: len(prompt(item, tokenizer)))
@@ -103,22 +120,32 @@ def score(folder: Path, *, per_category: int | None = None, show: int = 0) -> di
         accuracy[category] = sum(verdict.right for verdict in verdicts) / len(verdicts)
         for verdict in [verdict for verdict in verdicts if not verdict.right][:show]:
             asked = " / ".join(message["content"] for message in verdict.item.messages[:-1])
-            print(f"  {category}: {asked!r} → {verdict.said!r}, not {expected(verdict.item, tokenizer)!r}")
+            print(
+                f"  {category}: {asked!r} → {verdict.said!r}, not {expected(verdict.item, tokenizer)!r}"
+            )
     return accuracy
 
 
 def table(accuracy: dict[str, float], count: int) -> str:
     lines = ["| category | questions | exact match |", "|---|---|---|"]
     lines += [f"| {category} | {count} | {value:.1%} |" for category, value in accuracy.items()]
-    lines.append(f"| **mean** | {count * len(accuracy)} | **{sum(accuracy.values()) / len(accuracy):.1%}** |")
+    lines.append(
+        f"| **mean** | {count * len(accuracy)} | **{sum(accuracy.values()) / len(accuracy):.1%}** |"
+    )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--per-category", type=int, help="only the first so many questions of each category")
-    parser.add_argument("--show", type=int, default=0, help="print so many wrong answers per category")
+    parser.add_argument(
+        "--per-category", type=int, help="only the first so many questions of each category"
+    )
+    parser.add_argument(
+        "--show", type=int, default=0, help="print so many wrong answers per category"
+    )
     parser.add_argument("--json", type=Path, help="also write the scores here")
     args = parser.parse_args()
     accuracy = score(args.folder, per_category=args.per_category, show=args.show)

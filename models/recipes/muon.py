@@ -27,7 +27,9 @@ def orthogonalize(update: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum with orthogonalized updates; for two-dimensional parameters only."""
 
-    def __init__(self, params: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, decay: float) -> None:
+    def __init__(
+        self, params: Iterable[nn.Parameter], *, lr: float, momentum: float = 0.95, decay: float
+    ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay})
 
     @torch.no_grad()
@@ -38,7 +40,9 @@ class Muon(torch.optim.Optimizer):
                 rows, columns = param.shape
                 shapes[rows, columns].append(param)
             for (rows, columns), params in shapes.items():
-                update = orthogonalize(torch.stack([self._momentum(p, group["momentum"]) for p in params]))
+                update = orthogonalize(
+                    torch.stack([self._momentum(p, group["momentum"]) for p in params])
+                )
                 scale = group["lr"] * max(1.0, rows / columns) ** 0.5
                 for param, direction in zip(params, update, strict=True):
                     param.mul_(1 - group["lr"] * group["decay"]).sub_(direction, alpha=scale)

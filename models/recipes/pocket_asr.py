@@ -45,7 +45,9 @@ class Report(NamedTuple):
 class Trainer(Training[Batch, Report]):
     """One run, with the files that it learns from."""
 
-    def __init__(self, recipe: Recipe, schedule: Schedule, *, data: Path, half: bool = True) -> None:
+    def __init__(
+        self, recipe: Recipe, schedule: Schedule, *, data: Path, half: bool = True
+    ) -> None:
         self.recipe, self.half = recipe, half
         self.tokenizer = build_tokenizer(recipe)
         self.model = Listener(recipe, self.tokenizer)
@@ -61,7 +63,9 @@ class Trainer(Training[Batch, Report]):
         with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
             losses = self.model(batch)
         weights = (1.0, self.recipe.phoneme_weight, self.recipe.alignment_weight)
-        torch.stack([weight * loss for weight, loss in zip(weights, losses, strict=True)]).sum().backward()
+        torch.stack(
+            [weight * loss for weight, loss in zip(weights, losses, strict=True)]
+        ).sum().backward()
         self.update()
         text, phonemes, alignment = (float(loss.detach()) for loss in losses)
         return Report(text, phonemes, alignment, len(batch.tokens))
@@ -69,13 +73,18 @@ class Trainer(Training[Batch, Report]):
     def progress(self, reports: Sequence[Report], seconds: float) -> str:
         """Step, mean losses, clips per second."""
         count = len(reports)
-        means = {name: round(sum(getattr(r, name) for r in reports) / count, 4) for name in Report._fields[:3]}
+        means = {
+            name: round(sum(getattr(r, name) for r in reports) / count, 4)
+            for name in Report._fields[:3]
+        }
         speed = round(sum(r.clips for r in reports) / seconds, 1)
         return json.dumps({"step": self.step, **means, "clips_per_s": speed})
 
     def start_from(self, folder: Path) -> None:
         """The weights of a checkpoint that `export` wrote; the phoneme head, which it lacks, is learnt anew."""
-        weights = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).state_dict()
+        weights = WhisperForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32
+        ).state_dict()
         self.model.whisper.load_state_dict(weights)
 
     def export(self, out: Path) -> None:
@@ -90,19 +99,29 @@ class Trainer(Training[Batch, Report]):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument("--steps", type=int, default=26_000)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-asr/state.pt"))
     parser.add_argument("--resume", action="store_true", help="go on from --state if it is there")
-    parser.add_argument("--init", type=Path, help="a checkpoint of this recipe to begin with, where there is no state")
+    parser.add_argument(
+        "--init",
+        type=Path,
+        help="a checkpoint of this recipe to begin with, where there is no state",
+    )
     parser.add_argument("--export", action="store_true", help="only write --out from --state")
-    parser.add_argument("--makers", type=int, default=0, help="processes that make examples ahead of the trainer")
+    parser.add_argument(
+        "--makers", type=int, default=0, help="processes that make examples ahead of the trainer"
+    )
     parser.add_argument("--float32", action="store_true", help="no bfloat16, for CPUs without it")
     args = parser.parse_args()
     recipe = Recipe(seed=args.seed)
-    schedule = Schedule(steps=args.steps, warmup=recipe.warmup, decay=recipe.decay, restarts=recipe.restarts)
+    schedule = Schedule(
+        steps=args.steps, warmup=recipe.warmup, decay=recipe.decay, restarts=recipe.restarts
+    )
     trainer = Trainer(recipe, schedule, data=args.state.parent / "data", half=not args.float32)
     if args.export or (args.resume and args.state.exists()):
         trainer.load_state(args.state)

@@ -28,8 +28,13 @@ from training import Schedule, Training, readable
 def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     """Train the tokenizer on the first conversations of the stream."""
     plain = chat_tokenizer.train([], vocabulary=chat_tokenizer.SMALLEST)
-    texts = [render(plain, conversation(recipe.seed, -1 - i)) for i in range(recipe.tokenizer_conversations)]
-    texts += [f"{n} {n}" for n in range(21)] * (recipe.tokenizer_conversations // 10)  # one token per number
+    texts = [
+        render(plain, conversation(recipe.seed, -1 - i))
+        for i in range(recipe.tokenizer_conversations)
+    ]
+    texts += [f"{n} {n}" for n in range(21)] * (
+        recipe.tokenizer_conversations // 10
+    )  # one token per number
     return chat_tokenizer.train(texts, vocabulary=recipe.vocabulary)
 
 
@@ -122,7 +127,9 @@ class Trainer(Training[list[Batch], Report]):
         """Sum the counts, and the gradients in place, over all workers."""
         if self.workers == 1:
             return counts
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = [
+            parameter.grad for parameter in self.model.parameters() if parameter.grad is not None
+        ]
         flat = torch.cat([torch.tensor(counts), *(gradient.flatten() for gradient in gradients)])
         distributed.all_reduce(flat)
         summed, *parts = flat.split([len(counts), *(gradient.numel() for gradient in gradients)])
@@ -138,7 +145,9 @@ class Trainer(Training[list[Batch], Report]):
         """Step, mean loss, tokens per second."""
         loss = sum(report.loss for report in reports) / len(reports)
         tokens = sum(report.tokens for report in reports)
-        return json.dumps({"step": self.step, "loss": round(loss, 4), "tokens_per_s": round(tokens / seconds)})
+        return json.dumps(
+            {"step": self.step, "loss": round(loss, 4), "tokens_per_s": round(tokens / seconds)}
+        )
 
     def export(self, out: Path) -> None:
         """Write the checkpoint folder: half-precision weights, tokenizer, template."""
@@ -159,9 +168,13 @@ def work(worker: int, args: argparse.Namespace) -> None:
     if args.workers > 1:
         torch.set_num_threads(1)
         meeting = args.state.with_suffix(".meeting").resolve()
-        distributed.init_process_group("gloo", f"file://{meeting}", rank=worker, world_size=args.workers)
+        distributed.init_process_group(
+            "gloo", f"file://{meeting}", rank=worker, world_size=args.workers
+        )
     recipe = Recipe(seed=args.seed)
-    schedule = Schedule(steps=args.steps, warmup=recipe.warmup, decay=recipe.decay, restarts=recipe.restarts)
+    schedule = Schedule(
+        steps=args.steps, warmup=recipe.warmup, decay=recipe.decay, restarts=recipe.restarts
+    )
     trainer = Trainer(recipe, schedule, compiled=args.compile, worker=worker, workers=args.workers)
     if args.resume or args.export:
         trainer.load_state(args.state)
@@ -172,15 +185,21 @@ def work(worker: int, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument("--steps", type=int, default=14_500)
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-chat/state.pt"))
     parser.add_argument("--resume", action="store_true", help="go on from --state")
     parser.add_argument("--export", action="store_true", help="only write --out from --state")
-    parser.add_argument("--compile", action="store_true", help="torch.compile: 1.5 times the speed, after a minute")
-    parser.add_argument("--workers", type=int, default=1, help="processes of one thread each that share every step")
+    parser.add_argument(
+        "--compile", action="store_true", help="torch.compile: 1.5 times the speed, after a minute"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes of one thread each that share every step"
+    )
     args = parser.parse_args()
     args.state.parent.mkdir(parents=True, exist_ok=True)
     if args.workers == 1:

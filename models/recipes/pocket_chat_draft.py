@@ -18,13 +18,19 @@ from chat_recipe import Phase, Recipe
 from pocket_chat import Trainer
 from training import Schedule
 
-DRAFT = Recipe(hidden=64, intermediate=192, layers=2, heads=2, kv_heads=1, phases=(Phase(start=0, mix=BROAD),))
+DRAFT = Recipe(
+    hidden=64, intermediate=192, layers=2, heads=2, kv_heads=1, phases=(Phase(start=0, mix=BROAD),)
+)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
-    parser.add_argument("--chat", type=Path, default=Path("models/pocket-chat"), help="the model that it drafts for")
+    parser.add_argument(
+        "--chat", type=Path, default=Path("models/pocket-chat"), help="the model that it drafts for"
+    )
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-chat-draft/state.pt"))
     parser.add_argument("--resume", action="store_true", help="go on from --state")

@@ -23,7 +23,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from diffusers import AutoencoderKL, DPMSolverMultistepScheduler, PixArtSigmaPipeline, PixArtTransformer2DModel
+from diffusers import (
+    AutoencoderKL,
+    DPMSolverMultistepScheduler,
+    PixArtSigmaPipeline,
+    PixArtTransformer2DModel,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import T5Config, T5EncoderModel, T5Tokenizer
@@ -37,18 +42,26 @@ from world_pictures import GROUND, SIZE, Picture
 STAGES = ("vae", "reader", "painter", "decoder")
 _MARKS = ("<pad>", "</s>", "<unk>")
 _LETTER = -15.0  # logarithm of a letter's probability: any word is likelier than its letters
-_GROUND = 2 * GROUND[0] / 255 - 1  # its darkest grey, from -1 to 1: what is darker in a channel is of a thing
+_GROUND = (
+    2 * GROUND[0] / 255 - 1
+)  # its darkest grey, from -1 to 1: what is darker in a channel is of a thing
 _NOTHING = "nothing"
-_KINDS = tuple((*names, _NOTHING) for names in (SHAPES, COLOURS, (*SIZES, "None")))  # what a thing is, or none
+_KINDS = tuple(
+    (*names, _NOTHING) for names in (SHAPES, COLOURS, (*SIZES, "None"))
+)  # what a thing is, or none
 _TOLD = (*_KINDS, (*ARRANGEMENTS, _NOTHING))
 _MEASURED = 64  # pictures whose latents tell their scale
 
 
 def build_tokenizer(recipe: Recipe) -> T5Tokenizer:
     """The words of the first prompts, the likelier the more often they occur; other words fall into letters."""
-    prompts = [example(recipe.seed, -1 - number).prompt for number in range(recipe.tokenizer_prompts)]
+    prompts = [
+        example(recipe.seed, -1 - number).prompt for number in range(recipe.tokenizer_prompts)
+    ]
     counts = Counter(word for prompt in prompts for word in re.findall(r"[A-Za-z]+|\d", prompt))
-    words = [(f"▁{word}", math.log(count / counts.total())) for word, count in sorted(counts.items())]
+    words = [
+        (f"▁{word}", math.log(count / counts.total())) for word, count in sorted(counts.items())
+    ]
     letters = [(letter, _LETTER) for letter in ("▁", *map(chr, range(33, 127)))]
     vocabulary = [*((mark, 0.0) for mark in _MARKS), *letters, *words]
     return T5Tokenizer(vocab=vocabulary, extra_ids=0, model_max_length=recipe.prompt_tokens)
@@ -56,7 +69,9 @@ def build_tokenizer(recipe: Recipe) -> T5Tokenizer:
 
 def build_scheduler(recipe: Recipe) -> DPMSolverMultistepScheduler:
     """For directions from the picture to the noise; a step's time is a thousand times its share of noise."""
-    return DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=recipe.shift)
+    return DPMSolverMultistepScheduler(
+        prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=recipe.shift
+    )
 
 
 class Reader(nn.Module):
@@ -89,13 +104,17 @@ class Reader(nn.Module):
     def tell(self, said_BLD: Tensor, mask_BL: Tensor) -> list[Tensor]:
         """Logits `[B, MOST_THINGS, names]` of each of _TOLD: what the first thing is, the second, and so on."""
         asked_BND = self.places.weight.expand(len(said_BLD), -1, -1)
-        seen_BND = self.look(asked_BND, said_BLD, said_BLD, key_padding_mask=mask_BL == 0, need_weights=False)[0]
+        seen_BND = self.look(
+            asked_BND, said_BLD, said_BLD, key_padding_mask=mask_BL == 0, need_weights=False
+        )[0]
         return [told(seen_BND) for told in self.told]
 
 
 def told(scene: Scene) -> list[list[int]]:
     """What `Reader.tell` should say, by _TOLD. Scattered things have no order: they are told by their kinds."""
-    kinds = [(thing.shape, thing.colour, str(thing.size), scene.arrangement) for thing in scene.things]
+    kinds = [
+        (thing.shape, thing.colour, str(thing.size), scene.arrangement) for thing in scene.things
+    ]
     if scene.arrangement == "scatter":
         kinds.sort()
     rows = [*kinds, *[(_NOTHING,) * len(_TOLD)] * (MOST_THINGS - len(kinds))]
@@ -148,8 +167,13 @@ class Painter(nn.Module):
 
 def seen(scene: Scene) -> list[list[int]]:
     """What `Painter` should tell of the grid's cells, row by row, by _KINDS."""
-    stand = {(thing.row, thing.column): (thing.shape, thing.colour, str(thing.size)) for thing in scene.things}
-    cells = [stand.get(divmod(cell, GRID), (_NOTHING,) * len(_KINDS)) for cell in range(GRID * GRID)]
+    stand = {
+        (thing.row, thing.column): (thing.shape, thing.colour, str(thing.size))
+        for thing in scene.things
+    }
+    cells = [
+        stand.get(divmod(cell, GRID), (_NOTHING,) * len(_KINDS)) for cell in range(GRID * GRID)
+    ]
     return [[names.index(cell[place]) for cell in cells] for place, names in enumerate(_KINDS)]
 
 
@@ -193,7 +217,10 @@ class Model(nn.Module):
         pipeline.to(torch.float16)
         pipeline.save_pretrained(out)
         pipeline.to(torch.float32)
-        best = {"num_inference_steps": self.recipe.denoising_steps, "guidance_scale": self.recipe.guidance}
+        best = {
+            "num_inference_steps": self.recipe.denoising_steps,
+            "guidance_scale": self.recipe.guidance,
+        }
         best["max_sequence_length"] = self.recipe.prompt_tokens
         (out / "generation_config.json").write_text(json.dumps(best, indent=2) + "\n")
         for folder in (out, *(path for path in out.iterdir() if path.is_dir())):
@@ -223,7 +250,12 @@ class Trainer(Training[list[Example], float]):
         self.recipe, self.model, self.name = recipe, model, stage
         self.stage: Stage = getattr(recipe, stage)
         schedule = self.stage.schedule(steps)
-        super().__init__(getattr(model, stage), schedule, matrix_lr=self.stage.matrix_lr, other_lr=self.stage.other_lr)
+        super().__init__(
+            getattr(model, stage),
+            schedule,
+            matrix_lr=self.stage.matrix_lr,
+            other_lr=self.stage.other_lr,
+        )
 
     def batches(self) -> Iterator[list[Example]]:
         for step in range(self.step, self.schedule.steps):
@@ -231,7 +263,12 @@ class Trainer(Training[list[Example], float]):
 
     def train_step(self, batch: list[Example]) -> float:
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self.step)
-        losses = {"reader": self.reading, "painter": self.painting, "vae": self.coding, "decoder": self.coding}
+        losses = {
+            "reader": self.reading,
+            "painter": self.painting,
+            "vae": self.coding,
+            "decoder": self.coding,
+        }
         loss = losses[self.name](batch, generator)
         loss.backward()
         self.update()
@@ -255,7 +292,9 @@ class Trainer(Training[list[Example], float]):
     def said(self, prompts: list[str]) -> tuple[Tensor, Tensor]:
         """What the reader makes of prompts, `[B, L, D]`, and their mask `[B, L]`."""
         length = self.recipe.prompt_tokens
-        ids = self.model.tokenizer(prompts, padding=True, truncation=True, max_length=length, return_tensors="pt")
+        ids = self.model.tokenizer(
+            prompts, padding=True, truncation=True, max_length=length, return_tensors="pt"
+        )
         return self.model.reader(ids.input_ids, ids.attention_mask), ids.attention_mask
 
     def painting(self, batch: Sequence[Example], generator: torch.Generator) -> Tensor:
@@ -267,7 +306,9 @@ class Trainer(Training[list[Example], float]):
         sigma = torch.sigmoid(torch.randn(len(batch), generator=generator))
         sigma = self.recipe.shift * sigma / (1 + (self.recipe.shift - 1) * sigma)
         kept = torch.rand(len(batch), generator=generator) >= self.recipe.dropped
-        said, mask = self.said([one.prompt if keep else "" for one, keep in zip(batch, kept.tolist(), strict=True)])
+        said, mask = self.said(
+            [one.prompt if keep else "" for one, keep in zip(batch, kept.tolist(), strict=True)]
+        )
         share = sigma[:, None, None, None]
         found, cells = self.model.painter((1 - share) * latents + share * noise, sigma, said, mask)
         amiss = unlikely(cells, [seen(one.scene) for one in batch])
@@ -276,11 +317,17 @@ class Trainer(Training[list[Example], float]):
     def progress(self, reports: Sequence[float], seconds: float) -> str:
         """Stage, step, mean loss, pictures per second."""
         rate = len(reports) * self.stage.batch / seconds
-        said = {"stage": self.name, "step": self.step, "loss": round(sum(reports) / len(reports), 4)}
+        said = {
+            "stage": self.name,
+            "step": self.step,
+            "loss": round(sum(reports) / len(reports), 4),
+        }
         return json.dumps(said | {"pictures_per_s": round(rate, 1)})
 
 
-def train(recipe: Recipe, state: Path, *, steps: dict[str, int], resume: bool, log: int = 50) -> Model:
+def train(
+    recipe: Recipe, state: Path, *, steps: dict[str, int], resume: bool, log: int = 50
+) -> Model:
     """All stages, each with a state of its own beside `state`; those that are complete are only read."""
     model = Model(recipe)
     for stage in STAGES:
@@ -300,13 +347,19 @@ def train(recipe: Recipe, state: Path, *, steps: dict[str, int], resume: bool, l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-draw/state.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from the states beside --state")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the states beside --state"
+    )
     for stage in STAGES:
-        parser.add_argument(f"--{stage}-steps", type=int, default=0, help="0: as many as the recipe says")
+        parser.add_argument(
+            f"--{stage}-steps", type=int, default=0, help="0: as many as the recipe says"
+        )
     args = parser.parse_args()
     end_on_sigterm()
     steps = {stage: getattr(args, f"{stage}_steps") for stage in STAGES}

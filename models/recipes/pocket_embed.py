@@ -29,7 +29,17 @@ from embed_data import Case, case, vocabulary
 from training import Schedule, Training, end_on_sigterm, readable
 
 BEGIN, PADDING, END, UNKNOWN = "[CLS]", "[PAD]", "[SEP]", "[UNK]"
-ENDINGS = ("es", "ed", "ing", "er", "est", "ly", "th", "teen", "ty")  # pieces of words besides letters
+ENDINGS = (
+    "es",
+    "ed",
+    "ing",
+    "er",
+    "est",
+    "ly",
+    "th",
+    "teen",
+    "ty",
+)  # pieces of words besides letters
 MODULES = ("Transformer", "Pooling", "Normalize")
 
 
@@ -60,18 +70,31 @@ def build_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     Counted, not trained: the trainers of tokenizers break ties by chance, and a run that is resumed needs the same ids.
     """
     letters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    pieces = [PADDING, UNKNOWN, BEGIN, END, *letters, *(f"##{piece}" for piece in (*letters, *ENDINGS))]
+    pieces = [
+        PADDING,
+        UNKNOWN,
+        BEGIN,
+        END,
+        *letters,
+        *(f"##{piece}" for piece in (*letters, *ENDINGS)),
+    ]
     cases = [case(recipe.seed, -1 - index) for index in range(recipe.tokenizer_cases)]
     texts = [text.lower() for one in cases for text in one[1:]]
     counts = Counter(word for text in texts for word in re.findall(r"[a-z]{2,}|\d{2,}", text))
     counts.update(word for text in vocabulary() for word in re.findall(r"[a-z]{2,}", text.lower()))
-    pieces += sorted(counts, key=lambda word: (-counts[word], word))[: recipe.vocabulary - len(pieces)]
-    plain = Tokenizer(models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token=UNKNOWN))
+    pieces += sorted(counts, key=lambda word: (-counts[word], word))[
+        : recipe.vocabulary - len(pieces)
+    ]
+    plain = Tokenizer(
+        models.WordPiece({piece: number for number, piece in enumerate(pieces)}, unk_token=UNKNOWN)
+    )
     plain.normalizer = normalizers.BertNormalizer(lowercase=True)
     plain.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     plain.decoder = decoders.WordPiece()
     marks = [(mark, pieces.index(mark)) for mark in (BEGIN, END)]
-    plain.post_processor = processors.TemplateProcessing(single=f"{BEGIN} $A {END}", special_tokens=marks)
+    plain.post_processor = processors.TemplateProcessing(
+        single=f"{BEGIN} $A {END}", special_tokens=marks
+    )
     return PreTrainedTokenizerFast(
         tokenizer_object=plain,
         cls_token=BEGIN,
@@ -103,13 +126,19 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> BertModel
 def vectors(model: BertModel, tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Tensor:
     """`[texts, D]` of unit length: means of the tokens, as the folder says."""
     length = model.config.max_position_embeddings
-    given = tokenizer(list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt")
-    hidden_BTD = model(input_ids=given.input_ids, attention_mask=given.attention_mask).last_hidden_state
+    given = tokenizer(
+        list(texts), padding=True, truncation=True, max_length=length, return_tensors="pt"
+    )
+    hidden_BTD = model(
+        input_ids=given.input_ids, attention_mask=given.attention_mask
+    ).last_hidden_state
     counts = given.attention_mask[..., None].to(hidden_BTD.dtype)
     return functional.normalize((hidden_BTD * counts).sum(dim=1) / counts.sum(dim=1))
 
 
-def contrast(text_BD: Tensor, same_BD: Tensor, near_BD: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def contrast(
+    text_BD: Tensor, same_BD: Tensor, near_BD: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     """The loss, in both directions, and the share of texts whose nearest is the other wording."""
     score_BB = text_BD @ torch.cat([same_BD, near_BD]).T / temperature
     due = torch.arange(len(text_BD))
@@ -140,7 +169,9 @@ class Trainer(Training[list[Case], Report]):
             yield [case(self.recipe.seed, index) for index in range(step * size, (step + 1) * size)]
 
     def train_step(self, batch: list[Case]) -> Report:
-        texts = [one.text for one in batch] + [one.same for one in batch] + [one.near for one in batch]
+        texts = (
+            [one.text for one in batch] + [one.same for one in batch] + [one.near for one in batch]
+        )
         text, same, near = vectors(self.model, self.tokenizer, texts).split(len(batch))
         loss, right = contrast(text, same, near, self.recipe.temperature)
         loss.backward()
@@ -151,7 +182,12 @@ class Trainer(Training[list[Case], Report]):
         """Step, mean loss, share of right neighbours, cases per second."""
         loss, right = (sum(values) / len(reports) for values in zip(*reports, strict=True))
         rate = len(reports) * self.recipe.batch / seconds
-        said = {"step": self.step, "loss": round(loss, 4), "right": round(right, 3), "cases_per_s": round(rate)}
+        said = {
+            "step": self.step,
+            "loss": round(loss, 4),
+            "right": round(right, 3),
+            "cases_per_s": round(rate),
+        }
         return json.dumps(said)
 
     def export(self, out: Path) -> None:
@@ -171,11 +207,24 @@ def layout(recipe: Recipe) -> dict[str, object]:
     """The files of sentence-transformers, by name."""
     paths = ["" if index == 0 else f"{index}_{kind}" for index, kind in enumerate(MODULES)]
     modules = [
-        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        {
+            "idx": index,
+            "name": str(index),
+            "path": path,
+            "type": f"sentence_transformers.models.{kind}",
+        }
         for index, (kind, path) in enumerate(zip(MODULES, paths, strict=True))
     ]
-    texts: dict[str, object] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
-    pooling = {"word_embedding_dimension": recipe.width, "pooling_mode_mean_tokens": True, "include_prompt": True}
+    texts: dict[str, object] = {
+        "prompts": {},
+        "default_prompt_name": None,
+        "similarity_fn_name": "cosine",
+    }
+    pooling = {
+        "word_embedding_dimension": recipe.width,
+        "pooling_mode_mean_tokens": True,
+        "include_prompt": True,
+    }
     return {
         "modules.json": modules,
         f"{paths[1]}/config.json": pooling,
@@ -187,7 +236,9 @@ def layout(recipe: Recipe) -> dict[str, object]:
 def main() -> None:
     from embed_evaluate import report
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--seed", type=int, default=Recipe.seed)

@@ -85,22 +85,32 @@ class Model(nn.Module):
 
     def __init__(self, recipe: Recipe, words: Path) -> None:
         super().__init__()
-        language: Qwen3ForCausalLM = AutoModelForCausalLM.from_pretrained(words, dtype=torch.float32)
+        language: Qwen3ForCausalLM = AutoModelForCausalLM.from_pretrained(
+            words, dtype=torch.float32
+        )
         torch.manual_seed(recipe.seed)
         self.tokenizer = build_tokenizer(words)
-        self.whole = LlavaForConditionalGeneration(build_config(recipe, language.config, self.tokenizer))
+        self.whole = LlavaForConditionalGeneration(
+            build_config(recipe, language.config, self.tokenizer)
+        )
         self.generation_config = language.generation_config
         known = language.model.state_dict()
         table = known["embed_tokens.weight"]
-        new = table[[self.tokenizer.pad_token_id]].expand(len(self.tokenizer) - len(table), -1)  # as little said
+        new = table[[self.tokenizer.pad_token_id]].expand(
+            len(self.tokenizer) - len(table), -1
+        )  # as little said
         known["embed_tokens.weight"] = torch.cat([table, new])
         self.whole.model.language_model.load_state_dict(known)
         self.whole.tie_weights()
-        self.eyes = nn.ModuleList([self.whole.model.vision_tower, self.whole.model.multi_modal_projector])
+        self.eyes = nn.ModuleList(
+            [self.whole.model.vision_tower, self.whole.model.multi_modal_projector]
+        )
 
     def look(self, pixels_BCHW: Tensor) -> Tensor:
         """Embeddings `[B, T, X]` of the cells of pictures."""
-        seen: list[Tensor] = self.whole.get_image_features(pixels_BCHW, return_dict=True).pooler_output
+        seen: list[Tensor] = self.whole.get_image_features(
+            pixels_BCHW, return_dict=True
+        ).pooler_output
         return torch.stack(seen)
 
     def save(self, out: Path) -> None:
@@ -132,19 +142,28 @@ class Meanings:
         table = model.whole.get_input_embeddings().weight.detach().clone()
         self.kinds_KX = torch.stack([_meaning(kind, model.tokenizer, table) for kind in KINDS])
         generator = torch.Generator().manual_seed(recipe.seed)
-        places = functional.normalize(torch.randn(2 * GRID, table.shape[1], generator=generator)) * recipe.place
+        places = (
+            functional.normalize(torch.randn(2 * GRID, table.shape[1], generator=generator))
+            * recipe.place
+        )
         columns, rows = places.split(GRID)
         self.places_TX = torch.cat([columns + row for row in rows])
-        self.unit = float(torch.pdist(self.kinds_KX).min()) ** 2  # that of the two that are most alike
+        self.unit = (
+            float(torch.pdist(self.kinds_KX).min()) ** 2
+        )  # that of the two that are most alike
 
     def distances(self, seen_BTX: Tensor) -> Tensor:
         """`[B, T, K]`: squared, to each kind in the place of the cell."""
-        return torch.cdist(seen_BTX - self.places_TX, self.kinds_KX.expand(len(seen_BTX), -1, -1)) ** 2
+        return (
+            torch.cdist(seen_BTX - self.places_TX, self.kinds_KX.expand(len(seen_BTX), -1, -1)) ** 2
+        )
 
 
 def _meaning(kind: Any, tokenizer: PreTrainedTokenizerFast, table: Tensor) -> Tensor:
     words = [] if kind is None else [word for word in (kind.size, kind.colour, kind.shape) if word]
-    ids = [token for word in words for token in tokenizer.encode(f" {word}", add_special_tokens=False)]
+    ids = [
+        token for word in words for token in tokenizer.encode(f" {word}", add_special_tokens=False)
+    ]
     return table[ids].sum(dim=0)
 
 
@@ -161,7 +180,9 @@ class TowerTrainer(Training[Patchwork, Glimpse]):
     def __init__(self, recipe: Recipe, model: Model, *, steps: int = 0) -> None:
         self.recipe, self.model, self.meanings = recipe, model, Meanings(recipe, model)
         stage = recipe.tower
-        super().__init__(model.eyes, stage.schedule(steps), matrix_lr=stage.matrix_lr, other_lr=stage.other_lr)
+        super().__init__(
+            model.eyes, stage.schedule(steps), matrix_lr=stage.matrix_lr, other_lr=stage.other_lr
+        )
 
     def batches(self) -> Iterator[Patchwork]:
         for step in range(self.step, self.schedule.steps):
@@ -169,7 +190,10 @@ class TowerTrainer(Training[Patchwork, Glimpse]):
 
     def train_step(self, batch: Patchwork) -> Glimpse:
         """Each embedding shall be nearest to what stands in its cell, and near to it."""
-        far_NK = self.meanings.distances(self.model.look(batch.pixels)).flatten(0, 1) / self.meanings.unit
+        far_NK = (
+            self.meanings.distances(self.model.look(batch.pixels)).flatten(0, 1)
+            / self.meanings.unit
+        )
         kinds_N = batch.kinds.flatten()
         own_N = far_NK.gather(1, kinds_N[:, None])[:, 0]
         (functional.cross_entropy(-far_NK, kinds_N) + 0.5 * own_N.mean()).backward()
@@ -182,7 +206,12 @@ class TowerTrainer(Training[Patchwork, Glimpse]):
         """Step, mean distance in units of the least between kinds, share of things known, pictures per second."""
         loss, known = (sum(column) / len(reports) for column in zip(*reports, strict=True))
         rate = round(len(reports) * self.recipe.tower.batch / seconds, 1)
-        said = {"stage": "tower", "step": self.step, "distance": round(loss, 4), "known": round(known, 4)}
+        said = {
+            "stage": "tower",
+            "step": self.step,
+            "distance": round(loss, 4),
+            "known": round(known, 4),
+        }
         return json.dumps({**said, "pictures_per_s": rate})
 
 
@@ -200,7 +229,9 @@ class TalkTrainer(Training[list[Shown], Said]):
     def __init__(self, recipe: Recipe, model: Model, *, steps: int = 0) -> None:
         self.recipe, self.model = recipe, model
         stage = recipe.talk
-        super().__init__(model.whole, stage.schedule(steps), matrix_lr=stage.matrix_lr, other_lr=stage.other_lr)
+        super().__init__(
+            model.whole, stage.schedule(steps), matrix_lr=stage.matrix_lr, other_lr=stage.other_lr
+        )
         self.stream = Stream(recipe, model.tokenizer, model.whole.config.image_token_index)
 
     def batches(self) -> Iterator[list[Shown]]:
@@ -222,7 +253,12 @@ class TalkTrainer(Training[list[Shown], Said]):
     def progress(self, reports: Sequence[Said], seconds: float) -> str:
         """Step, losses of micro-batches with pictures and of those without, tokens per second."""
         shown, plain, tokens = (sum(column) / len(reports) for column in zip(*reports, strict=True))
-        said = {"stage": "talk", "step": self.step, "shown": round(shown, 4), "plain": round(plain, 4)}
+        said = {
+            "stage": "talk",
+            "step": self.step,
+            "shown": round(shown, 4),
+            "plain": round(plain, 4),
+        }
         return json.dumps({**said, "tokens_per_s": round(tokens * len(reports) / seconds)})
 
 
@@ -250,18 +286,28 @@ def finish(trainer: Training[Any, Any], state: Path, *, resume: bool, log: int) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--words", type=Path, required=True, help="the language model: a folder of pocket_chat.py")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--words", type=Path, required=True, help="the language model: a folder of pocket_chat.py"
+    )
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-see/state.pt"))
-    parser.add_argument("--resume", action="store_true", help="go on from the states beside --state")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on from the states beside --state"
+    )
     for stage in STAGES:
-        parser.add_argument(f"--{stage}-steps", type=int, default=0, help="0: as many as the recipe says")
+        parser.add_argument(
+            f"--{stage}-steps", type=int, default=0, help="0: as many as the recipe says"
+        )
     args = parser.parse_args()
     end_on_sigterm()
     steps = {"tower": args.tower_steps, "talk": args.talk_steps}
-    model, _ = train(Recipe(seed=args.seed), args.words, args.state, steps=steps, resume=args.resume)
+    model, _ = train(
+        Recipe(seed=args.seed), args.words, args.state, steps=steps, resume=args.resume
+    )
     model.save(args.out)
 
 

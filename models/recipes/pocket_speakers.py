@@ -45,7 +45,9 @@ class Recipe:
 class Layer(nn.Module):
     """A convolution over time as one product, normalized: C channels in, as `SpeakerEncoder` has it."""
 
-    def __init__(self, channels: int, out: int, kernel: int = 1, dilation: int = 1, stride: int = 1) -> None:
+    def __init__(
+        self, channels: int, out: int, kernel: int = 1, dilation: int = 1, stride: int = 1
+    ) -> None:
         super().__init__()
         self.kernel, self.dilation, self.stride = kernel, dilation, stride
         self.product = nn.Linear(kernel * channels, out)
@@ -58,7 +60,9 @@ class Layer(nn.Module):
             padded = functional.pad(x_BTC, (0, 0, half, half))
             taps = range(0, self.kernel * self.dilation, self.dilation)
             x_BTC = torch.cat([padded[:, tap : tap + frames : self.stride] for tap in taps], dim=2)
-        return functional.relu(self.norm(self.product(x_BTC).flatten(0, 1)).unflatten(0, x_BTC.shape[:2]))
+        return functional.relu(
+            self.norm(self.product(x_BTC).flatten(0, 1)).unflatten(0, x_BTC.shape[:2])
+        )
 
 
 def folded(product: nn.Linear, norm: nn.BatchNorm1d) -> tuple[Tensor, Tensor]:
@@ -78,7 +82,9 @@ class Network(nn.Module):
         self.shape = shape
         width = shape.width
         self.first = Layer(BANDS, width, KERNEL, stride=2)
-        self.deep = nn.ModuleList(Layer(width, width, REACH, dilation) for dilation in shape.dilations)
+        self.deep = nn.ModuleList(
+            Layer(width, width, REACH, dilation) for dilation in shape.dilations
+        )
         self.wide = Layer(width, shape.pooled)
         self.worth = nn.Parameter(torch.zeros(shape.pooled))
         self.out = nn.Linear(2 * shape.pooled, shape.size)
@@ -168,17 +174,26 @@ def train(recipe: Recipe, heard: list[list[Floats]], *, log: bool = True) -> Net
 def main(argv: Sequence[str] | None = None) -> None:
     from speaker_evaluate import best_threshold, report
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder that the model is written to")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder that the model is written to"
+    )
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     args = parser.parse_args(argv)
     recipe = Recipe(seed=args.seed)
     heard = training_features(recipe.seed, recipe.people, recipe.sentences)
-    print(f"{sum(map(len, heard))} sentences, {time.process_time():.0f} s of processor time", flush=True)
+    print(
+        f"{sum(map(len, heard))} sentences, {time.process_time():.0f} s of processor time",
+        flush=True,
+    )
     model = train(recipe, heard).export(args.out.name)
     model.shape = replace(model.shape, alike=best_threshold(model))
     model.save(args.out)
-    print(f"{sum(array.size for array in model.weights.values())} weights, {time.process_time():.0f} s")
+    print(
+        f"{sum(array.size for array in model.weights.values())} weights, {time.process_time():.0f} s"
+    )
     print(json.dumps(report(SpeakerEncoder.load(str(args.out))), indent=1))
 
 

@@ -32,7 +32,9 @@ STAGES = ("reader", "codec", "speaker")
 
 def build_config(recipe: Recipe, shards: Shards, **sizes: Any) -> PocketConfig:
     """The settings with the voices of the recipe and the phonemes that its sentences have."""
-    return PocketConfig(voices=tuple(recipe.voices), phonemes=shards.inventory(), rates=recipe.rates, **sizes)
+    return PocketConfig(
+        voices=tuple(recipe.voices), phonemes=shards.inventory(), rates=recipe.rates, **sizes
+    )
 
 
 def build_model(recipe: Recipe, config: PocketConfig) -> PocketSpeech:
@@ -46,11 +48,18 @@ class Trainer(Training[list[Any], dict[str, float]]):
 
     saved_as = "part"
 
-    def __init__(self, recipe: Recipe, model: PocketSpeech, stage: str, shards: Shards, *, steps: int = 0) -> None:
+    def __init__(
+        self, recipe: Recipe, model: PocketSpeech, stage: str, shards: Shards, *, steps: int = 0
+    ) -> None:
         self.recipe, self.model, self.name, self.shards = recipe, model, stage, shards
         self.stage: Stage = getattr(recipe, stage)
         schedule = self.stage.schedule(steps)
-        super().__init__(getattr(model, stage), schedule, matrix_lr=self.stage.matrix_lr, other_lr=self.stage.other_lr)
+        super().__init__(
+            getattr(model, stage),
+            schedule,
+            matrix_lr=self.stage.matrix_lr,
+            other_lr=self.stage.other_lr,
+        )
 
     def items(self) -> list[Any]:
         """What the stage learns from."""
@@ -58,7 +67,10 @@ class Trainer(Training[list[Any], dict[str, float]]):
         if self.name == "codec":
             return [one for shard in self.shards.sounding() for one in shard]
         every = (one for shard in self.shards for one in shard)
-        return [passage(config, one) if self.name == "reader" else walk(config, codec, one) for one in every]
+        return [
+            passage(config, one) if self.name == "reader" else walk(config, codec, one)
+            for one in every
+        ]
 
     def losses(self, batch: Sequence[Any]) -> tts_losses.Losses:
         generator = torch.Generator().manual_seed(self.recipe.seed * 1_000_003 + self.step)
@@ -72,9 +84,15 @@ class Trainer(Training[list[Any], dict[str, float]]):
     def fit_codes(self, examples: Sequence[Example]) -> None:
         """Find components and codebooks for some of the examples."""
         some = examples[:: max(1, len(examples) // self.recipe.fitted_on)]
-        fit(self.model.codec, [one.features for one in some], torch.Generator().manual_seed(self.recipe.seed))
+        fit(
+            self.model.codec,
+            [one.features for one in some],
+            torch.Generator().manual_seed(self.recipe.seed),
+        )
 
-    def segments(self, batch: Sequence[Example], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def segments(
+        self, batch: Sequence[Example], generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
         """Features `[B, stride N, bands + 2]` and samples `[B, L]` of N code frames of every example."""
         config, frames = self.model.config, self.recipe.segment
         parts = []
@@ -84,7 +102,9 @@ class Trainer(Training[list[Any], dict[str, float]]):
             spare = max(0, len(one.features) // config.stride - frames)
             start = int(torch.randint(spare + 1, (), generator=generator))
             heard = one.features[start * config.stride : (start + frames) * config.stride]
-            said = one.samples[start * config.frame_samples : (start + frames) * config.frame_samples]
+            said = one.samples[
+                start * config.frame_samples : (start + frames) * config.frame_samples
+            ]
             silence = heard[-1:].clone()
             silence[:, : config.bands] = one.features[:, : config.bands].min()
             silence[:, config.bands :] = 0
@@ -109,20 +129,31 @@ class Trainer(Training[list[Any], dict[str, float]]):
 
     def progress(self, reports: Sequence[dict[str, float]], seconds: float) -> str:
         """Stage, step, mean losses, sentences per second."""
-        means = {name: round(sum(report[name] for report in reports) / len(reports), 4) for name in reports[-1]}
+        means = {
+            name: round(sum(report[name] for report in reports) / len(reports), 4)
+            for name in reports[-1]
+        }
         speed = round(self.stage.batch * len(reports) / seconds, 1)
-        return json.dumps({"stage": self.name, "step": self.step, **means, "sentences_per_s": speed})
+        return json.dumps(
+            {"stage": self.name, "step": self.step, **means, "sentences_per_s": speed}
+        )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, help="the checkpoint folder to write")
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--state", type=Path, default=Path(".cache/pocket-tts"), help="a folder")
     parser.add_argument("--resume", action="store_true", help="go on from --state if it is there")
     parser.add_argument("--export", action="store_true", help="only write --out from --state")
-    parser.add_argument("--stage", choices=STAGES, action="append", help="only this one (may be given again)")
-    parser.add_argument("--steps", type=int, default=0, help="of the stages that run, instead of the recipe's")
+    parser.add_argument(
+        "--stage", choices=STAGES, action="append", help="only this one (may be given again)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, help="of the stages that run, instead of the recipe's"
+    )
     parser.add_argument("--makers", type=int, default=0, help="processes that speak the sentences")
     args = parser.parse_args()
     recipe = Recipe(seed=args.seed)

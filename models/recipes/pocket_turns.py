@@ -28,8 +28,26 @@ from speech_sentences import WORLD, is_held_out, spoken, utterance
 # Whole turns of a word or two; of sentences that begin like them there are too few to teach that.
 SHORT = (
     *"yes no yeah okay sure right hello hi goodbye bye thanks please sorry stop wait help what why good great".split(),
-    *("thank you", "no thanks", "yes please", "of course", "go on", "not now", "never mind", "that's it", "all right"),
-    *("good morning", "good night", "stop it", "wait a minute", "how are you", "what time is it", "tell me more"),
+    *(
+        "thank you",
+        "no thanks",
+        "yes please",
+        "of course",
+        "go on",
+        "not now",
+        "never mind",
+        "that's it",
+        "all right",
+    ),
+    *(
+        "good morning",
+        "good night",
+        "stop it",
+        "wait a minute",
+        "how are you",
+        "what time is it",
+        "tell me more",
+    ),
 )
 FILLERS = "um uh er hmm so and well like you know i mean".split()
 
@@ -62,7 +80,9 @@ def examples(recipe: Recipe) -> list[Example]:
     rng = Random(f"{recipe.seed}/turns")
     found: list[Example] = []
     for _ in range(recipe.sentences):
-        words = words_of(utterance(rng, general_share=recipe.general_share, long_share=recipe.long_share).text)
+        words = words_of(
+            utterance(rng, general_share=recipe.general_share, long_share=recipe.long_share).text
+        )
         for _ in range(recipe.cuts if len(words) > 1 else 0):
             cut = words[: rng.randrange(1, len(words))]
             if rng.random() < recipe.fillers:
@@ -96,7 +116,11 @@ class Network(nn.Module):
             "out.weight": self.out.weight[0],
             "out.bias": self.out.bias,
         }
-        return TurnModel(shape, {name: tensor.detach().numpy() for name, tensor in weights.items()}, "pocket-turns")
+        return TurnModel(
+            shape,
+            {name: tensor.detach().numpy() for name, tensor in weights.items()},
+            "pocket-turns",
+        )
 
 
 def train(recipe: Recipe) -> TurnModel:
@@ -171,14 +195,20 @@ def evaluate(model: TurnModel, draws: int = 6000) -> dict[str, Score]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder that the model is written to")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder that the model is written to"
+    )
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     args = parser.parse_args(argv)
     began = time.monotonic()
     train(Recipe(seed=args.seed)).save(args.out)
     model = TurnModel.load(str(args.out))
-    print(f"{sum(array.size for array in model.weights.values())} weights, {time.monotonic() - began:.0f} s")
+    print(
+        f"{sum(array.size for array in model.weights.values())} weights, {time.monotonic() - began:.0f} s"
+    )
     print(f"sees the last {LAST} words and the first {FIRST}")
     print(json.dumps({name: found._asdict() for name, found in evaluate(model).items()}, indent=1))
 

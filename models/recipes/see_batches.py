@@ -33,8 +33,14 @@ class Patchwork(NamedTuple):
 def patchwork(recipe: Recipe, step: int) -> Patchwork:
     """What the tower learns from in `step`; every picture is used once."""
     size = recipe.tower.batch
-    made = [cells(recipe.seed, index, crowded=recipe.crowded) for index in range(step * size, (step + 1) * size)]
-    return Patchwork(pixels([one.picture for one in made]), torch.from_numpy(np.stack([one.kinds for one in made])))
+    made = [
+        cells(recipe.seed, index, crowded=recipe.crowded)
+        for index in range(step * size, (step + 1) * size)
+    ]
+    return Patchwork(
+        pixels([one.picture for one in made]),
+        torch.from_numpy(np.stack([one.kinds for one in made])),
+    )
 
 
 class Shown(NamedTuple):
@@ -53,7 +59,9 @@ class Row(NamedTuple):
 class Stream:
     """Conversations with pictures and without, by step."""
 
-    def __init__(self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, placeholder: int) -> None:
+    def __init__(
+        self, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, placeholder: int
+    ) -> None:
         self.recipe, self.placeholder, self.pad = recipe, placeholder, tokenizer.pad_token_id
         self.encoder = Encoder(tokenizer, recipe.prompt_weight)
 
@@ -65,7 +73,9 @@ class Stream:
         found = sighted(recipe.seed, index, mix=recipe.looking(index // recipe.talk.batch))
         ids, weights = self.encoder.encode(found.made)
         if ids.count(self.placeholder) != len(found.pictures):
-            raise ValueError(f"conversation {index} shows {ids.count(self.placeholder)} of {len(found.pictures)}")
+            raise ValueError(
+                f"conversation {index} shows {ids.count(self.placeholder)} of {len(found.pictures)}"
+            )
         spread: Row = Row([], [], found.pictures)
         for token, weight in zip(ids, weights, strict=True):
             is_picture = token == self.placeholder
@@ -77,14 +87,23 @@ class Stream:
         """The micro-batches of `step`: rows of similar length, those with pictures apart."""
         size = self.recipe.talk.batch
         rows = sorted(
-            (self.row(index) for index in range(step * size, (step + 1) * size)), key=lambda row: len(row.ids)
+            (self.row(index) for index in range(step * size, (step + 1) * size)),
+            key=lambda row: len(row.ids),
         )
         apart = ([row for row in rows if bool(row.pictures) == shown] for shown in (False, True))
-        return [self._shown(chunk) for some in apart for chunk in chunked(some, lambda row: len(row.ids)) if chunk]
+        return [
+            self._shown(chunk)
+            for some in apart
+            for chunk in chunked(some, lambda row: len(row.ids))
+            if chunk
+        ]
 
     def _shown(self, rows: list[Row]) -> Shown:
         pictures = [picture for row in rows for picture in row.pictures]
-        return Shown(pad([(row.ids, row.weights) for row in rows], self.pad), pixels(pictures) if pictures else None)
+        return Shown(
+            pad([(row.ids, row.weights) for row in rows], self.pad),
+            pixels(pictures) if pictures else None,
+        )
 
     def ahead(self, start: int, stop: int) -> Iterator[list[Shown]]:
         """The batches of steps `start` to `stop`, made one step ahead in a thread."""

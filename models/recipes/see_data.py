@@ -43,11 +43,20 @@ CELLS = GRID * GRID
 # Whatever may stand in a cell, by its number; 0 is nothing.
 KINDS = (
     None,
-    *(Kind(shape=shape, colour=colour, size=size) for shape in SHAPES for colour in COLOURS for size in (*SIZES, None)),
+    *(
+        Kind(shape=shape, colour=colour, size=size)
+        for shape in SHAPES
+        for colour in COLOURS
+        for size in (*SIZES, None)
+    ),
 )
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
-_PLACED = ("relation-horizontal", "relation-vertical", "where")  # what an instruction in words leaves open
+_PLACED = (
+    "relation-horizontal",
+    "relation-vertical",
+    "where",
+)  # what an instruction in words leaves open
 
 
 class Sighted(NamedTuple):
@@ -70,7 +79,9 @@ def cells(seed: int, index: int, *, crowded: float) -> Cells:
     rng = _training(f"cells/{seed}", seed, index)
     if rng.random() < crowded:
         share = rng.uniform(0.1, 0.8)
-        spots = [(column, row) for row in range(GRID) for column in range(GRID) if rng.random() < share]
+        spots = [
+            (column, row) for row in range(GRID) for column in range(GRID) if rng.random() < share
+        ]
         things = tuple(place(sample_kind(rng, sized=2 / 3), *spot) for spot in spots)
     else:
         things = _scene(rng).things
@@ -87,13 +98,19 @@ def contents(things: tuple[Thing, ...]) -> NDArray[np.int64]:
 
 def photograph(things: tuple[Thing, ...], rng: Random) -> Picture:
     """A picture as clients send them: at times from another size, a pixel or two aside, with noise, as a JPEG file."""
-    picture = draw_things(things, rng, size=2 * SIZE) if rng.random() < 0.1 else draw_things(things, rng)
+    picture = (
+        draw_things(things, rng, size=2 * SIZE) if rng.random() < 0.1 else draw_things(things, rng)
+    )
     if len(picture) > SIZE:
-        picture = np.asarray(Image.fromarray(picture).resize((SIZE, SIZE), Image.Resampling.BICUBIC))
+        picture = np.asarray(
+            Image.fromarray(picture).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
+        )
     if rng.random() < 0.3:
         picture = _moved(picture, rng.randint(-2, 2), rng.randint(-2, 2))
     if rng.random() < 0.3:
-        noise = np.random.default_rng(rng.getrandbits(32)).normal(0.0, rng.uniform(1.0, 10.0), picture.shape)
+        noise = np.random.default_rng(rng.getrandbits(32)).normal(
+            0.0, rng.uniform(1.0, 10.0), picture.shape
+        )
         picture = np.rint(np.clip(picture + noise, 0, 255)).astype(np.uint8)
     return _squeezed(picture, rng.randint(70, 95)) if rng.random() < 0.1 else picture
 
@@ -112,7 +129,9 @@ def _squeezed(picture: Picture, quality: int) -> Picture:
 
 def _training(name: str, seed: int, index: int) -> Random:
     if seed in HELD_OUT_SEEDS:
-        raise ValueError(f"seed {seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}")
+        raise ValueError(
+            f"seed {seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}"
+        )
     return Random(f"see/{name}/{index}")
 
 
@@ -170,7 +189,9 @@ class Viewer(Writer):
         self.exchange(question.text, question.answer)
         return True
 
-    def sighted(self, category: str = "mixed", declared: tuple[dict[str, Any], ...] = ()) -> Sighted:
+    def sighted(
+        self, category: str = "mixed", declared: tuple[dict[str, Any], ...] = ()
+    ) -> Sighted:
         return Sighted(self.done(category, declared), tuple(self.pictures))
 
 
@@ -226,7 +247,10 @@ def drawn_talk(rng: Random, mix: Mix) -> Sighted | None:
         content = rng.choice(([{"type": "image"}], with_picture(str(content), rng)))
         viewer.set_scene(as_seen(scene))
         viewer.pictures.append(picture)
-    viewer.messages += [{"role": "tool", "name": "draw", "content": content}, assistant(f"Here is {what}.")]
+    viewer.messages += [
+        {"role": "tool", "name": "draw", "content": content},
+        assistant(f"Here is {what}."),
+    ]
     if not shown:
         viewer.show(scene, picture)
     viewer.ask("description")
@@ -235,7 +259,10 @@ def drawn_talk(rng: Random, mix: Mix) -> Sighted | None:
     return None if viewer.held else viewer.sighted(declared=(tools.draw_tool(rng),))
 
 
-_MAKERS: dict[str, Callable[[Random, Mix], Sighted | None]] = {"look": look_talk, "drawn": drawn_talk}
+_MAKERS: dict[str, Callable[[Random, Mix], Sighted | None]] = {
+    "look": look_talk,
+    "drawn": drawn_talk,
+}
 
 
 def sighted(seed: int, index: int, *, mix: Mix = LOOKING) -> Sighted:
@@ -243,7 +270,11 @@ def sighted(seed: int, index: int, *, mix: Mix = LOOKING) -> Sighted:
     rng = _training(f"talk/{seed}", seed, index)
     while True:
         found = _MAKERS[weighted(rng, mix.kinds)](rng, mix)
-        if found and not found.made.keys & blocked() and any(m["role"] == "assistant" for m in found.made.messages):
+        if (
+            found
+            and not found.made.keys & blocked()
+            and any(m["role"] == "assistant" for m in found.made.messages)
+        ):
             return found
 
 

@@ -62,7 +62,9 @@ def decode(model: Any, processor: Any, items: Sequence[Sighted]) -> list[str]:
     return [text.split("<|im_end|>")[0] for text in texts]
 
 
-def judge(model: Any, processor: Any, items: Sequence[Sighted], *, batch: int = 50) -> Iterator[Verdict]:
+def judge(
+    model: Any, processor: Any, items: Sequence[Sighted], *, batch: int = 50
+) -> Iterator[Verdict]:
     """Answers to `items`, whose last messages are the right ones."""
     for start in range(0, len(items), batch):
         chunk = items[start : start + batch]
@@ -70,7 +72,9 @@ def judge(model: Any, processor: Any, items: Sequence[Sighted], *, batch: int = 
             yield Verdict(item, said, expected(item.made, processor.tokenizer))
 
 
-def score(folder: Path, questions: Mapping[str, Sequence[Sighted]], *, show: int = 0) -> dict[str, float]:
+def score(
+    folder: Path, questions: Mapping[str, Sequence[Sighted]], *, show: int = 0
+) -> dict[str, float]:
     """The share of right answers per category; prints `show` wrong ones of each."""
     model, processor = load(folder)
     accuracy: dict[str, float] = {}
@@ -91,7 +95,9 @@ def found_scene(picture: Picture) -> Scene | None:
         return None
     if any(one.misfit > MOST_MISFIT for one in seen.things):
         return None
-    spots = [(min(int(one.x / CELL), GRID - 1), min(int(one.y / CELL), GRID - 1)) for one in seen.things]
+    spots = [
+        (min(int(one.x / CELL), GRID - 1), min(int(one.y / CELL), GRID - 1)) for one in seen.things
+    ]
     if len(set(spots)) < len(spots):
         return None
     things = tuple(place(one.kind, *spot) for one, spot in zip(seen.things, spots, strict=True))
@@ -121,11 +127,19 @@ def drawn(folder: Path, count: int, steps: int = 16) -> list[Picture]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--per-category", type=int, default=PER_CATEGORY, help="questions of each category")
-    parser.add_argument("--show", type=int, default=0, help="print so many wrong answers per category")
-    parser.add_argument("--draw", type=Path, help="a folder of pocket_draw.py, whose pictures are looked at")
+    parser.add_argument(
+        "--per-category", type=int, default=PER_CATEGORY, help="questions of each category"
+    )
+    parser.add_argument(
+        "--show", type=int, default=0, help="print so many wrong answers per category"
+    )
+    parser.add_argument(
+        "--draw", type=Path, help="a folder of pocket_draw.py, whose pictures are looked at"
+    )
     parser.add_argument("--count", type=int, default=100, help="of these pictures")
     parser.add_argument("--json", type=Path, help="also write the scores here")
     args = parser.parse_args()
@@ -133,9 +147,14 @@ def main() -> None:
     if args.draw:
         pictures = drawn(args.draw, args.count)
         questions = about(pictures)
-        print(f"the checker is sure of {sum(found_scene(picture) is not None for picture in pictures)} pictures")
+        print(
+            f"the checker is sure of {sum(found_scene(picture) is not None for picture in pictures)} pictures"
+        )
     else:
-        questions = {category: [one.sighted for one in some] for category, some in glances(args.per_category).items()}
+        questions = {
+            category: [one.sighted for one in some]
+            for category, some in glances(args.per_category).items()
+        }
     accuracy = score(args.folder, questions, show=args.show)
     print(table(accuracy, min(map(len, questions.values()))))
     if args.json:

@@ -22,18 +22,20 @@ LOOKING = Mix(
     },
     talk={"small-talk": 1.0, "arithmetic": 2.0, "refusal": 1.0},
 )
-PLACING = replace(  # more of what takes longest to learn: where things stand, and all of them in order
-    LOOKING,
-    scene={
-        "count": 1.6,
-        "colour": 0.6,
-        "shape": 0.4,
-        "size": 0.6,
-        "existence": 0.8,
-        "relation-horizontal": 2.6,
-        "relation-vertical": 2.4,
-        "description": 2.6,
-        "where": 2.0,
-        "instruction": 0.25,
-    },
+PLACING = (
+    replace(  # more of what takes longest to learn: where things stand, and all of them in order
+        LOOKING,
+        scene={
+            "count": 1.6,
+            "colour": 0.6,
+            "shape": 0.4,
+            "size": 0.6,
+            "existence": 0.8,
+            "relation-horizontal": 2.6,
+            "relation-vertical": 2.4,
+            "description": 2.6,
+            "where": 2.0,
+            "instruction": 0.25,
+        },
+    )
 )

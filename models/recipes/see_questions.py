@@ -30,7 +30,12 @@ def ask_where(scene: Scene, rng: Random) -> Question | None:
     if not singles:
         return None
     thing = rng.choice(singles)
-    forms = ("Where is {0}?", "Where is {0}?", "Where do you see {0}?", "Where in the picture is {0}?")
+    forms = (
+        "Where is {0}?",
+        "Where is {0}?",
+        "Where do you see {0}?",
+        "Where in the picture is {0}?",
+    )
     return Question("where", rng.choice(forms).format(name(thing, scene, rng)), corner(thing))
 
 
@@ -56,7 +61,9 @@ def _flat(scene: Scene, kept: str) -> Scene | None:
     if len(scene.things) < 2 or scene.arrangement != "scatter":
         return scene
     in_row = kept == "row"
-    pushed = [replace(thing, row=0) if in_row else replace(thing, column=0) for thing in scene.things]
+    pushed = [
+        replace(thing, row=0) if in_row else replace(thing, column=0) for thing in scene.things
+    ]
     if len({(thing.column, thing.row) for thing in pushed}) < len(pushed):
         return None
     return Scene(things=tuple(sorted(pushed, key=lambda thing: (thing.row, thing.column))))

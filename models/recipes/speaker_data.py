@@ -19,7 +19,9 @@ from speech_noise import NORMAL, RATE, Conditions, Wave, expose, resample
 from speech_sentences import CATEGORIES, HELD_OUT_SEEDS, say
 from speech_voices import ACCENTS, HELD_OUT_VARIANTS, draw_voice
 
-HEARD = replace(NORMAL, before=(0.0, 0.1), after=(0.0, 0.1))  # what a detector of speech leaves around a sentence
+HEARD = replace(
+    NORMAL, before=(0.0, 0.1), after=(0.0, 0.1)
+)  # what a detector of speech leaves around a sentence
 THROAT = (0.86, 1.16)
 
 
@@ -41,7 +43,9 @@ def held_out_people(rng: Random, count: int) -> list[Person]:
     rng.shuffle(variants)
     voices = [draw_voice(rng, held_out=True) for _ in range(count)]
     named = [f"{rng.choice(ACCENTS)}+{variants[number % len(variants)]}" for number in range(count)]
-    return [Person(voice=replace(voice, name=name)) for voice, name in zip(voices, named, strict=True)]
+    return [
+        Person(voice=replace(voice, name=name)) for voice, name in zip(voices, named, strict=True)
+    ]
 
 
 def sentence(who: Person, text: str, rng: Random) -> Speech:
@@ -59,12 +63,16 @@ def sentence(who: Person, text: str, rng: Random) -> Speech:
     return replace(said, samples=played)
 
 
-def utterances(who: Person, count: int, seed: tuple[int, ...], *, held_out: bool = False) -> list[Wave]:
+def utterances(
+    who: Person, count: int, seed: tuple[int, ...], *, held_out: bool = False
+) -> list[Wave]:
     """Sentences at 16 kHz, each in conditions of its own."""
     rng, noise = Random(str(seed)), np.random.default_rng(seed)
     found = []
     for _ in range(count):
-        text = say(rng, "general" if rng.random() < 0.6 else rng.choice(CATEGORIES), held_out=held_out)
+        text = say(
+            rng, "general" if rng.random() < 0.6 else rng.choice(CATEGORIES), held_out=held_out
+        )
         found.append(expose(sentence(who, text, rng), noise, HEARD)[0])
     return found
 
@@ -72,7 +80,9 @@ def utterances(who: Person, count: int, seed: tuple[int, ...], *, held_out: bool
 def training_features(seed: int, people: int, sentences: int) -> list[list[Floats]]:
     """Features in float16 by person and sentence. ValueError for a seed that is held out."""
     if seed in HELD_OUT_SEEDS:
-        raise ValueError(f"seed {seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}")
+        raise ValueError(
+            f"seed {seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}"
+        )
     found = []
     for number in range(people):
         who = person(Random(f"{seed}/{number}"))
@@ -94,11 +104,15 @@ class Dialogue(NamedTuple):
     turns: list[Turn]
 
 
-def dialogue(people: list[Person], rng: Random, turns: int, conditions: Conditions = HEARD) -> Dialogue:
+def dialogue(
+    people: list[Person], rng: Random, turns: int, conditions: Conditions = HEARD
+) -> Dialogue:
     """They speak one after another in the same room, with pauses as people make; everybody at least once."""
     order = list(range(len(people)))
     while len(order) < turns:
-        order.append(rng.choice([who for who in range(len(people)) if who != order[-1] or len(people) == 1]))
+        order.append(
+            rng.choice([who for who in range(len(people)) if who != order[-1] or len(people) == 1])
+        )
     parts: list[Wave] = []
     found: list[Turn] = []
     now = 0.0
@@ -113,7 +127,9 @@ def dialogue(people: list[Person], rng: Random, turns: int, conditions: Conditio
         parts += [pause, said.astype(np.float32)]
     whole = Speech(samples=np.concatenate(parts), rate=RATE, words=(), phonemes=())
     wave, before = expose(whole, np.random.default_rng(rng.getrandbits(63)), conditions)
-    return Dialogue(wave, [Turn(turn.who, turn.start + before, turn.end + before) for turn in found])
+    return Dialogue(
+        wave, [Turn(turn.who, turn.start + before, turn.end + before) for turn in found]
+    )
 
 
 def _trimmed(samples: Wave) -> Wave:

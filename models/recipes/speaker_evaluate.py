@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from motet_pipelines import diarize
+from motet_pipelines.voice import diarize
 from motet_shared.messages import Detect
 from motet_speakers.encoder import SpeakerEncoder
 from motet_speakers.features import Floats, features
@@ -40,7 +40,10 @@ def held_out_waves(people: int, sentences: int, first: int = 0) -> list[list[Wav
     """Sentences of held-out people, by person."""
     seed = HELD_OUT_SEEDS[first]
     crowd = held_out_people(Random(f"{seed}/people"), people)
-    return [utterances(who, sentences, (seed, number), held_out=True) for number, who in enumerate(crowd)]
+    return [
+        utterances(who, sentences, (seed, number), held_out=True)
+        for number, who in enumerate(crowd)
+    ]
 
 
 def pairs(encoder: SpeakerEncoder, waves: list[list[Wave]], variants: int, seconds: float) -> Pairs:
@@ -77,8 +80,13 @@ def speech_in(wave: Wave, silero: Silero) -> list[diarize.Span]:
     return [(a.ms / 1000, b.speech_ms / 1000) for a, b in zip(told[::2], told[1::2], strict=True)]
 
 
-def vectors_of(encoder: SpeakerEncoder, wave: Wave, spans: Sequence[diarize.Span]) -> list[list[float]]:
-    heard = [features(wave[int(start * RATE) : max(int(end * RATE), int(start * RATE) + 1)]) for start, end in spans]
+def vectors_of(
+    encoder: SpeakerEncoder, wave: Wave, spans: Sequence[diarize.Span]
+) -> list[list[float]]:
+    heard = [
+        features(wave[int(start * RATE) : max(int(end * RATE), int(start * RATE) + 1)])
+        for start, end in spans
+    ]
     return encoder.encode(heard).tolist() if heard else []
 
 
@@ -94,8 +102,12 @@ def error_rate(truth: Sequence[Turn], found: Sequence[diarize.Turn]) -> float:
         said[int(one.start / GRID) : int(one.end / GRID)] = one.who
     due, said = due[counts], said[counts]
     names, labels = sorted(set(due) - {-1}), sorted(set(said) - {-1})
-    table = np.array([[np.sum((due == name) & (said == label)) for label in labels] for name in names])
-    table = np.pad(table.reshape(len(names), len(labels)), ((0, 0), (0, max(0, len(names) - len(labels)))))
+    table = np.array(
+        [[np.sum((due == name) & (said == label)) for label in labels] for name in names]
+    )
+    table = np.pad(
+        table.reshape(len(names), len(labels)), ((0, 0), (0, max(0, len(names) - len(labels))))
+    )
     orders = permutations(range(table.shape[1]), len(names))
     best = max(sum(table[i, j] for i, j in enumerate(order)) for order in orders)
     wrong = np.sum((due != -1) | (said != -1)) - best
@@ -121,7 +133,9 @@ def diarization(heard: Sequence[Heard], alike: float) -> tuple[float, float]:
     for one in heard:
         found = diarize.turns(one.spans, one.vectors, alike)
         rates.append(error_rate(one.made.turns, found))
-        right.append(len({turn.who for turn in found}) == len({turn.who for turn in one.made.turns}))
+        right.append(
+            len({turn.who for turn in found}) == len({turn.who for turn in one.made.turns})
+        )
     return float(np.mean(rates)), float(np.mean(right))
 
 
@@ -142,7 +156,9 @@ def held_out_dialogues(speakers: int, count: int, conditions: Conditions) -> lis
     return [dialogue(held_out_people(rng, speakers), rng, 10, conditions) for _ in range(count)]
 
 
-def report(encoder: SpeakerEncoder, people: int = 40, sentences: int = 8, dialogues: int = 20) -> dict[str, Any]:
+def report(
+    encoder: SpeakerEncoder, people: int = 40, sentences: int = 8, dialogues: int = 20
+) -> dict[str, Any]:
     """All scores, rounded."""
     waves, silero = held_out_waves(people, sentences), Silero()
     found: dict[str, Any] = {"alike": encoder.shape.alike}
@@ -151,14 +167,22 @@ def report(encoder: SpeakerEncoder, people: int = 40, sentences: int = 8, dialog
         found[f"equal error, {seconds} s"] = {"rate": round(rate, 4), "at": round(limit, 3)}
     for speakers in (1, 2, 3):
         for name, conditions in (("clean", CLEAN), ("normal", HEARD)):
-            heard = [hear(encoder, made, silero) for made in held_out_dialogues(speakers, dialogues, conditions)]
+            heard = [
+                hear(encoder, made, silero)
+                for made in held_out_dialogues(speakers, dialogues, conditions)
+            ]
             rate, right = diarization(heard, encoder.shape.alike)
-            found[f"{speakers} speakers, {name}"] = {"error": round(rate, 4), "right number": round(right, 3)}
+            found[f"{speakers} speakers, {name}"] = {
+                "error": round(rate, 4),
+                "right number": round(right, 3),
+            }
     return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="folder of the speaker encoder")
     args = parser.parse_args(argv)
     print(json.dumps(report(SpeakerEncoder.load(args.model)), indent=1))

@@ -37,7 +37,9 @@ class _Event(ctypes.Structure):
     )
 
 
-_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event))
+_CALLBACK = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.POINTER(_Event)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +80,13 @@ class _Library:
     def __init__(self) -> None:
         self.library = ctypes.CDLL(espeakng_loader.get_library_path())
         path = str(espeakng_loader.get_data_path()).encode()
-        self.rate = int(self.library.espeak_Initialize(SYNCHRONOUS, 0, path, PHONEME_EVENTS | DONT_EXIT))
+        self.rate = int(
+            self.library.espeak_Initialize(SYNCHRONOUS, 0, path, PHONEME_EVENTS | DONT_EXIT)
+        )
         if self.rate <= 0:
-            raise RuntimeError(f"espeak-ng did not start with the data in {path.decode()}: reinstall espeakng-loader")
+            raise RuntimeError(
+                f"espeak-ng did not start with the data in {path.decode()}: reinstall espeakng-loader"
+            )
         self._callback = _CALLBACK(self._receive)  # kept: the library holds only its address
         self.library.espeak_SetSynthCallback(self._callback)
         self.parts: list[bytes] = []
@@ -103,14 +109,23 @@ class _Library:
             if event.type == WORD:
                 self.words.append(Mark(second, character=event.text_position - 1))
             elif event.type == PHONEME:
-                self.phonemes.append(Mark(second, phoneme=event.id.string.decode("utf-8", "replace")))
+                self.phonemes.append(
+                    Mark(second, phoneme=event.id.string.decode("utf-8", "replace"))
+                )
             index += 1
         return 0
 
     def synthesize(self, text: str, voice: Voice) -> None:
         if self.library.espeak_SetVoiceByName(voice.name.encode()) != 0:
-            raise ValueError(f"voice {voice.name!r} is unknown to espeak-ng: use one like 'en-us+f2'")
-        for parameter, value in ((RATE, voice.rate), (VOLUME, 100), (PITCH, voice.pitch), (RANGE, voice.range)):
+            raise ValueError(
+                f"voice {voice.name!r} is unknown to espeak-ng: use one like 'en-us+f2'"
+            )
+        for parameter, value in (
+            (RATE, voice.rate),
+            (VOLUME, 100),
+            (PITCH, voice.pitch),
+            (RANGE, voice.range),
+        ):
             self.library.espeak_SetParameter(parameter, value, 0)
         said = text.encode()
         self.library.espeak_Synth(said, len(said) + 1, 0, BY_CHARACTER, 0, UTF8, None, None)
@@ -123,5 +138,9 @@ def speak(text: str, voice: Voice) -> Speech:
     """
     with _Library() as made:
         made.synthesize(text, voice)
-        samples = np.frombuffer(b"".join(made.parts), np.int16).astype(np.float32) / np.float32(32768)
-        return Speech(samples=samples, rate=made.rate, words=tuple(made.words), phonemes=tuple(made.phonemes))
+        samples = np.frombuffer(b"".join(made.parts), np.int16).astype(np.float32) / np.float32(
+            32768
+        )
+        return Speech(
+            samples=samples, rate=made.rate, words=tuple(made.words), phonemes=tuple(made.phonemes)
+        )

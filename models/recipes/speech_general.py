@@ -12,19 +12,45 @@ from world import sentence
 
 NOUNS = ("person", "animal", "thing", "place", "abstract", "food", "body")
 THINGS = ("thing", "thing", "animal", "food", "abstract", "place", "person", "body")
-DETERMINERS = "the the the the my your his her our their this that every another each some no".split()
+DETERMINERS = (
+    "the the the the my your his her our their this that every another each some no".split()
+)
 MANY = "the the these those some many several few all both most our their my your his her two three four".split()
-SUBJECTS = (("I", 1), ("you", 2), ("he", 3), ("she", 3), ("it", 3), ("we", 2), ("they", 2), ("everybody", 3))
+SUBJECTS = (
+    ("I", 1),
+    ("you", 2),
+    ("he", 3),
+    ("she", 3),
+    ("it", 3),
+    ("we", 2),
+    ("they", 2),
+    ("everybody", 3),
+)
 OBJECTS = "me you him her it us them everything nothing something somebody nobody".split()
-MODALS = "can could will would should must may might cannot couldn't won't wouldn't shouldn't".split()
+MODALS = (
+    "can could will would should must may might cannot couldn't won't wouldn't shouldn't".split()
+)
 PLACED = "in near behind under beside on at above inside outside across from around past opposite".split()
 JOINTS = "and but because although while when before after until unless if so or since".split()
 ORDINALS = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth last next".split()
 UNITS = "euros dollars pounds metres kilometres miles percent litres kilograms pages points degrees people".split()
 INTERJECTIONS = "well oh yes no okay sorry please thanks look listen wow sure excuse me good morning of course".split()
 ASIDES = (
-    *("I am not sure.", "That is right.", "Thank you very much.", "See you soon.", "What a surprise!", "Not at all."),
-    *("I do not think so.", "Good luck!", "Have a nice day.", "Let me think about it.", "It does not matter."),
+    *(
+        "I am not sure.",
+        "That is right.",
+        "Thank you very much.",
+        "See you soon.",
+        "What a surprise!",
+        "Not at all.",
+    ),
+    *(
+        "I do not think so.",
+        "Good luck!",
+        "Have a nice day.",
+        "Let me think about it.",
+        "It does not matter.",
+    ),
     *(
         "That sounds good.",
         "You are welcome.",
@@ -71,7 +97,10 @@ class Speaker:
         if draw < 0.29:
             return f"{number(self.rng.randint(2, 99))} {self.nouns()}", 2
         if draw < 0.36:
-            return f"{self.maybe('the ')}{self.maybe(self.word('adjective') + ' ')}{self.word('mass')}", 3
+            return (
+                f"{self.maybe('the ')}{self.maybe(self.word('adjective') + ' ')}{self.word('mass')}",
+                3,
+            )
         if draw < 0.41:
             return f"{self.word('name')}'s {self.noun(*sections)}", 3
         if draw < 0.46:
@@ -132,17 +161,25 @@ class Speaker:
         elif draw < 0.93:
             said = f"{self.rng.choice(('does not', 'did not') if third else ('do not', 'did not'))} {verb.base}"
         else:
-            said = f"{self.rng.choice(('wanted', 'decided', 'tried', 'hoped', 'used'))} to {verb.base}"
+            said = (
+                f"{self.rng.choice(('wanted', 'decided', 'tried', 'hoped', 'used'))} to {verb.base}"
+            )
         return f"{said} {self.object()}" if takes else said
 
     def state(self, person: int) -> str:
         """A form of "to be" and what somebody or something is."""
-        be = self.rng.choice(({1: "am", 2: "are", 3: "is"}[person], "were" if person == 2 else "was"))
-        degree = self.maybe(self.rng.choice(("very ", "not ", "too ", "quite ", "so ", "rather ", "never ")), 0.4)
+        be = self.rng.choice(
+            ({1: "am", 2: "are", 3: "is"}[person], "were" if person == 2 else "was")
+        )
+        degree = self.maybe(
+            self.rng.choice(("very ", "not ", "too ", "quite ", "so ", "rather ", "never ")), 0.4
+        )
         draw = self.rng.random()
         if draw < 0.55:
             return f"{be} {degree}{self.word('adjective')}"
-        return f"{be} {self.place() if draw < 0.75 else self.phrase('person', 'thing', 'abstract')[0]}"
+        return (
+            f"{be} {self.place() if draw < 0.75 else self.phrase('person', 'thing', 'abstract')[0]}"
+        )
 
     def clause(self) -> str:
         """Subject, verb phrase and perhaps manner, place or time."""
@@ -188,7 +225,10 @@ class Speaker:
 
     def numbers(self) -> str:
         """Prices, years, dates and distances in words."""
-        rng, value = self.rng, number(self.rng.choice((self.rng.randint(2, 100), self.rng.randint(2, 3000))))
+        rng, value = (
+            self.rng,
+            number(self.rng.choice((self.rng.randint(2, 100), self.rng.randint(2, 3000)))),
+        )
         year = f"{number(rng.randint(11, 20))} {number(rng.randint(10, 99))}"
         forms = (
             f"{self.phrase('thing', 'food')[0]} costs {value} {rng.choice(UNITS[:3])}.",
@@ -205,7 +245,17 @@ class Speaker:
     def listed(self) -> str:
         """Words without any grammar."""
         count = self.rng.randint(2, 6)
-        sections = ("adjective", "manner", "when", "transitive", "name", "mass", "period", "relation", *NOUNS)
+        sections = (
+            "adjective",
+            "manner",
+            "when",
+            "transitive",
+            "name",
+            "mass",
+            "period",
+            "relation",
+            *NOUNS,
+        )
         return ", ".join(self.word(*sections) for _ in range(count)) + "."
 
     def sentence(self) -> str:

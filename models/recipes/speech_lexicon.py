@@ -12,14 +12,56 @@ from world import NUMBERS
 VOWELS = "aeiou"
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 IRREGULAR_PLURALS = {
-    **{"man": "men", "woman": "women", "child": "children", "foot": "feet", "tooth": "teeth", "goose": "geese"},
-    **{"mouse": "mice", "ox": "oxen", "fish": "fish", "deer": "deer", "sheep": "sheep", "salmon": "salmon"},
-    **{"knife": "knives", "wolf": "wolves", "leaf": "leaves", "shelf": "shelves", "thief": "thieves"},
-    **{"calf": "calves", "life": "lives", "scarf": "scarves", "potato": "potatoes", "tomato": "tomatoes"},
-    **{"hero": "heroes", "mosquito": "mosquitoes", "mango": "mangoes", "volcano": "volcanoes", "echo": "echoes"},
-    **{"crisis": "crises", "analysis": "analyses", "dragonfly": "dragonflies", "buffalo": "buffalo"},
+    **{
+        "man": "men",
+        "woman": "women",
+        "child": "children",
+        "foot": "feet",
+        "tooth": "teeth",
+        "goose": "geese",
+    },
+    **{
+        "mouse": "mice",
+        "ox": "oxen",
+        "fish": "fish",
+        "deer": "deer",
+        "sheep": "sheep",
+        "salmon": "salmon",
+    },
+    **{
+        "knife": "knives",
+        "wolf": "wolves",
+        "leaf": "leaves",
+        "shelf": "shelves",
+        "thief": "thieves",
+    },
+    **{
+        "calf": "calves",
+        "life": "lives",
+        "scarf": "scarves",
+        "potato": "potatoes",
+        "tomato": "tomatoes",
+    },
+    **{
+        "hero": "heroes",
+        "mosquito": "mosquitoes",
+        "mango": "mangoes",
+        "volcano": "volcanoes",
+        "echo": "echoes",
+    },
+    **{
+        "crisis": "crises",
+        "analysis": "analyses",
+        "dragonfly": "dragonflies",
+        "buffalo": "buffalo",
+    },
     **{"series": "series", "scissors": "scissors", "trousers": "trousers", "stairs": "stairs"},
-    **{"snowman": "snowmen", "gentleman": "gentlemen", "fisherman": "fishermen", "chairman": "chairmen"},
+    **{
+        "snowman": "snowmen",
+        "gentleman": "gentlemen",
+        "fisherman": "fishermen",
+        "chairman": "chairmen",
+    },
 }
 DOUBLED = frozenset("prefer regret begin control forget cancel travel label quit equip".split())
 
@@ -39,13 +81,17 @@ def sections() -> dict[str, tuple[str, ...]]:
     """The word lists by name, as they stand in the file; the entries of [irregular] are three words each."""
     found: dict[str, list[str]] = {}
     current: list[str] = []
-    for line in (Path(__file__).parent / "speech_words.txt").read_text(encoding="utf-8").splitlines():
+    for line in (
+        (Path(__file__).parent / "speech_words.txt").read_text(encoding="utf-8").splitlines()
+    ):
         if line.startswith("["):
             current = found.setdefault(line.strip("[]"), [])
         elif line and not line.startswith("#"):
             current.append(line)
     return {
-        name: tuple(entry.strip() for entry in " ".join(lines).split(";" if name == "irregular" else " "))
+        name: tuple(
+            entry.strip() for entry in " ".join(lines).split(";" if name == "irregular" else " ")
+        )
         for name, lines in found.items()
     }
 
@@ -104,7 +150,12 @@ def _doubled(verb: str) -> str:
     if verb in DOUBLED:
         return verb + verb[-1]
     groups = sum(here in VOWELS and after not in VOWELS for here, after in pairwise(verb))
-    ends = len(verb) > 2 and verb[-1] not in VOWELS + "wxy" and verb[-2] in VOWELS and verb[-3] not in VOWELS
+    ends = (
+        len(verb) > 2
+        and verb[-1] not in VOWELS + "wxy"
+        and verb[-2] in VOWELS
+        and verb[-3] not in VOWELS
+    )
     return verb + verb[-1] if ends and groups == 1 else verb
 
 
@@ -124,7 +175,9 @@ def number(value: int) -> str:
         joint = " and " if 0 < rest < 100 else " "
         return f"{number(value // 1000)} thousand" + (joint + number(rest) if rest else "")
     if value >= 100:
-        return f"{NUMBERS[value // 100]} hundred" + (f" and {number(value % 100)}" if value % 100 else "")
+        return f"{NUMBERS[value // 100]} hundred" + (
+            f" and {number(value % 100)}" if value % 100 else ""
+        )
     if value <= 20:
         return NUMBERS[value]
     return TENS[value // 10 - 2] + (f"-{NUMBERS[value % 10]}" if value % 10 else "")

@@ -31,7 +31,9 @@ class Conditions:
 
 
 NORMAL = Conditions()
-CLEAN = Conditions(room=0, noise=0, telephone=0, clipping=0, peak=(-6.0, -6.0), before=(0.2, 0.2), after=(0.3, 0.3))
+CLEAN = Conditions(
+    room=0, noise=0, telephone=0, clipping=0, peak=(-6.0, -6.0), before=(0.2, 0.2), after=(0.3, 0.3)
+)
 
 
 def resample(samples: Wave, source: int, target: int = RATE) -> Wave:
@@ -121,7 +123,11 @@ def room(rng: Generator, samples: Wave) -> Wave:
     """The clip in a room of up to 0.7 s reverberation time: an impulse and a decaying noise tail."""
     seconds = float(rng.uniform(0.08, 0.7))
     tail = np.arange(int(seconds * RATE)) / RATE
-    response = rng.standard_normal(len(tail)) * 10 ** (-3 * tail / seconds) * (tail > rng.uniform(0.001, 0.01))
+    response = (
+        rng.standard_normal(len(tail))
+        * 10 ** (-3 * tail / seconds)
+        * (tail > rng.uniform(0.001, 0.01))
+    )
     response *= rng.uniform(0.15, 0.9) / (np.sqrt(np.sum(response**2)) + 1e-9)
     response[0] = 1.0
     size = smooth(len(samples) + len(response) - 1)

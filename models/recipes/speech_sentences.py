@@ -78,7 +78,9 @@ def _talk(rng: Random) -> str:
 
 
 def _sums(rng: Random) -> str:
-    made = rng.choice((chat_talk.arithmetic, chat_talk.arithmetic, chat_talk.counting, chat_talk.too_large))(rng)
+    made = rng.choice(
+        (chat_talk.arithmetic, chat_talk.arithmetic, chat_talk.counting, chat_talk.too_large)
+    )(rng)
     return made.answer if rng.random() < 0.3 else made.text
 
 

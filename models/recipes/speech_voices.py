@@ -7,14 +7,77 @@ from random import Random
 from speech_espeak import Voice
 
 # "en" is British.
-ACCENTS = ("en-us", "en-us", "en-us", "en", "en", "en-gb-x-rp", "en-gb-scotland", "en-029", "en-gb-x-gbclan")
+ACCENTS = (
+    "en-us",
+    "en-us",
+    "en-us",
+    "en",
+    "en",
+    "en-gb-x-rp",
+    "en-gb-scotland",
+    "en-029",
+    "en-gb-x-gbclan",
+)
 VARIANTS = (
-    *("", "", "m1", "m2", "m3", "m4", "m6", "m7", "f1", "f2", "f4", "f5", "klatt", "klatt2", "klatt4"),
-    *("Andy", "Annie", "Alex", "Denis", "Jacky", "Lee", "Michael", "Mike", "Reed", "adam", "aunty", "belinda"),
-    *("benjamin", "boris", "caleb", "david", "ed", "edward", "john", "max", "paul", "quincy", "rob", "robert"),
+    *(
+        "",
+        "",
+        "m1",
+        "m2",
+        "m3",
+        "m4",
+        "m6",
+        "m7",
+        "f1",
+        "f2",
+        "f4",
+        "f5",
+        "klatt",
+        "klatt2",
+        "klatt4",
+    ),
+    *(
+        "Andy",
+        "Annie",
+        "Alex",
+        "Denis",
+        "Jacky",
+        "Lee",
+        "Michael",
+        "Mike",
+        "Reed",
+        "adam",
+        "aunty",
+        "belinda",
+    ),
+    *(
+        "benjamin",
+        "boris",
+        "caleb",
+        "david",
+        "ed",
+        "edward",
+        "john",
+        "max",
+        "paul",
+        "quincy",
+        "rob",
+        "robert",
+    ),
     *("victor", "zac", "steph", "grandma", "grandpa", "Marco"),
 )
-HELD_OUT_VARIANTS = ("m5", "m8", "f3", "klatt3", "Gene", "Mario", "linda", "travis", "marcelo", "Storm")
+HELD_OUT_VARIANTS = (
+    "m5",
+    "m8",
+    "f3",
+    "klatt3",
+    "Gene",
+    "Mario",
+    "linda",
+    "travis",
+    "marcelo",
+    "Storm",
+)
 
 
 def draw_voice(rng: Random, *, held_out: bool = False) -> Voice:

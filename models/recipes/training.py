@@ -67,7 +67,9 @@ class Stage:
         return Schedule(steps=steps or self.steps, warmup=self.warmup, decay=self.decay)
 
 
-def optimizers(model: nn.Module, *, matrix_lr: float | None, other_lr: float) -> list[torch.optim.Optimizer]:
+def optimizers(
+    model: nn.Module, *, matrix_lr: float | None, other_lr: float
+) -> list[torch.optim.Optimizer]:
     """Muon for the weights inside layers, if they have a rate; AdamW for the (tied) embeddings and the norms."""
     adam = partial(torch.optim.AdamW, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0)
     if matrix_lr is None:
@@ -87,10 +89,14 @@ class Training(ABC, Generic[Batch, Report]):
     half = False  # whether the optimizers compute in bfloat16
     leads = True  # of several processes that share a run, one writes the log and the state
 
-    def __init__(self, learnt: nn.Module, schedule: Schedule, *, matrix_lr: float | None, other_lr: float) -> None:
+    def __init__(
+        self, learnt: nn.Module, schedule: Schedule, *, matrix_lr: float | None, other_lr: float
+    ) -> None:
         self.learnt, self.schedule, self.step = learnt, schedule, 0
         self.optimizers = optimizers(learnt, matrix_lr=matrix_lr, other_lr=other_lr)
-        self.peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
+        self.peaks = [
+            [group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers
+        ]
 
     @abstractmethod
     def batches(self) -> Iterable[Batch]:
@@ -111,7 +117,9 @@ class Training(ABC, Generic[Batch, Report]):
         for optimizer, peaks in zip(self.optimizers, self.peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * factor
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.half):  # Muon's products are half of a step else
+            with torch.autocast(
+                "cpu", torch.bfloat16, enabled=self.half
+            ):  # Muon's products are half of a step else
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.step += 1

@@ -48,7 +48,10 @@ class Walk:
 
 
 def passage(config: PocketConfig, one: Example) -> Passage:
-    words = [(begin, [s.name for s in sounds]) for begin, sounds in groupby(one.sounds, lambda s: s.character)]
+    words = [
+        (begin, [s.name for s in sounds])
+        for begin, sounds in groupby(one.sounds, lambda s: s.character)
+    ]
     return Passage(
         text=one.text,
         voice=one.voice,
@@ -97,7 +100,9 @@ class Order:
         sorted_ = [
             number
             for start in range(0, len(numbers), POOL * self.size)
-            for number in sorted(numbers[start : start + POOL * self.size], key=lambda n: self.lengths[n])
+            for number in sorted(
+                numbers[start : start + POOL * self.size], key=lambda n: self.lengths[n]
+            )
         ]
         made = [sorted_[start : start + self.size] for start in range(0, len(sorted_), self.size)]
         full = [batch for batch in made if len(batch) == self.size]

@@ -32,7 +32,9 @@ def fit(codec: SpeechCodec, features: Sequence[Tensor], generator: torch.Generat
 def k_means(latents_ND: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Centres `[count, D]`; those that lose all their latents begin anew where a latent is."""
     if len(latents_ND) < count:
-        raise ValueError(f"{len(latents_ND)} code frames are too few for {count} codes: fit on more sentences")
+        raise ValueError(
+            f"{len(latents_ND)} code frames are too few for {count} codes: fit on more sentences"
+        )
 
     def draw(some: int) -> Tensor:
         return latents_ND[torch.randperm(len(latents_ND), generator=generator)[:some]]

@@ -59,15 +59,28 @@ def sounds(words: tuple[Mark, ...], phonemes: tuple[Mark, ...]) -> tuple[Sound, 
 
 def line(recipe: Recipe, text: str, voice: int, rate: float) -> Line:
     settings = list(recipe.voices.values())[voice]
-    spoken = Voice(name=settings.name, rate=round(WORDS_PER_MINUTE * rate), pitch=settings.pitch, range=settings.range)
+    spoken = Voice(
+        name=settings.name,
+        rate=round(WORDS_PER_MINUTE * rate),
+        pitch=settings.pitch,
+        range=settings.range,
+    )
     speech = speak(text, spoken)
-    return Line(text=text, voice=voice, rate=rate, speech=speech, sounds=sounds(speech.words, speech.phonemes))
+    return Line(
+        text=text,
+        voice=voice,
+        rate=rate,
+        speech=speech,
+        sounds=sounds(speech.words, speech.phonemes),
+    )
 
 
 def training_line(recipe: Recipe, index: int) -> Line:
     """The training sentence number `index`; raises ValueError for a held-out seed."""
     if recipe.seed in HELD_OUT_SEEDS:
-        raise ValueError(f"seed {recipe.seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}")
+        raise ValueError(
+            f"seed {recipe.seed} is held out for evaluation: train with one below {HELD_OUT_SEEDS.start}"
+        )
     rng = Random(f"tts/{recipe.seed}/{index}")
     low, high = np.log2(recipe.rates)
     rate = float(2 ** rng.uniform(low, high)) if rng.random() < 0.6 else 1.0
@@ -90,7 +103,9 @@ class Example:
     voice: int
     rate: float
     sounds: tuple[Sound, ...]
-    features: Tensor  # [frames, bands + 2]: bands, octaves of the pitch, voiced or not; whole code frames
+    features: (
+        Tensor  # [frames, bands + 2]: bands, octaves of the pitch, voiced or not; whole code frames
+    )
     samples: Tensor | None  # [frames * hop]
 
     def __len__(self) -> int:

@@ -55,13 +55,19 @@ def misread(model: PocketSpeech, recipe: Recipe, *, count: int) -> float:
             text, voice = held_out_text(category, index), index % len(model.config.voices)
             wanted = [sound.name for sound in line(recipe, text, voice, 1.0).sounds]
             read = model.read(text, model.config.voices[voice]).phonemes
-            wrong += asr_evaluate.distance(wanted, [model.config.phonemes[number] for number in read])
+            wrong += asr_evaluate.distance(
+                wanted, [model.config.phonemes[number] for number in read]
+            )
             total += len(wanted)
     return wrong / total
 
 
 def listen(
-    model: WhisperForConditionalGeneration, processor: WhisperProcessor, waves: Sequence[Wave], *, batch: int = 25
+    model: WhisperForConditionalGeneration,
+    processor: WhisperProcessor,
+    waves: Sequence[Wave],
+    *,
+    batch: int = 25,
 ) -> list[str]:
     """Transcripts, a batch of waves at a time."""
     chunks = (waves[start : start + batch] for start in range(0, len(waves), batch))
@@ -70,7 +76,10 @@ def listen(
 
 def errors(texts: Sequence[str], heard: Sequence[str]) -> tuple[int, int]:
     """Word errors and words."""
-    pairs = [(plain(text).split(), plain(other).split()) for text, other in zip(texts, heard, strict=True)]
+    pairs = [
+        (plain(text).split(), plain(other).split())
+        for text, other in zip(texts, heard, strict=True)
+    ]
     return sum(asr_evaluate.distance(*pair) for pair in pairs), sum(len(said) for said, _ in pairs)
 
 
@@ -81,14 +90,22 @@ def score(tts: Path, asr: Path, *, count: int, show: int = 0) -> dict[str, list[
     totals: dict[str, list[tuple[int, int]]] = {}
     for category in CATEGORIES:
         many = count * 4 if category == "general" else count
-        said = [(held_out_text(category, index), index % len(speech.config.voices)) for index in range(many)]
+        said = [
+            (held_out_text(category, index), index % len(speech.config.voices))
+            for index in range(many)
+        ]
         spoken = (
             [say(speech, text, speech.config.voices[voice]) for text, voice in said],
             [repeat(speech, recipe, text, voice) for text, voice in said],
             [reference(recipe, text, voice) for text, voice in said],
         )
-        texts, heard = [text for text, _ in said], [listen(model, processor, waves) for waves in spoken]
-        wrong = [pair for pair in zip(texts, heard[0], strict=True) if plain(pair[0]) != plain(pair[1])]
+        texts, heard = (
+            [text for text, _ in said],
+            [listen(model, processor, waves) for waves in spoken],
+        )
+        wrong = [
+            pair for pair in zip(texts, heard[0], strict=True) if plain(pair[0]) != plain(pair[1])
+        ]
         for text, written in wrong[:show]:
             print(f"  {category}: {text!r} → {written!r}")
         found = [errors(texts, written) for written in heard]
@@ -99,13 +116,24 @@ def score(tts: Path, asr: Path, *, count: int, show: int = 0) -> dict[str, list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("tts", type=Path)
     parser.add_argument("asr", type=Path)
-    parser.add_argument("--count", type=int, default=25, help="sentences per category, four times as many general ones")
-    parser.add_argument("--show", type=int, default=0, help="print so many wrong transcripts per category")
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=25,
+        help="sentences per category, four times as many general ones",
+    )
+    parser.add_argument(
+        "--show", type=int, default=0, help="print so many wrong transcripts per category"
+    )
     args = parser.parse_args()
-    print(f"reader: {misread(PocketSpeech.load(args.tts), Recipe(), count=args.count):.2%} of the phonemes")
+    print(
+        f"reader: {misread(PocketSpeech.load(args.tts), Recipe(), count=args.count):.2%} of the phonemes"
+    )
     print("| category | pocket-tts | its codec | espeak-ng |\n|---|---|---|---|")
     for category, rates in score(args.tts, args.asr, count=args.count, show=args.show).items():
         print(f"| {category} | {' | '.join(f'{rate:.1%}' for rate in rates)} |")

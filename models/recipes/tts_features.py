@@ -32,7 +32,9 @@ def filters(rate: int, size: int, bands: int) -> Tensor:
 def bands(samples: Tensor, rate: int, hop: int, count: int) -> Tensor:
     """Natural log of the band energies `[…, frames, count]` of samples `[…, L]`, a frame per hop, centred on it."""
     size = 1024
-    spectrum = torch.stft(samples, size, hop, WINDOW, torch.hann_window(WINDOW), return_complex=True)
+    spectrum = torch.stft(
+        samples, size, hop, WINDOW, torch.hann_window(WINDOW), return_complex=True
+    )
     power = spectrum[..., : samples.shape[-1] // hop].abs().square().mT
     return (power @ filters(rate, size, count) + 1e-6).log()
 
@@ -53,7 +55,9 @@ def pitch(samples: Wave, rate: int, hop: int) -> Wave:
 
 def _autocorrelation(frames: Wave, size: int) -> Wave:
     """Of the last axis, by a transform of `size`."""
-    found: Wave = torch.fft.irfft(torch.fft.rfft(torch.from_numpy(frames), size).abs().square()).numpy()
+    found: Wave = torch.fft.irfft(
+        torch.fft.rfft(torch.from_numpy(frames), size).abs().square()
+    ).numpy()
     return found
 
 
@@ -66,7 +70,9 @@ def _lasting(voiced: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return kept
 
 
-def _path(score: NDArray[np.float32], lags: NDArray[np.int64], voiced: NDArray[np.bool_], rate: int) -> Wave:
+def _path(
+    score: NDArray[np.float32], lags: NDArray[np.int64], voiced: NDArray[np.bool_], rate: int
+) -> Wave:
     """Viterbi over a few peaks per frame."""
     peaks = np.zeros_like(score, bool)
     peaks[:, 1:-1] = (score[:, 1:-1] >= score[:, :-2]) & (score[:, 1:-1] > score[:, 2:])
@@ -74,7 +80,11 @@ def _path(score: NDArray[np.float32], lags: NDArray[np.int64], voiced: NDArray[n
     best = np.argpartition(-ranked, CANDIDATES, axis=1)[:, :CANDIDATES]
     value = np.take_along_axis(ranked, best, 1)
     octave = np.log2(lags[best])
-    jumps = 2.0 * np.abs(octave[1:, :, None] - octave[:-1, None]) * (voiced[1:] & voiced[:-1])[:, None, None]
+    jumps = (
+        2.0
+        * np.abs(octave[1:, :, None] - octave[:-1, None])
+        * (voiced[1:] & voiced[:-1])[:, None, None]
+    )
     total, back = value[0], np.zeros(best.shape, int)
     for i, jump in enumerate(jumps, start=1):
         paths = total - jump

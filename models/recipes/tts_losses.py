@@ -17,7 +17,9 @@ from tts_features import bands
 
 Losses = dict[str, Tensor]
 WINDOWS = (2048, 512)  # samples, of the spectra that are compared
-MISHEARD = 0.3  # of the frames that the speaker reads, at most: codes that nobody said, as its own may be
+MISHEARD = (
+    0.3  # of the frames that the speaker reads, at most: codes that nobody said, as its own may be
+)
 
 
 def reading(reader: Reader, passages: Sequence[Passage]) -> Losses:
@@ -85,7 +87,10 @@ def speaking(speaker: Speaker, walks: Sequence[Walk], generator: torch.Generator
     """Codes and steps of the pointer, of all frames of all sentences."""
     hidden = _frames(speaker, walks, generator)
     wanted, steps = torch.cat([one.codes for one in walks]), torch.cat([one.steps for one in walks])
-    books = [functional.cross_entropy(logits, wanted[:, k]) for k, logits in enumerate(speaker.depth(hidden, wanted))]
+    books = [
+        functional.cross_entropy(logits, wanted[:, k])
+        for k, logits in enumerate(speaker.depth(hidden, wanted))
+    ]
     advance = functional.cross_entropy(speaker.advance(hidden), steps)
     codes = torch.stack(books).mean()
     return {"loss": 2 * codes + advance, "first": books[0], "codes": codes, "advance": advance}
@@ -97,13 +102,28 @@ def _frames(speaker: Speaker, walks: Sequence[Walk], generator: torch.Generator)
     longest = 1 + max(len(one) for one in walks)
     begins = torch.arange(len(walks)) * longest
     said = [begin + 1 + torch.arange(len(row)) for begin, row in zip(begins, phonemes, strict=True)]
-    heard = [row[-1] + 1 + torch.arange(len(frames)) for row, frames in zip(said, inputs, strict=True)]
-    manner = speaker.manner(torch.tensor([one.voice for one in walks]), torch.tensor([one.rate for one in walks]))
-    sounds = speaker.sounds(torch.cat(phonemes), torch.cat([torch.arange(len(row)) for row in phonemes]))
-    noisy = torch.cat([misheard(rows, speaker.config.codebooks, speaker.config.codes, generator) for rows in inputs])
+    heard = [
+        row[-1] + 1 + torch.arange(len(frames)) for row, frames in zip(said, inputs, strict=True)
+    ]
+    manner = speaker.manner(
+        torch.tensor([one.voice for one in walks]), torch.tensor([one.rate for one in walks])
+    )
+    sounds = speaker.sounds(
+        torch.cat(phonemes), torch.cat([torch.arange(len(row)) for row in phonemes])
+    )
+    noisy = torch.cat(
+        [
+            misheard(rows, speaker.config.codebooks, speaker.config.codes, generator)
+            for rows in inputs
+        ]
+    )
     empty = torch.zeros(len(walks) * longest, manner.shape[1])
-    flat = empty.index_copy(0, torch.cat([begins, *said, *heard]), torch.cat([manner, sounds, speaker.embed(noisy)]))
-    hidden = speaker.backbone(inputs_embeds=flat.unflatten(0, (-1, longest)), use_cache=False).last_hidden_state
+    flat = empty.index_copy(
+        0, torch.cat([begins, *said, *heard]), torch.cat([manner, sounds, speaker.embed(noisy)])
+    )
+    hidden = speaker.backbone(
+        inputs_embeds=flat.unflatten(0, (-1, longest)), use_cache=False
+    ).last_hidden_state
     return hidden.flatten(0, 1)[torch.cat(heard)]
 
 

@@ -20,7 +20,13 @@ from tts_recipe import Recipe
 def write(path: Path, examples: Sequence[Example]) -> None:
     """All examples in one file, arrays end to end; bands and samples in 16 bits."""
     about = [
-        {"text": one.text, "voice": one.voice, "rate": one.rate, "sounds": one.sounds, "frames": len(one.features)}
+        {
+            "text": one.text,
+            "voice": one.voice,
+            "rate": one.rate,
+            "sounds": one.sounds,
+            "frames": len(one.features),
+        }
         for one in examples
     ]
     heard = [one.samples.clamp(-1, 1) for one in examples if one.samples is not None]
@@ -41,7 +47,11 @@ def read(path: Path) -> list[Example]:
         about, features, samples = json.loads(str(file["about"])), file["features"], file["samples"]
     ends = np.cumsum([one["frames"] for one in about])
     parts = np.split(features, ends[:-1])
-    heard = np.split(samples, ends[:-1] * (len(samples) // ends[-1])) if len(samples) else [None] * len(about)
+    heard = (
+        np.split(samples, ends[:-1] * (len(samples) // ends[-1]))
+        if len(samples)
+        else [None] * len(about)
+    )
     return [
         Example(
             text=one["text"],
@@ -76,13 +86,17 @@ class Shards:
 
     def fill(self) -> None:
         """Make what is missing. The sizes that the files depend on are the defaults of `PocketConfig`."""
-        missing = [i for i in range(self.recipe.shards) if not where(self.recipe, self.folder, i).exists()]
+        missing = [
+            i for i in range(self.recipe.shards) if not where(self.recipe, self.folder, i).exists()
+        ]
         work = partial(make, self.recipe, PocketConfig(), self.folder)
         if not self.makers:
             for shard in missing:
                 work(shard)
             return
-        with get_context("spawn").Pool(self.makers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with get_context("spawn").Pool(
+            self.makers, initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
             for done, _ in enumerate(pool.imap(work, missing), start=1):
                 print(json.dumps({"shards": len(missing), "made": done}), flush=True)
 
@@ -91,7 +105,9 @@ class Shards:
         names: set[str] = set()
         for shard in range(self.recipe.shards):
             with np.load(where(self.recipe, self.folder, shard)) as file:
-                names |= {name for one in json.loads(str(file["about"])) for name, _, _ in one["sounds"]}
+                names |= {
+                    name for one in json.loads(str(file["about"])) for name, _, _ in one["sounds"]
+                }
         return (PAUSE, *sorted(names - {PAUSE}))
 
     def __iter__(self) -> Iterator[list[Example]]:

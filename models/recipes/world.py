@@ -20,7 +20,18 @@ SIZES = ("small", "large")
 RELATIONS = ("left of", "right of", "above", "below")
 NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
-    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+    *(
+        "eleven",
+        "twelve",
+        "thirteen",
+        "fourteen",
+        "fifteen",
+        "sixteen",
+        "seventeen",
+        "eighteen",
+        "nineteen",
+        "twenty",
+    ),
 )
 MAX_THINGS = 4
 GRID = 4
@@ -67,7 +78,9 @@ class Thing:
         if self.size is not None:
             _check("size", self.size, SIZES)
         if not (0 <= self.column < GRID and 0 <= self.row < GRID):
-            raise ValueError(f"cell ({self.column}, {self.row}) is off the grid: use 0..{GRID - 1} for column and row")
+            raise ValueError(
+                f"cell ({self.column}, {self.row}) is off the grid: use 0..{GRID - 1} for column and row"
+            )
 
     @property
     def kind(self) -> Kind:
@@ -85,7 +98,9 @@ class Scene:
 
     def __post_init__(self) -> None:
         if len(self.things) > MAX_THINGS:
-            raise ValueError(f"a scene holds at most {MAX_THINGS} things, got {len(self.things)}: drop some")
+            raise ValueError(
+                f"a scene holds at most {MAX_THINGS} things, got {len(self.things)}: drop some"
+            )
         if len({(thing.column, thing.row) for thing in self.things}) < len(self.things):
             raise ValueError("two things share a cell: give every thing a cell of its own")
 
@@ -166,7 +181,9 @@ def sample_scene(
             kinds.append(rng.choice(kinds))
         elif (kind := sample_kind(rng, sized=sized)) not in kinds:
             kinds.append(kind)
-    kinds = sorted(kinds, key=kinds.index)  # equal kinds side by side, so that order of mention is order of things
+    kinds = sorted(
+        kinds, key=kinds.index
+    )  # equal kinds side by side, so that order of mention is order of things
     cells = _cells(rng, layout, count)
     return Scene(things=tuple(place(kind, *cell) for kind, cell in zip(kinds, cells, strict=True)))
 
@@ -244,8 +261,20 @@ def _describe_scattered(scene: Scene, rng: Random) -> str:
     things = inventory(scene, digits=rng.random() < 0.1)
     be = "are" if scene.groups()[:1] and scene.groups()[0][0] > 1 else "is"
     forms = (
-        *("There {0} {1}.", "There {0} {1}.", "There {0} {1} in the picture.", "In the scene there {0} {1}."),
-        *("I see {1}.", "I have {1}.", "The scene: {1}.", "The picture shows {1}.", "Imagine {1}.", "Look at {1}."),
+        *(
+            "There {0} {1}.",
+            "There {0} {1}.",
+            "There {0} {1} in the picture.",
+            "In the scene there {0} {1}.",
+        ),
+        *(
+            "I see {1}.",
+            "I have {1}.",
+            "The scene: {1}.",
+            "The picture shows {1}.",
+            "Imagine {1}.",
+            "Look at {1}.",
+        ),
         *("Scene: {1}.", "Here {0} {1}.", "You see {1}.", "{2}."),
     )
     return rng.choice(forms).format(be, things, sentence(things, ""))
@@ -256,9 +285,12 @@ def _pairwise(scene: Scene, rng: Random) -> Iterator[str]:
     forward, backward = RELATIONS[:2] if scene.arrangement == "row" else RELATIONS[2:]
     known: set[Thing] = set()
     for first, second in pairwise(scene.things):
-        relation, pair = (forward, (first, second)) if rng.random() < 0.5 else (backward, (second, first))
+        relation, pair = (
+            (forward, (first, second)) if rng.random() < 0.5 else (backward, (second, first))
+        )
         words = [
-            f"the {thing.kind.phrase()}" if thing in known else with_article(thing.kind.phrase()) for thing in pair
+            f"the {thing.kind.phrase()}" if thing in known else with_article(thing.kind.phrase())
+            for thing in pair
         ]
         known.update(pair)
         yield sentence(f"{words[0]} is {relation} {words[1]}")
@@ -282,7 +314,9 @@ def name(thing: Thing, scene: Scene, rng: Random) -> str:
         if len(scene.find(kind)) == 1
     ]
     if not options:
-        raise ValueError(f"the scene has several of {thing.kind.phrase()!r}: no phrase names just one")
+        raise ValueError(
+            f"the scene has several of {thing.kind.phrase()!r}: no phrase names just one"
+        )
     return "the " + rng.choice(options).phrase()
 
 

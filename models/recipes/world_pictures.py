@@ -39,7 +39,10 @@ def _star() -> list[tuple[float, float]]:
     """Five tips, the first one up."""
     turns = np.arange(10) * np.pi / 5
     reach = np.where(np.arange(10) % 2 == 0, 1.55, 0.68)
-    return [(float(r * np.sin(turn)), float(-r * np.cos(turn))) for r, turn in zip(reach, turns, strict=True)]
+    return [
+        (float(r * np.sin(turn)), float(-r * np.cos(turn)))
+        for r, turn in zip(reach, turns, strict=True)
+    ]
 
 
 # Corners (x to the right, y down) of shapes of radius 1, in order around; a circle has none.
@@ -77,7 +80,9 @@ def coverage(shape: str, x: float, y: float, radius: float, size: int = SIZE) ->
     (left, right), (top, bottom) = _reach(x, radius, size), _reach(y, radius, size)
     columns, rows = _samples(left, right), _samples(top, bottom)
     inside = covers(shape, (columns[None, :] - x) / radius, (rows[:, None] - y) / radius)
-    share[top:bottom, left:right] = inside.reshape(bottom - top, SAMPLES, right - left, SAMPLES).mean(axis=(1, 3))
+    share[top:bottom, left:right] = inside.reshape(
+        bottom - top, SAMPLES, right - left, SAMPLES
+    ).mean(axis=(1, 3))
     return share
 
 
@@ -102,11 +107,15 @@ def draw_things(things: Iterable[Thing], rng: Random, *, size: int = SIZE) -> Pi
     canvas = np.full((size, size, 3), float(rng.randint(*GROUND)))
     for thing in things:
         x, y = _place(thing, rng)
-        share = coverage(thing.shape, x * scale, y * scale, RADII[thing.size] * scale, size)[..., None]
+        share = coverage(thing.shape, x * scale, y * scale, RADII[thing.size] * scale, size)[
+            ..., None
+        ]
         canvas += share * (np.array(PALETTE[thing.colour]) - canvas)
     return np.rint(canvas).astype(np.uint8)
 
 
 def _place(thing: Thing, rng: Random) -> tuple[float, float]:
-    x, y = ((place + 0.5) * CELL + rng.uniform(-JITTER, JITTER) for place in (thing.column, thing.row))
+    x, y = (
+        (place + 0.5) * CELL + rng.uniform(-JITTER, JITTER) for place in (thing.column, thing.row)
+    )
     return x, y

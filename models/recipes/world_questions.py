@@ -32,7 +32,14 @@ ANYTHING = ("thing", "thing", "shape", "object")
 def _some_kind(scene: Scene, rng: Random, *, present: float) -> Kind:
     """A partial kind to ask about; with probability `present` one that fits something in the scene."""
     keys = rng.choice(
-        (("shape",), ("shape",), ("colour",), ("shape", "colour"), ("shape", "colour"), ("size", "shape"))
+        (
+            ("shape",),
+            ("shape",),
+            ("colour",),
+            ("shape", "colour"),
+            ("shape", "colour"),
+            ("size", "shape"),
+        )
     )
     if scene.things and rng.random() < present:
         source = rng.choice(scene.things).kind
@@ -51,7 +58,12 @@ def _unique(scene: Scene) -> list[Thing]:
 def ask_count(scene: Scene, rng: Random) -> Question:
     """ "How many circles are there?" "Two." """
     kind = Kind() if rng.random() < 0.2 else _some_kind(scene, rng, present=0.75)
-    forms = ("How many {0} are there?", "How many {0} are there?", "How many {0} do you see?", "Count the {0}.")
+    forms = (
+        "How many {0} are there?",
+        "How many {0} are there?",
+        "How many {0} do you see?",
+        "Count the {0}.",
+    )
     text = rng.choice((*forms, "How many {0} are in the scene?", "What is the number of {0}?"))
     count = len(scene.find(kind))
     what = kind.phrase(plural=True, anything=rng.choice(ANYTHING))
@@ -72,7 +84,9 @@ def ask_colour(scene: Scene, rng: Random) -> Question | None:
         missing = [shape for shape in SHAPES if not scene.find(Kind(shape=shape))]
         if missing:
             shape = rng.choice(missing)
-            return Question("colour", rng.choice(forms).format(colour, f"the {shape}"), f"There is no {shape}.")
+            return Question(
+                "colour", rng.choice(forms).format(colour, f"the {shape}"), f"There is no {shape}."
+            )
     options = [
         (kind, thing)
         for thing in scene.things
@@ -105,7 +119,9 @@ def ask_shape(scene: Scene, rng: Random) -> Question | None:
         "Which shape is {1}?",
         "What is the {0} thing?",
     )
-    return Question("shape", rng.choice(forms).format(what, which), sentence(with_article(thing.shape)))
+    return Question(
+        "shape", rng.choice(forms).format(what, which), sentence(with_article(thing.shape))
+    )
 
 
 def ask_size(scene: Scene, rng: Random) -> Question | None:
@@ -117,9 +133,15 @@ def ask_size(scene: Scene, rng: Random) -> Question | None:
     draw = rng.random()
     if draw < 0.3 and len(scene.find(Kind(size=thing.size))) == 1:
         kind = Kind(shape=thing.shape, colour=thing.colour)
-        text = rng.choice(("Which thing is {0}?", "What is {0}?", "Which one is {0}?")).format(thing.size)
+        text = rng.choice(("Which thing is {0}?", "What is {0}?", "Which one is {0}?")).format(
+            thing.size
+        )
         return Question("size", text, f"The {kind.phrase()}.")
-    kinds = [Kind(shape=thing.shape), Kind(colour=thing.colour), Kind(shape=thing.shape, colour=thing.colour)]
+    kinds = [
+        Kind(shape=thing.shape),
+        Kind(colour=thing.colour),
+        Kind(shape=thing.shape, colour=thing.colour),
+    ]
     fitting = [kind for kind in kinds if len(scene.find(kind)) == 1]
     if not fitting:
         return None
@@ -127,7 +149,12 @@ def ask_size(scene: Scene, rng: Random) -> Question | None:
     if draw < 0.6:
         size = rng.choice(SIZES)
         return Question("size", f"Is {who} {size}?", "Yes." if size == thing.size else "No.")
-    forms = ("How big is {0}?", "What size is {0}?", "How large is {0}?", "What is the size of {0}?")
+    forms = (
+        "How big is {0}?",
+        "What size is {0}?",
+        "How large is {0}?",
+        "What is the size of {0}?",
+    )
     return Question("size", rng.choice(forms).format(who), sentence(thing.size or ""))
 
 
@@ -144,7 +171,9 @@ def ask_existence(scene: Scene, rng: Random) -> Question:
         "Can you see {0}?",
         "Is there {0} in the scene?",
     )
-    return Question("existence", rng.choice(forms).format(one, many), "Yes." if scene.find(kind) else "No.")
+    return Question(
+        "existence", rng.choice(forms).format(one, many), "Yes." if scene.find(kind) else "No."
+    )
 
 
 def ask_horizontal(scene: Scene, rng: Random) -> Question | None:
@@ -158,8 +187,14 @@ def ask_vertical(scene: Scene, rng: Random) -> Question | None:
 
 
 _ENDS = {
-    "row": (("on the left", "on the far left", "leftmost"), ("on the right", "on the far right", "rightmost")),
-    "column": (("at the top", "at the very top", "topmost"), ("at the bottom", "at the very bottom", "lowest")),
+    "row": (
+        ("on the left", "on the far left", "leftmost"),
+        ("on the right", "on the far right", "rightmost"),
+    ),
+    "column": (
+        ("at the top", "at the very top", "topmost"),
+        ("at the bottom", "at the very bottom", "lowest"),
+    ),
 }
 
 
@@ -177,11 +212,15 @@ def _ask_relation(scene: Scene, rng: Random, category: str) -> Question | None:
         return Question(category, text, "Yes." if holds(relation, first, second) else "No.")
     if draw < 0.55:
         side = rng.randrange(2)
-        text = rng.choice(("What is {0}?", "Which thing is {0}?")).format(rng.choice(_ENDS[scene.arrangement][side]))
+        text = rng.choice(("What is {0}?", "Which thing is {0}?")).format(
+            rng.choice(_ENDS[scene.arrangement][side])
+        )
         return Question(category, text, f"The {scene.things[-side].kind.phrase()}.")
     if draw < 0.7 and len(singles) == 2:
         true = next(r for r in relations if holds(r, first, second))
-        text = rng.choice(("Where is {0}?", "Where is {0}?", "Where do you see {0}?")).format(name(first, scene, rng))
+        text = rng.choice(("Where is {0}?", "Where is {0}?", "Where do you see {0}?")).format(
+            name(first, scene, rng)
+        )
         return Question(category, text, sentence(f"{true} the {second.kind.phrase()}"))
     found = [thing for thing in scene.things if holds(relation, thing, second)]
     if len(found) > 1:

@@ -1,1 +1,1 @@
-"""Pipelines: async generators over the services, for the gateway and for any Python program with a bus."""
+"""Compose services into pipelines: async generators for the gateway and any program with a bus."""

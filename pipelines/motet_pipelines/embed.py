@@ -1,12 +1,12 @@
-"""Embed: texts in, their vectors out, from whichever embedding service is alive.
+"""Embed: texts in, their vectors out, with failover between embedding services.
 
     async with aclosing(embed(bus, Embed(model="pocket-embed", input=["a red circle"]))) as parts:
         async for part in parts:
             print(part.count, part.data)
 
-A long list goes out in several requests, one after the other. If the service dies, another one goes on at the first
-text without a vector, so none is lost or repeated. Leaving the generator early is a remote cancel; `aclosing` makes
-that prompt.
+A long list is sent in several requests, one after the other. If the service dies, another one
+continues at the first text without a vector, so none is lost or repeated. Leaving the generator
+early is a remote cancel; `aclosing` makes that prompt.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from dataclasses import dataclass
 
 import msgspec
 
-from motet_shared.bus import Bus
 from motet_shared.errors import StreamBroken
 from motet_shared.messages import Embed, Vectors
+from motet_shared.wire.bus import Bus
 
-from .moves import Moved, Moves
+from .failover import Failover, StreamMoves
 
 ROLE = "embedding"
-PART = 256 * 1024  # bytes of texts in one request, or one text alone
-PART_TEXTS = 512  # most of them
+PART = 256 * 1024  # most bytes of texts in one request, unless one text alone is larger
+PART_TEXTS = 512  # most texts in one request
 
 
 @dataclass(slots=True, kw_only=True)
-class Embedded(Moved):
-    """What there is to know of a request besides its vectors; complete once the generator has ended."""
+class Embedded(StreamMoves):
+    """Totals of an embedding request; complete once the generator has ended."""
 
     texts: int = 0
     tokens: int = 0
@@ -43,13 +43,14 @@ async def embed(
     deadline: float | None = None,
     patience: float = 5.0,
 ) -> AsyncGenerator[Vectors, None]:
-    """Yield the vectors of the request's texts in order, some at a time.
+    """Yield the vectors of the request's texts in order, several at a time.
 
-    `deadline`: seconds for all of it. `patience`: seconds without progress, in which an instance may appear or restart,
-    before the last retryable error is raised. Other errors are raised at once.
+    `deadline`: seconds for everything. `patience`: seconds without progress, in which an instance
+    may appear or restart, before the last retryable error is raised. Other errors are raised at
+    once.
     """
     outcome = outcome or Embedded()
-    moves = Moves(
+    moves = Failover(
         bus,
         ROLE,
         request.model,
@@ -63,7 +64,9 @@ async def embed(
     while outcome.texts < count:
         async with moves as instance:
             first = outcome.texts
-            part = msgspec.structs.replace(request, input=_part(request.input, first), first=request.first + first)
+            part = msgspec.structs.replace(
+                request, input=_part(request.input, first), first=request.first + first
+            )
             async with bus.open(ROLE, part, instance=instance, deadline=moves.left()) as stream:
                 async for item in stream:
                     if isinstance(item, Vectors):
@@ -75,11 +78,12 @@ async def embed(
 
 
 def _part(texts: Sequence[str | list[int]], first: int) -> list[str | list[int]]:
-    """The texts from `first` on, as far as they go into one request."""
+    """Return the texts from `first` on that fit into one request."""
     size, end = 0, first
     while end < len(texts):
         text = texts[end]
-        size += 4 * len(text) + 8  # bytes on the wire at most: of a character, and of most token ids
+        # An upper bound of the bytes on the wire: 4 per character, and for most token ids.
+        size += 4 * len(text) + 8
         if end > first and (size > PART or end - first == PART_TEXTS):
             break
         end += 1

@@ -1,1 +1,1 @@
-"""Speech recognition: audio in, text with times out."""
+"""Transcribe speech: audio in, text with times out."""

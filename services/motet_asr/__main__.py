@@ -1,9 +1,9 @@
-"""`python -m motet_asr --model FOLDER`: one speech recognition process."""
+"""Run one speech recognition process: `python -m motet_asr --model FOLDER`."""
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.actor import run
+    from motet_shared.process.actor import run
 
     from .config import AsrConfig
     from .service import Asr

@@ -1,4 +1,4 @@
-"""An engine for a checkpoint folder, or the reason why not. Safetensors only, and no code from the folder."""
+"""Load an engine from a checkpoint folder: safetensors only, no code from the folder."""
 
 from __future__ import annotations
 
@@ -16,45 +16,64 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from motet_kernels.device import check_float16, find_device, find_dtype
+from motet_asr.engine.engine import SAMPLE_RATE, Engine
+from motet_asr.engine.slot_engine import SlotEngine
+from motet_asr.models.ctc import CtcEngine, Parakeet
+from motet_asr.models.moonshine import Moonshine
+from motet_asr.models.whisper import Whisper
+from motet_kernels.runtime.device import check_float16, find_device, find_dtype
+from motet_models.checkpoints import check_checkpoint
 from motet_shared.errors import ConfigError
 
 from .config import EngineConfig
-from .ctc import CtcEngine, Parakeet
-from .engine import SAMPLE_RATE, Engine
-from .moonshine import Moonshine
-from .slot_engine import SlotEngine
-from .whisper import Whisper
 
 _CLASSES: dict[str, Any] = {
     "whisper": WhisperForConditionalGeneration,
     "moonshine": MoonshineForConditionalGeneration,
     "parakeet_ctc": ParakeetForCTC,
 }
-# What transformers raises for files that make no sense to it.
-_UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
+# What transformers raises for files that it cannot interpret.
+_UNUSABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+)
 
 
 def load_engine(config: EngineConfig) -> Engine:
-    """Load a checkpoint. ConfigError names what is wrong with the folder."""
+    """Load a checkpoint. Raises ConfigError that names what is wrong."""
     if config.threads:
         torch.set_num_threads(config.threads)
     device = find_device(config.device, ConfigError)
     folder = Path(config.model)
+    check_checkpoint(folder)
     described = _load(folder, "config.json", AutoConfig)
-    dtype, kind = find_dtype(config.dtype, described.dtype, device, ConfigError), described.model_type
+    dtype, kind = (
+        find_dtype(config.dtype, described.dtype, device, ConfigError),
+        described.model_type,
+    )
     check_float16("weights", config.weights, device, ConfigError)
     if kind not in _CLASSES:
-        raise ConfigError(f"model={config.model!r}: model_type {kind!r} does not hear; there are {', '.join(_CLASSES)}")
+        raise ConfigError(
+            f"model={config.model!r}: model_type {kind!r} does not hear; there are {', '.join(_CLASSES)}"
+        )
     if config.weights != "auto" and kind != "whisper":
-        raise ConfigError(f"weights={config.weights!r}: only Whisper's matrices can be packed; leave it at auto")
+        raise ConfigError(
+            f"weights={config.weights!r}: only Whisper's matrices can be packed; leave it at auto"
+        )
     disable_progress_bar()
     model = _load(folder, "the weights", _CLASSES[kind], dtype=dtype, use_safetensors=True)
     model.eval().requires_grad_(False).to(device)
     extractor = _load(folder, "preprocessor_config.json", AutoFeatureExtractor)
     tokenizer = _load(folder, "the tokenizer", AutoTokenizer)
     if extractor.sampling_rate != SAMPLE_RATE:
-        raise ConfigError(f"model={config.model!r}: it listens at {extractor.sampling_rate} Hz, not {SAMPLE_RATE}")
+        raise ConfigError(
+            f"model={config.model!r}: it listens at {extractor.sampling_rate} Hz, not {SAMPLE_RATE}"
+        )
     if kind == "parakeet_ctc":
         return CtcEngine(config, Parakeet(config, model, extractor, tokenizer))
     family = {"whisper": Whisper, "moonshine": Moonshine}[kind](config, model, extractor, tokenizer)
@@ -63,7 +82,9 @@ def load_engine(config: EngineConfig) -> Engine:
 
 def _load(folder: Path, what: str, kind: Any, **options: Any) -> Any:
     try:
-        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **options)
+        return kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **options
+        )
     except _UNUSABLE as error:
         first = str(error).strip().split("\n")[0]
         raise ConfigError(f"model={str(folder)!r}: {what} cannot be read: {first}") from error

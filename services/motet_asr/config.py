@@ -1,17 +1,20 @@
-"""Settings of speech recognition: the engine's, checked once before anything is loaded, and the process's."""
+"""Define the settings of speech recognition: those of the engine and those of the process.
+
+The engine's settings are validated once, before anything is loaded.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from motet_shared.config import Bytes, Duration, ProcessConfig, setting
 from motet_shared.errors import ConfigError
+from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("auto", "torch", "float32", "bfloat16", "float16", "int8")
-_DECODED = 64_000  # bytes of a second of sound
-TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # those of Whisper's reference decoder, tried in turn
+_DECODED = 64_000  # bytes per second of decoded audio
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # of Whisper's reference decoder, tried in turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,23 +22,28 @@ class EngineConfig:
     """Settings of one engine.
 
     model: folder of a checkpoint (config.json and safetensors).
-    name: what clients call the model; empty: the folder's name.
+    name: model name for clients; empty: the folder's name.
     device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
-    dtype: of weights and activations; "auto" is float32, on a GPU the checkpoint's. "float16" is for GPUs.
-    weights: format in which the matrices that every decoder step reads are packed (Whisper only): "auto" is `dtype`,
-        "int8" rounds them per output channel and their inputs per row; "torch" packs nothing, for comparisons.
+    dtype: of weights and activations; "auto" is float32 on a CPU, the checkpoint's on a GPU.
         "float16" is for GPUs.
-    threads: cores that compute; 0 leaves torch's own choice.
+    weights: format in which the matrices that every decoder step reads are packed (Whisper only):
+        "auto" is `dtype`, "int8" rounds them per output channel and their inputs per row; "torch"
+        packs nothing, for comparisons. "float16" is for GPUs.
+    threads: CPU threads that compute; 0 leaves torch's own choice.
     max_rows: most windows decoded at a time, a slot each.
     max_waiting: most windows in the queue; further ones are refused as overloaded.
     encode_batch: most windows encoded at a time, between two decoder steps.
-    window: seconds of audio given to the model at a time; 0: what it was made for, which is Whisper's limit too.
-    padding: seconds of silence behind a window's sound that Whisper's encoder reads; -1: `motet_padding` in the
-        checkpoint's preprocessor_config.json, else all of the window, as Whisper itself was trained.
-    fallback: a window whose text looks wrong is decoded again at a higher temperature (Whisper's rule).
-    compression_threshold: bytes of the token ids by bytes of their zlib form, above which text repeats itself.
-    logprob_threshold: mean log-probability of the tokens, below which the model was guessing.
-    no_speech_threshold: probability of silence, above which a window with a low mean log-probability is skipped.
+    window: seconds of audio given to the model at a time; 0: the model's native window, which is
+        also Whisper's upper limit.
+    padding: seconds of silence after a window's audio that Whisper's encoder reads; -1:
+        `motet_padding` in the checkpoint's preprocessor_config.json, else the whole window, as
+        Whisper was trained.
+    fallback: decode a window whose text looks wrong again at a higher temperature (Whisper's rule).
+    compression_threshold: bytes of the token ids divided by bytes of their zlib form, above which a
+        text counts as repetitive.
+    logprob_threshold: mean log-probability of the tokens, below which the text counts as a guess.
+    no_speech_threshold: probability of silence, above which a window with a low mean
+        log-probability is skipped.
     """
 
     model: str
@@ -56,18 +64,27 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not (Path(self.model) / "config.json").is_file():
-            raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
+            raise ConfigError(
+                f"model={self.model!r}: no config.json there; give the folder of a checkpoint"
+            )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
         if self.weights not in WEIGHTS:
             raise ConfigError(f"weights={self.weights!r}: choose one of {', '.join(WEIGHTS)}")
-        for field, low in (("max_rows", 1), ("max_waiting", 1), ("encode_batch", 1), ("threads", 0)):
+        for field, low in (
+            ("max_rows", 1),
+            ("max_waiting", 1),
+            ("encode_batch", 1),
+            ("threads", 0),
+        ):
             if (value := getattr(self, field)) < low:
                 raise ConfigError(f"{field}={value!r}: give a whole number of at least {low}")
         if self.window < 0:
             raise ConfigError(f"window={self.window!r}: give seconds, or 0 for the model's own")
         if self.padding < 0 and self.padding != -1:
-            raise ConfigError(f"padding={self.padding!r}: give seconds, or -1 for what the model was trained with")
+            raise ConfigError(
+                f"padding={self.padding!r}: give seconds, or -1 for what the model was trained with"
+            )
 
     @property
     def model_name(self) -> str:
@@ -76,33 +93,59 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AsrConfig(ProcessConfig):
-    """Flags of `python -m motet_asr`. `EngineConfig` says what the engine's own settings mean and checks them."""
+    """Flags of `python -m motet_asr`. `EngineConfig` documents the engine's own settings."""
 
     model: str = setting("folder of the checkpoint to serve: Whisper, Moonshine or Parakeet-CTC")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    device: str = setting("where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
-    dtype: str = setting("of weights and activations: auto, float32, bfloat16 or float16", default="auto")
-    weights: str = setting("of Whisper's matrices: auto, torch, float32, bfloat16, float16 or int8", default="auto")
+    device: str = setting(
+        "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
+    )
+    dtype: str = setting(
+        "of weights and activations: auto, float32, bfloat16 or float16", default="auto"
+    )
+    weights: str = setting(
+        "of Whisper's matrices: auto, torch, float32, bfloat16, float16 or int8", default="auto"
+    )
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     max_rows: int = setting("most windows decoded at a time", default=16, min=1)
-    max_waiting: int = setting("most windows in the queue; further ones are refused", default=256, min=1)
+    max_waiting: int = setting(
+        "most windows in the queue; further ones are refused", default=256, min=1
+    )
     encode_batch: int = setting("most windows encoded between two decoder steps", default=4, min=1)
-    window: Duration = setting("audio given to the model at a time; 0: what it was made for", default=0.0, min=0)
-    padding: float = setting("seconds of silence that Whisper's encoder reads; -1: as trained", default=-1.0, min=-1)
+    window: Duration = setting(
+        "audio given to the model at a time; 0: what it was made for", default=0.0, min=0
+    )
+    padding: float = setting(
+        "seconds of silence that Whisper's encoder reads; -1: as trained", default=-1.0, min=-1
+    )
     fallback: bool = setting("hear what looks wrong again at a higher temperature", default=True)
-    timestamps: bool = setting("have a model that can tell when segments begin and end", default=True)
-    max_files: int = setting("most files and live streams at a time; further ones are refused", default=64, min=1)
+    timestamps: bool = setting(
+        "have a model that can tell when segments begin and end", default=True
+    )
+    max_files: int = setting(
+        "most files and live streams at a time; further ones are refused", default=64, min=1
+    )
     parallel: int = setting("windows of one file that are heard side by side", default=4, min=1)
     max_audio: Duration = setting("longest file or live stream", default=4 * 3600.0, min=1)
-    audio_memory: Bytes = setting("decoded files at a time; an hour takes 220 MB", default=2 << 30, min=1 << 20)
-    live: bool = setting("offer to hear live streams, again and again while they last", default=True)
-    partial_every: Duration = setting("new audio after which a live stream is heard again", default=0.4, min=0.05)
-    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+    audio_memory: Bytes = setting(
+        "decoded files at a time; an hour takes 220 MB", default=2 << 30, min=1 << 20
+    )
+    live: bool = setting(
+        "offer to hear live streams, again and again while they last", default=True
+    )
+    partial_every: Duration = setting(
+        "new audio after which a live stream is heard again", default=0.4, min=0.05
+    )
+    step_timeout: float = setting(
+        "seconds after which a step is taken to hang: the process ends", default=120.0, min=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.max_audio * _DECODED > self.audio_memory:
-            message = f"max_audio: {self.max_audio:g} s do not fit into audio_memory={self.audio_memory}"
+            message = (
+                f"max_audio: {self.max_audio:g} s do not fit into audio_memory={self.audio_memory}"
+            )
             raise ConfigError(f"{message}; raise that too", param="max_audio")
 
     def engine(self) -> EngineConfig:

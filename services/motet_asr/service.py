@@ -1,7 +1,7 @@
-"""The speech recognition actor: role `asr`, operations `transcribe` (files) and `listen` (live).
+"""Serve role `asr`: operations `transcribe` (files) and `listen` (live streams).
 
-The engine has a thread of its own; files are fetched as blobs and decoded on others. Everything that a call holds is
-freed within one engine step when its caller leaves.
+The engine runs on its own thread; files are fetched as blobs and decoded on other threads. All
+resources of a call are freed within one engine step after its caller cancels.
 """
 
 from __future__ import annotations
@@ -13,27 +13,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from motet_shared.actor import Actor, operation
-from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
-from motet_shared.call import Call
-from motet_shared.messages import HearingResume, Listen, ModelCard, Partial, Recording, Segment, Transcribe, Usage
+from motet_asr.engine.engine import SAMPLE_RATE
+from motet_asr.engine.recognizer import Recognizer
+from motet_asr.engine.request import Options, Piece, Word
+from motet_asr.transcription.audio_memory import AudioMemory
+from motet_asr.transcription.live import Live
+from motet_asr.transcription.transcription import Settled, Transcription
+from motet_asr.transcription.windows import loud, spoken
+from motet_kernels.runtime import native
+from motet_shared.blobs.store import BlobStore
+from motet_shared.messages import (
+    HearingResume,
+    Listen,
+    ModelCard,
+    Partial,
+    Recording,
+    Segment,
+    Transcribe,
+    Usage,
+)
+from motet_shared.process.actor import Actor, operation
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 
-from .audio_memory import AudioMemory
 from .checkpoint import load_engine
 from .config import AsrConfig
-from .engine import SAMPLE_RATE
-from .live import Live
-from .recognizer import Recognizer
-from .request import Options, Piece, Word
-from .transcription import Settled, Transcription
-from .windows import loud, spoken
 
 log = logging.getLogger(__name__)
 
 
 class Asr(Actor):
-    """Serves one model."""
+    """Serve one speech recognition model."""
 
     role = "asr"
     config: AsrConfig
@@ -41,7 +51,7 @@ class Asr(Actor):
     def __init__(self, config: AsrConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_files
-        self._store = BlobStore(bus.instance)
+        self._store = BlobStore.of(config, bus.instance)
         self._memory = AudioMemory(config.audio_memory)
         self._recognizer: Recognizer | None = None
         self._card: ModelCard | None = None
@@ -53,7 +63,14 @@ class Asr(Actor):
         self._recognizer = Recognizer(engine, self.crash)
         created = int((Path(self.config.model) / "config.json").stat().st_mtime)
         name, vocab, live = engine_config.model_name, engine.family.vocab, self.config.live
-        self._card = ModelCard(name=name, context=0, created=created, vocab=vocab, live=live)
+        self._card = ModelCard(
+            name=name,
+            context=0,
+            created=created,
+            vocab=vocab,
+            live=live,
+            prompts=engine.family.prompts,
+        )
         self.bus.monitor.duties.append(self.recognizer.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "window": engine.family.window})
 
@@ -68,13 +85,15 @@ class Asr(Actor):
             raise RuntimeError("the model is not loaded yet")
         return self._recognizer
 
-    # ----------------------------------------------------------------------------------------------------- operations
+    # ----------------------------------------------------------------------------------- operations
     @operation(Transcribe)
     async def transcribe(self, call: Call, request: Transcribe) -> None:
-        """A `Recording`, and the segments of a file in order, each when it is final."""
+        """Send a `Recording`, then the segments of a file in order, each when it is final."""
         self.check_served(request.model)
         options = self._options(request.language, request.prompt, request.words)
-        options = replace(options, task=request.task, temperature=request.temperature, seed=request.seed)
+        options = replace(
+            options, task=request.task, temperature=request.temperature, seed=_seed(request)
+        )
         self.recognizer.family.check(options)
         speech = loud if request.speech is None else spoken(request.speech)
         resume = request.resume or HearingResume(window=0, segment=0, skip=0)
@@ -84,7 +103,12 @@ class Asr(Actor):
         async with self._memory.reading(data, self.config.max_audio) as audio:
             del data
             hearing = Transcription(
-                self.recognizer, audio, options, parallel=self.config.parallel, first=resume.window, speech=speech
+                self.recognizer,
+                audio,
+                options,
+                parallel=self.config.parallel,
+                first=resume.window,
+                speech=speech,
             )
             answer = _Answer(call, resume, len(audio) / SAMPLE_RATE, self.recognizer, request.words)
             async with aclosing(hearing.settled()) as windows:
@@ -94,27 +118,37 @@ class Asr(Actor):
 
     @operation(Listen)
     async def listen(self, call: Call, request: Listen) -> None:
-        """What is understood of a live stream, again and again; one segment when its input has ended."""
+        """Send partials of a live stream while it lasts; one segment when its input has ended."""
         self.check_served(request.model)
         options = replace(self._options(request.language, request.prompt, True), timestamps=False)
         self.recognizer.family.check(options)
-        live = Live(self.recognizer, options, request.sample_rate, self.config.partial_every, self.config.max_audio)
+        live = Live(
+            self.recognizer,
+            options,
+            request.sample_rate,
+            self.config.partial_every,
+            self.config.max_audio,
+        )
 
         def show(stable: str, tail: str) -> None:
-            if call.credit_left > 1:  # one is kept for the segment; a partial that is late is worth nothing
+            if (
+                call.credit_left > 1
+            ):  # reserve one credit for the segment; late partials are dropped
                 call.push(Partial(stable, tail))
 
         words = await live.run(call.received(), show)
         text = "".join(word.text for word in words)
         start, end = (words[0].start, words[-1].end) if words else (0.0, live.seconds)
-        await call.send(Segment(0, 0, start, end, text, words=_wire(words) if request.words else []))
+        await call.send(
+            Segment(0, 0, start, end, text, words=_wire(words) if request.words else [])
+        )
         call.finish("stop", Usage())
 
     def _options(self, language: str, prompt: str, words: bool) -> Options:
         code = self.recognizer.family.code(language)
         return Options(language=code, prompt=prompt, words=words, timestamps=self.config.timestamps)
 
-    # --------------------------------------------------------------------------------------------------------- health
+    # --------------------------------------------------------------------------------------- health
     def load(self) -> dict[str, float]:
         if self._recognizer is None:
             return {}
@@ -125,40 +159,54 @@ class Asr(Actor):
             "queued": waiting,
             "batch": stats["batch_size"],
             "seconds": stats["audio_seconds"],
+            **native.fallback(),
         }
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
+        """Return numbers, which are metrics too, and strings: what was chosen at load time."""
         if self._recognizer is None:
             return {}
-        numbers = {**self._recognizer.thread.stats(), **self._store.stats(), "audio_bytes": self._memory.held}
+        numbers = {
+            **self._recognizer.thread.stats(),
+            **self._store.stats(),
+            "audio_bytes": self._memory.held,
+        }
         return {**numbers, **self._recognizer.family.describe()}
 
     def check_integrity(self) -> None:
-        """For an idle actor: nothing may be left in the engine."""
+        """Raise RuntimeError if an idle actor still holds engine work or decoded audio."""
         super().check_integrity()
         engine = self.recognizer.thread.engine
         engine.check_integrity()
         if not self.bus.calls.active and engine.has_work:
             raise RuntimeError("nobody asks for anything, but the engine has work")
         if not self.bus.calls.active and self._memory.held:
-            raise RuntimeError(f"nobody asks for anything, but {self._memory.held} bytes of sound are held")
+            raise RuntimeError(
+                f"nobody asks for anything, but {self._memory.held} bytes of sound are held"
+            )
 
 
 class _Answer:
-    """The items of one file, without those that the client has."""
+    """Send the items of one file, skipping those that the client already has."""
 
-    def __init__(self, call: Call, resume: HearingResume, duration: float, recognizer: Recognizer, words: bool):
+    def __init__(
+        self,
+        call: Call,
+        resume: HearingResume,
+        duration: float,
+        recognizer: Recognizer,
+        words: bool,
+    ):
         self._call, self._resume, self._duration = call, resume, duration
         self._recognizer, self._words = recognizer, words
         self._next = resume.segment
         self._skip = resume.skip
         self._told = resume.window > 0 or resume.skip > 0
         self._tokens = 0
-        self._latest = 0.0  # start of the last segment: none begins before the one before it
+        self._latest = 0.0  # start of the last segment; segment starts never decrease
 
     async def take(self, settled: Settled) -> None:
         if not settled.pieces:
@@ -190,7 +238,7 @@ class _Answer:
         )
 
     async def _tell(self, language: str) -> None:
-        """What the recording is, before its first segment."""
+        """Send the `Recording` once, before the first segment."""
         if not self._told:
             self._told = True
             name = self._recognizer.family.language_name(language)
@@ -203,3 +251,11 @@ class _Answer:
 
 def _wire(words: list[Word]) -> list[tuple[str, float, float]]:
     return [(word.text, round(word.start, 3), round(word.end, 3)) for word in words]
+
+
+def _seed(request: Transcribe) -> int:
+    """Return the seed of a file's sampling noise.
+
+    At temperature 0 the fallbacks draw with a fixed seed, so that a file has one transcript.
+    """
+    return request.seed if request.temperature > 0 else 0

@@ -1,1 +1,4 @@
-"""Text to pictures, batched by step. The engine runs without NATS; `service` puts it behind the bus."""
+"""Generate pictures from text, batched by denoising step.
+
+The engine runs without NATS; `service` connects it to the bus.
+"""

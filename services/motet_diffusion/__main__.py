@@ -1,9 +1,9 @@
-"""`python -m motet_diffusion --model FOLDER`: one diffusion worker."""
+"""Run one diffusion worker: `python -m motet_diffusion --model FOLDER`."""
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.actor import run
+    from motet_shared.process.actor import run
 
     from .config import DiffusionConfig
     from .service import Diffusion

@@ -1,12 +1,12 @@
-"""Settings of the diffusion engine and of its process."""
+"""Define the settings of the diffusion engine and of its process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from motet_shared.config import Bytes, ProcessConfig, setting
 from motet_shared.errors import ConfigError
+from motet_shared.process.config import Bytes, ProcessConfig, setting
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -15,17 +15,21 @@ DTYPES = ("float32", "bfloat16", "float16")
 class EngineConfig:
     """Settings of one `Engine`.
 
-    model: folder that diffusers loads (model_index.json). name: what clients call it; empty: the folder's name.
-    dtype: of weights and activations. device: "cpu", "cuda", …; threads: cores that compute, 0: torch's own choice.
-    steps, guidance: of requests that name none; 0 and -1: the model's own (see `rules`).
-    text_length: tokens of a prompt where the family lets one choose; 0: the model's own.
-    max_running: most pictures at a time, those whose text is read or that are decoded included. max_rows: most rows of
-        one forward pass; a picture with guidance takes two. max_waiting: most in the queue beyond these.
-    max_pixels, max_steps: of one picture; more is refused.
-    packed: whether convolutions have their weights laid out for the first size drawn besides (CPU, float32).
-    loras: adapters that pictures may ask for, "name=path" each: a safetensors file, or a folder with one.
-    step_cache: how much the output of the denoiser's first block may change, relatively, for the others to be left out
-        and their last effect taken again. 0: never. Transformers only.
+    model: folder that diffusers loads (model_index.json). name: what clients call it; empty: the
+    folder's name. dtype: of weights and activations. device: "cpu", "cuda", …; threads: CPU threads
+    of torch, 0: torch's own choice.
+
+    steps, guidance: for requests that give none; 0 and -1: the model's own (see `rules`).
+    text_length: tokens of a prompt where the family has that parameter; 0: the model's own.
+
+    max_running: most pictures at a time, including those in text encoding or decoding. max_rows:
+    most rows of one forward pass; a picture with guidance takes two. max_waiting: most requests in
+    the queue beyond these. max_pixels, max_steps: of one picture; larger requests are refused.
+
+    packed: keep a second copy of the weights of convolutions, laid out for the first size drawn
+    (CPU, float32). loras: adapters that pictures may name, "name=path" each: a safetensors file, or
+    a folder with one. step_cache: largest relative change of the first block's output at which the
+    other blocks are skipped and their last effect is reused; 0: never. Transformers only.
     """
 
     model: str
@@ -47,14 +51,20 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not (Path(self.model) / "model_index.json").is_file():
-            raise ConfigError(f"model={self.model!r}: no model_index.json there; give a folder that diffusers loads")
+            raise ConfigError(
+                f"model={self.model!r}: no model_index.json there; give a folder that diffusers loads"
+            )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
         if self.loras and self.step_cache:
             message = "its blocks see fewer rows than a pass has; leave one of them out"
-            raise ConfigError(f"step_cache={self.step_cache}: does not go together with loras: {message}")
+            raise ConfigError(
+                f"step_cache={self.step_cache}: does not go together with loras: {message}"
+            )
         if self.max_rows < 2:
-            raise ConfigError(f"max_rows={self.max_rows}: a picture with guidance takes two; give at least 2")
+            raise ConfigError(
+                f"max_rows={self.max_rows}: a picture with guidance takes two; give at least 2"
+            )
 
     @property
     def model_name(self) -> str:
@@ -63,27 +73,49 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DiffusionConfig(ProcessConfig):
-    """Flags of `python -m motet_diffusion`. `EngineConfig` says what its settings mean, and checks them."""
+    """Flags of `python -m motet_diffusion`. `EngineConfig` documents the engine's own settings."""
 
     model: str = setting("folder of the model to serve, as diffusers saves it")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    dtype: str = setting("of weights and activations: float32, bfloat16 or float16", default="float32")
+    dtype: str = setting(
+        "of weights and activations: float32, bfloat16 or float16", default="float32"
+    )
     device: str = setting("where the model computes: cpu, cuda, …", default="cpu")
     threads: int = setting("cores that compute; 0: torch's own choice", default=0, min=0)
-    steps: int = setting("denoising steps where a request names none; 0: the model's own", default=0, min=0)
-    guidance: float = setting("guidance scale where a request names none; -1: the model's own", default=-1.0, min=-1)
-    text_length: int = setting("tokens of a prompt, for SD3, Flux and PixArt; 0: the model's own", default=0, min=0)
+    steps: int = setting(
+        "denoising steps where a request names none; 0: the model's own", default=0, min=0
+    )
+    guidance: float = setting(
+        "guidance scale where a request names none; -1: the model's own", default=-1.0, min=-1
+    )
+    text_length: int = setting(
+        "tokens of a prompt, for SD3, Flux and PixArt; 0: the model's own", default=0, min=0
+    )
     max_running: int = setting("most pictures that are drawn at a time", default=8, min=1)
-    max_rows: int = setting("most rows of one forward pass; guidance takes two per picture", default=16, min=2)
-    max_waiting: int = setting("most requests beyond these; further ones are refused", default=64, min=0)
+    max_rows: int = setting(
+        "most rows of one forward pass; guidance takes two per picture", default=16, min=2
+    )
+    max_waiting: int = setting(
+        "most requests beyond these; further ones are refused", default=64, min=0
+    )
     max_pixels: int = setting("largest picture, width times height", default=2048 * 2048, min=64)
     max_steps: int = setting("most denoising steps of one picture", default=200, min=1)
-    packed: bool = setting("weights of convolutions are kept a second time, in a faster order (CPU)", default=True)
-    loras: tuple[str, ...] = setting("LoRA adapters that requests may name, as name=path each", default=())
-    step_cache: float = setting("leave blocks out where the first changed less than this; 0: never", default=0.0, min=0)
-    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=300.0, min=1)
+    packed: bool = setting(
+        "weights of convolutions are kept a second time, in a faster order (CPU)", default=True
+    )
+    loras: tuple[str, ...] = setting(
+        "LoRA adapters that requests may name, as name=path each", default=()
+    )
+    step_cache: float = setting(
+        "leave blocks out where the first changed less than this; 0: never", default=0.0, min=0
+    )
+    step_timeout: float = setting(
+        "seconds after which a step is taken to hang: the process ends", default=300.0, min=1
+    )
     longest_text: int = setting("most characters of a prompt", default=20_000, min=1)
-    picture_memory: Bytes = setting("memory for pictures on their way to callers", default=64 * 2**20, min=2**20)
+    picture_memory: Bytes = setting(
+        "memory for pictures on their way to callers", default=64 * 2**20, min=2**20
+    )
 
     def engine(self) -> EngineConfig:
         shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}

@@ -1,4 +1,4 @@
-"""The diffusion engine as an actor: role `diffusion`, operation `draw`."""
+"""Serve the diffusion engine as an actor: role `diffusion`, operation `draw`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from typing import Any
 
 from PIL.Image import Image
 
-from motet_shared.actor import Actor, operation
-from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
-from motet_shared.call import Call
+from motet_diffusion.engine.engine import Engine
+from motet_diffusion.engine.request import Drawing, Event, Key, Lora
+from motet_diffusion.engine.thread import EngineThread
+from motet_kernels.runtime import native
+from motet_media.pictures import open_mask, open_picture
+from motet_media.pool import decoding
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, PayloadTooLarge
 from motet_shared.messages import BlobRef, Draw, ModelCard
-from motet_shared.pictures import open_mask, open_picture
+from motet_shared.process.actor import Actor, operation
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 
 from .config import DiffusionConfig
-from .drawing import Drawing, Event, Key, Lora
-from .easel import Easel
-from .engine import Engine
-from .thread import EngineThread
+from .picture_stream import PictureStream
 
 log = logging.getLogger(__name__)
 
 
 class Diffusion(Actor):
-    """Serves one model."""
+    """Serve one model."""
 
     role = "diffusion"
     config: DiffusionConfig
@@ -45,14 +47,21 @@ class Diffusion(Actor):
     async def warm(self) -> None:
         soon = asyncio.get_running_loop().call_soon_threadsafe
         engine_config = self.config.engine()
-        engine = await asyncio.to_thread(Engine, engine_config, lambda event: soon(self._deliver, event))
+        engine = await asyncio.to_thread(
+            Engine, engine_config, lambda event: soon(self._deliver, event)
+        )
         await self._store.start()
         created = int((Path(self.config.model) / "model_index.json").stat().st_mtime)
         self._card = ModelCard(name=engine_config.model_name, context=0, created=created)
-        self._thread = EngineThread.on_loop(engine, lambda events: list(map(self._deliver, events)), self.crash)
+        self._thread = EngineThread.on_loop(
+            engine, lambda events: list(map(self._deliver, events)), self.crash
+        )
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
         kind = type(engine.studio.pipeline).__name__
-        log.info("model loaded", extra={"model": self._card.name, "pipeline": kind, "edits": engine.studio.rules.edits})
+        log.info(
+            "model loaded",
+            extra={"model": self._card.name, "pipeline": kind, "edits": engine.studio.rules.edits},
+        )
 
     async def close(self) -> None:
         if self._thread is not None:
@@ -66,18 +75,18 @@ class Diffusion(Actor):
         return self._thread
 
     def _deliver(self, event: Event) -> None:
-        """On the loop. A picture that was cancelled meanwhile is no longer listed."""
+        """Queue an event for its call, on the event loop. Drop events of cancelled pictures."""
         if (queue := self.events.get(event.key)) is not None:
             queue.put_nowait(event)
 
-    # ------------------------------------------------------------------------------------------------------ operation
+    # ------------------------------------------------------------------------------------ operation
     @operation(Draw)
     async def draw(self, call: Call, request: Draw) -> None:
-        """One picture, as it forms."""
+        """Draw one picture and stream its steps."""
         self.check_served(request.model)
         drawing = await self._drawing(request)
         queue = self.events[call.id] = asyncio.Queue()
-        easel = Easel(call, request, drawing, self.thread.engine.colours, self._store)
+        easel = PictureStream(call, request, drawing, self.thread.engine.colours, self._store)
         self.thread.submit(call.id, drawing)
         done = False
         try:
@@ -90,12 +99,17 @@ class Diffusion(Actor):
         call.finish("stop")
 
     async def _drawing(self, request: Draw) -> Drawing:
-        """What the engine gets. All that can be refused is, before anything is fetched."""
+        """Return the engine's request.
+
+        Everything that can be checked is, before any blob is fetched.
+        """
         if (length := len(request.prompt)) > self.config.longest_text:
             message = f"prompt: {length} characters; at most {self.config.longest_text} are read (longest_text)"
             raise PayloadTooLarge(message, param="prompt")
         if request.mask is not None and request.image is None:
-            raise BadRequest("mask: there is no image that it belongs to; send `image` too", param="image")
+            raise BadRequest(
+                "mask: there is no image that it belongs to; send `image` too", param="image"
+            )
         drawing = Drawing(
             prompt=request.prompt,
             negative_prompt=request.negative_prompt,
@@ -129,22 +143,23 @@ class Diffusion(Actor):
 
     async def _picture(self, ref: BlobRef, read: Callable[..., Image]) -> Image:
         data = bytes(await self._store.get(ref))
-        return await asyncio.to_thread(read, data, max_pixels=self.config.max_pixels)
+        return await decoding(read, data, max_pixels=self.config.max_pixels)
 
     async def _resumed(self, request: Draw) -> dict[str, Any]:
-        """The checkpoint that the picture goes on from."""
+        """Return the fields of the checkpoint that the picture resumes from."""
         if (resume := request.resume) is None:
             return {}
         data = resume.data if resume.ref is None else bytes(await self._store.get(resume.ref))
         return {"resume": data, "resume_step": resume.step}
 
-    # --------------------------------------------------------------------------------------------------------- health
+    # --------------------------------------------------------------------------------------- health
     def load(self) -> dict[str, float]:
         if self._thread is None:
             return {}
         stats = self._thread.stats()
         waiting = stats["waiting"] + stats["commands"]
-        return {"running": stats["running"], "queued": waiting, "pictures": stats["pictures"]}
+        numbers = {"running": stats["running"], "queued": waiting, "pictures": stats["pictures"]}
+        return numbers | native.fallback()
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []
@@ -153,7 +168,7 @@ class Diffusion(Actor):
         return {**self._thread.stats(), **self._store.stats()} if self._thread is not None else {}
 
     def check_integrity(self) -> None:
-        """For an idle actor: the engine is checked on this thread."""
+        """Check an idle actor; the engine is checked on this thread."""
         super().check_integrity()
         if not self.bus.calls.active and self.events:
             raise RuntimeError(f"no call is active, but {len(self.events)} pictures are waited for")

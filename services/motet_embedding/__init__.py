@@ -1,1 +1,1 @@
-"""What a text means, as a vector: sentence encoders of transformers, batched across requests."""
+"""Embed texts as vectors: sentence encoders of transformers, batched across requests."""

@@ -1,9 +1,9 @@
-"""`python -m motet_embedding`: run one process that turns texts into vectors."""
+"""Run one text embedding process: `python -m motet_embedding`."""
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.actor import run
+    from motet_shared.process.actor import run
 
     from .config import EmbeddingConfig
     from .service import Embedding

@@ -1,12 +1,15 @@
-"""Settings of embedding: the engine's, checked once before anything is loaded, and the process's."""
+"""Define the settings of embedding: those of the engine and those of the process.
+
+The engine's settings are validated once, before anything is loaded.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from motet_shared.config import ProcessConfig, setting
 from motet_shared.errors import ConfigError
+from motet_shared.process.config import ProcessConfig, setting
 
 from .pooling import MODES
 
@@ -19,15 +22,17 @@ class EngineConfig:
     """Settings of one engine.
 
     model: folder of a sentence encoder, as sentence-transformers or transformers saves it.
-    name: what clients call the model; empty: the folder's name.
+    name: model name for clients; empty: the folder's name.
     device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
-    dtype: of weights and activations; "auto" is float32, on a GPU the checkpoint's. "float16" is for GPUs.
-    threads: cores that compute; 0 leaves torch's own choice.
-    pooling: what of its tokens' vectors a text's vector is; "auto": what the folder says, else the mean of an encoder's
-        and the last of a decoder's.
-    normalize: whether vectors have unit length; "auto": what the folder says, and they have where it says nothing.
+    dtype: of weights and activations; "auto" is float32 on a CPU, the checkpoint's on a GPU.
+        "float16" is for GPUs.
+    threads: CPU threads that compute; 0 leaves torch's own choice.
+    pooling: how token vectors become a text's vector; "auto": as the folder says, else the mean for
+        an encoder and the last token for a decoder.
+    normalize: whether vectors have unit length; "auto": as the folder says, else they have.
     max_length: most tokens of one text; 0: as many as the checkpoint allows.
-    max_batch_tokens: most tokens of one forward pass, unless one text alone has more; padding counts.
+    max_batch_tokens: most tokens of one forward pass, unless one text alone has more; padding
+        counts.
     max_waiting: most texts in the queue; requests beyond it are refused as overloaded.
     """
 
@@ -45,11 +50,22 @@ class EngineConfig:
     def __post_init__(self) -> None:
         folder = Path(self.model)
         if not any((folder / name).is_file() for name in ("config.json", "modules.json")):
-            raise ConfigError(f"model={self.model!r}: no config.json or modules.json there; give a checkpoint's folder")
-        for field, known in (("dtype", DTYPES), ("pooling", ("auto", *MODES)), ("normalize", NORMALIZE)):
+            raise ConfigError(
+                f"model={self.model!r}: no config.json or modules.json there; give a checkpoint's folder"
+            )
+        for field, known in (
+            ("dtype", DTYPES),
+            ("pooling", ("auto", *MODES)),
+            ("normalize", NORMALIZE),
+        ):
             if (value := getattr(self, field)) not in known:
                 raise ConfigError(f"{field}={value!r}: choose one of {', '.join(known)}")
-        for field, low in (("threads", 0), ("max_length", 0), ("max_batch_tokens", 1), ("max_waiting", 1)):
+        for field, low in (
+            ("threads", 0),
+            ("max_length", 0),
+            ("max_batch_tokens", 1),
+            ("max_waiting", 1),
+        ):
             if (value := getattr(self, field)) < low:
                 raise ConfigError(f"{field}={value!r}: give a whole number of at least {low}")
 
@@ -60,20 +76,34 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig(ProcessConfig):
-    """Flags of `python -m motet_embedding`. `EngineConfig` says what the engine's own settings mean and checks them."""
+    """Flags of `python -m motet_embedding`. `EngineConfig` documents the engine's own settings."""
 
     model: str = setting("folder of the sentence encoder to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    device: str = setting("where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
-    dtype: str = setting("of weights and activations: auto, float32, bfloat16 or float16", default="auto")
+    device: str = setting(
+        "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
+    )
+    dtype: str = setting(
+        "of weights and activations: auto, float32, bfloat16 or float16", default="auto"
+    )
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
     pooling: str = setting(f"auto (what the folder says) or {', '.join(MODES)}", default="auto")
-    normalize: str = setting("vectors of unit length: auto (what the folder says), always or never", default="auto")
-    max_length: int = setting("most tokens of a text; 0: as many as the checkpoint allows", default=0, min=0)
+    normalize: str = setting(
+        "vectors of unit length: auto (what the folder says), always or never", default="auto"
+    )
+    max_length: int = setting(
+        "most tokens of a text; 0: as many as the checkpoint allows", default=0, min=0
+    )
     max_batch_tokens: int = setting("most tokens of one forward pass", default=1024, min=1)
-    max_waiting: int = setting("most texts in the queue; requests beyond it are refused", default=16384, min=512)
-    max_requests: int = setting("most requests at a time; further ones are refused", default=256, min=1)
-    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+    max_waiting: int = setting(
+        "most texts in the queue; requests beyond it are refused", default=16384, min=512
+    )
+    max_requests: int = setting(
+        "most requests at a time; further ones are refused", default=256, min=1
+    )
+    step_timeout: float = setting(
+        "seconds after which a step is taken to hang: the process ends", default=120.0, min=1
+    )
 
     def engine(self) -> EngineConfig:
         shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}

@@ -1,4 +1,4 @@
-"""A sentence encoder: texts as token ids in, one vector per text out, whatever company they are computed in.
+"""Encode texts, given as token ids, as one vector each, independent of their batch.
 
 B texts · D numbers of a token · P of a pooled text · V of a vector.
 """
@@ -22,7 +22,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from motet_kernels.device import describe, dtype_name, find_device, find_dtype
+from motet_kernels.runtime.device import describe, dtype_name, find_device, find_dtype
+from motet_models.checkpoints import check_checkpoint
 from motet_shared.errors import ConfigError
 
 from .config import EngineConfig
@@ -34,12 +35,12 @@ from .texts import Text
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     kind.__name__: kind for kind in (nn.Identity, nn.Tanh, nn.GELU, nn.ReLU, nn.SiLU, nn.Sigmoid)
 }
-# What transformers and safetensors raise for files that make no sense to them.
+# What transformers and safetensors raise for files that they cannot interpret.
 _UNUSABLE = (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError)
 
 
 class Encoder:
-    """Computes texts. `packed`: whether without any padding."""
+    """Compute vectors of texts. `packed`: whether without any padding."""
 
     def __init__(self, model: PreTrainedModel, folder: Folder, config: EngineConfig):
         self._model = model
@@ -51,34 +52,43 @@ class Encoder:
         self._first = first_position(model)
         self._pooling = _pooling(model, folder, config)
         self._dense = nn.Sequential(*(_dense(path) for path in folder.dense)).to(model.device)
-        self._normalize = {"auto": folder.normalized is not False, "always": True, "never": False}[config.normalize]
+        self._normalize = {"auto": folder.normalized is not False, "always": True, "never": False}[
+            config.normalize
+        ]
         self.size = self.encode([Text([0])]).shape[1]
 
     @classmethod
     def load(cls, config: EngineConfig) -> Encoder:
-        """ConfigError names what is wrong with the folder. Safetensors only, and no code from it."""
+        """Load a checkpoint: safetensors only, no code from the folder.
+
+        Raises ConfigError that names what is wrong with the folder.
+        """
         if config.threads:
             torch.set_num_threads(config.threads)
         device = find_device(config.device, ConfigError)
         folder = Folder.read(config.model)
+        for part in (folder.transformer, *folder.dense):
+            check_checkpoint(part)
         logging.disable_progress_bar()
-        logging.set_verbosity_error()  # what is missing from a checkpoint is told by `_transformer`
+        logging.set_verbosity_error()  # `_transformer` reports missing weights
         return cls(_transformer(folder.transformer, config.dtype, device), folder, config)
 
     def describe(self) -> dict[str, str]:
-        """What was chosen when the model was loaded."""
+        """Return what was chosen when the model was loaded."""
         return {"dtype": dtype_name(self._model.dtype), **describe(self._model.device)}
 
     @torch.inference_mode()
     def encode(self, texts: Sequence[Text]) -> Tensor:
-        """`[B, V]` float32 on the model's device, by one forward pass."""
+        """Return `[B, V]` float32 on the model's device, from one forward pass."""
         tokens = self._tokens([text.ids for text in texts])
-        pooled = [self._pooling.pool(one, text.prompt) for one, text in zip(tokens, texts, strict=True)]
+        pooled = [
+            self._pooling.pool(one, text.prompt) for one, text in zip(tokens, texts, strict=True)
+        ]
         vectors_BV: Tensor = self._dense(torch.stack(pooled))
         return functional.normalize(vectors_BV) if self._normalize else vectors_BV
 
     def _tokens(self, texts: list[list[int]]) -> list[Tensor]:
-        """`[tokens, D]` of each text."""
+        """Return `[tokens, D]` of each text."""
         if not self.packed:
             return forward_padded(self._model, texts, self._padding)
         hidden_ND, packed = forward(self._model, texts, self._first)
@@ -90,18 +100,33 @@ def _transformer(folder: Path, wanted: str, device: torch.device) -> PreTrainedM
     try:
         config = AutoConfig.from_pretrained(folder, **options)
         dtype = find_dtype(wanted, config.dtype, device, ConfigError)
-        kind = AutoModelForTextEncoding if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING else AutoModel
+        kind = (
+            AutoModelForTextEncoding
+            if type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+            else AutoModel
+        )
         model, report = kind.from_pretrained(
-            folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            folder,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
         )
     except _UNUSABLE as error:
         first = str(error).strip().split("\n")[0]
-        raise ConfigError(f"model={str(folder)!r}: the transformer cannot be read: {first}") from error
+        raise ConfigError(
+            f"model={str(folder)!r}: the transformer cannot be read: {first}"
+        ) from error
     if kind is AutoModel and getattr(config, "is_encoder_decoder", False):
-        raise ConfigError(f"model={str(folder)!r}: {config.model_type!r} has a decoder behind its encoder: not served")
-    # Some encoders have a pooler that nobody asks here, and many checkpoints are without it.
+        raise ConfigError(
+            f"model={str(folder)!r}: {config.model_type!r} has a decoder behind its encoder: not served"
+        )
+    # Some encoders have a pooler that is not used here, and many checkpoints lack its weights.
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith("pooler.")):
-        raise ConfigError(f"model={str(folder)!r}: {len(missing)} weights are missing, {missing[0]} for one")
+        raise ConfigError(
+            f"model={str(folder)!r}: {len(missing)} weights are missing, {missing[0]} for one"
+        )
     return model.eval().requires_grad_(False).to(device)
 
 
@@ -110,9 +135,13 @@ def _limit(model: PreTrainedModel, folder: Folder, config: EngineConfig) -> int:
     limits = [*folder.limits, *([places - first_position(model)] if places else [])]
     most = min(limits, default=0)
     if config.max_length and most and config.max_length > most:
-        raise ConfigError(f"max_length={config.max_length}: the checkpoint allows {most} tokens at most")
+        raise ConfigError(
+            f"max_length={config.max_length}: the checkpoint allows {most} tokens at most"
+        )
     if not (limit := config.max_length or most):
-        raise ConfigError(f"max_length: {config.model!r} does not say how long a text may be; give a number of tokens")
+        raise ConfigError(
+            f"max_length: {config.model!r} does not say how long a text may be; give a number of tokens"
+        )
     return limit
 
 
@@ -124,18 +153,26 @@ def _pooling(model: PreTrainedModel, folder: Folder, config: EngineConfig) -> Po
 
 
 def _dense(path: Path) -> nn.Module:
-    """`Dense` of sentence-transformers: a linear layer and an activation, always in float32."""
+    """Load `Dense` of sentence-transformers: a linear layer and an activation, always float32."""
     said = read_json(path / "config.json") or {}
-    named = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    named = str(said.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(
+        "."
+    )[2]
     if named not in _ACTIVATIONS:
         raise ConfigError(
             f"model={str(path)!r}: activation {named!r} is not served; there are {', '.join(_ACTIVATIONS)}"
         )
     try:
         weights = load_file(path / "model.safetensors")
-        layer = nn.Linear(said["in_features"], said["out_features"], bias=bool(said.get("bias", True)))
-        layer.load_state_dict({name.removeprefix("linear."): tensor for name, tensor in weights.items()})
+        layer = nn.Linear(
+            said["in_features"], said["out_features"], bias=bool(said.get("bias", True))
+        )
+        layer.load_state_dict(
+            {name.removeprefix("linear."): tensor for name, tensor in weights.items()}
+        )
     except _UNUSABLE as error:
         first = str(error).strip().split("\n")[0]
-        raise ConfigError(f"model={str(path)!r}: the dense layer cannot be read: {first}") from error
+        raise ConfigError(
+            f"model={str(path)!r}: the dense layer cannot be read: {first}"
+        ) from error
     return nn.Sequential(layer.float().requires_grad_(False), _ACTIVATIONS[named]())

@@ -1,4 +1,4 @@
-"""The embedding engine: texts of many requests in, their vectors out, one forward pass per step.
+"""Run the embedding engine: texts of many requests in, vectors out, one forward pass per step.
 
 engine = Engine(config, Encoder.load(config))
 engine.add("a", [Text([101, 7592, 102])])
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from motet_kernels.device import Download
+from motet_kernels.runtime.device import Download
 from motet_shared.errors import InternalError, MotetError, Overloaded
 
 from .config import EngineConfig
@@ -30,7 +30,7 @@ Vectors = NDArray[np.float32]
 
 @dataclass(slots=True)
 class Output:
-    """Vectors of some texts of one request (in the rows of `vectors`), or why there will be none."""
+    """Vectors of some texts of one request (in the rows of `vectors`), or its error."""
 
     key: Key
     places: list[int]
@@ -42,7 +42,7 @@ NO_VECTORS: Vectors = np.empty((0, 0), np.float32)
 
 
 class Engine:
-    """Serves all requests with one encoder."""
+    """Serve all requests with one encoder."""
 
     def __init__(self, config: EngineConfig, encoder: Encoder):
         self.config = config
@@ -51,7 +51,7 @@ class Engine:
         self._steps = self._texts = self._tokens = self._computed = 0
 
     def add(self, key: Key, texts: Sequence[Text]) -> None:
-        """Queue the texts of a request, at least one. Overloaded if there is no room for all of them."""
+        """Queue the texts of a request, at least one. Raises Overloaded if they do not all fit."""
         if not texts or key in self._lines:
             raise InternalError(f"request {key!r} has no texts, or is computed already")
         if len(self._lines) + len(texts) > self.config.max_waiting:
@@ -62,7 +62,7 @@ class Engine:
         self._lines.add(key, texts)
 
     def cancel(self, key: Key) -> None:
-        """Forget a request. One that is not known has been served: nothing to do."""
+        """Drop a request. Unknown keys are ignored: those have been served."""
         self._lines.cancel(key)
 
     @property
@@ -70,11 +70,13 @@ class Engine:
         return bool(len(self._lines))
 
     def step(self) -> list[Output]:
-        """One forward pass; the vectors that it made, by request. Empty if there was nothing to do."""
+        """Run one forward pass; return its vectors by request, empty without work."""
         taken = self._lines.take(self.config.max_batch_tokens, packed=self.encoder.packed)
         if not taken:
             return []
-        vectors_BV: Vectors = Download(self.encoder.encode([one.text for one in taken])).wait().numpy()
+        vectors_BV: Vectors = (
+            Download(self.encoder.encode([one.text for one in taken])).wait().numpy()
+        )
         lengths = [len(one.text) for one in taken]
         self._steps += 1
         self._texts += len(taken)
@@ -83,7 +85,10 @@ class Engine:
         rows: dict[Key, list[int]] = {}
         for row, one in enumerate(taken):
             rows.setdefault(one.key, []).append(row)
-        return [Output(key, [taken[row].place for row in own], vectors_BV[own]) for key, own in rows.items()]
+        return [
+            Output(key, [taken[row].place for row in own], vectors_BV[own])
+            for key, own in rows.items()
+        ]
 
     def stats(self) -> dict[str, float]:
         return {

@@ -1,6 +1,7 @@
-"""What a folder says of itself: where its transformer is, how tokens are pooled, what comes after, its prompts.
+"""Read a model folder's description: its transformer, pooling, later modules and prompts.
 
-Read as sentence-transformers writes it (`modules.json`), or as transformers alone does. Nothing here needs weights.
+Supports sentence-transformers (`modules.json`) and plain transformers folders; weights are not
+read.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from motet_shared.errors import ConfigError
 
 from .pooling import MODES, Pooling
 
-_UNLIMITED = 10**9  # transformers' tokenizers say something above that when they know no longest text
-# What older folders call the poolings.
+_UNLIMITED = 10**9  # above this, transformers' tokenizers mean "no limit"
+# Names of the poolings in older folders.
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -28,14 +29,14 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A sentence encoder on the disk.
+    """Description of a sentence encoder on disk.
 
     transformer: folder of its config.json, weights and tokenizer.json.
-    pooling: None if the folder says nothing of it.
-    dense: folders of dense layers behind the pooling, in order.
-    normalized: whether vectors get unit length; None: it says nothing.
+    pooling: None if the folder does not specify it.
+    dense: folders of dense layers after the pooling, in order.
+    normalized: whether vectors get unit length; None: not specified.
     prompts: texts that go before a text, by name.
-    limits: the most tokens of a text, as said in one file or another.
+    limits: the most tokens of a text, as given in its files.
     """
 
     root: Path
@@ -50,7 +51,7 @@ class Folder:
 
     @classmethod
     def read(cls, path: str | Path) -> Folder:
-        """ConfigError names what cannot be read, or what is not served."""
+        """Read a folder. Raises ConfigError that names what is unreadable or not supported."""
         root = Path(path)
         modules = read_json(root / "modules.json")
         if modules is None:
@@ -58,7 +59,11 @@ class Folder:
         transformer, pooling, dense, normalized = _modules(root, modules)
         settings = read_json(transformer / "sentence_bert_config.json") or {}
         texts = read_json(root / "config_sentence_transformers.json") or {}
-        prompts = {name: text for name, text in (texts.get("prompts") or {}).items() if isinstance(text, str)}
+        prompts = {
+            name: text
+            for name, text in (texts.get("prompts") or {}).items()
+            if isinstance(text, str)
+        }
         return cls(
             root=root,
             transformer=transformer,
@@ -73,13 +78,15 @@ class Folder:
 
 
 def read_json(path: Path) -> Any:
-    """None if there is no such file; ConfigError if it is no JSON."""
+    """Return a file's JSON; None if there is no such file. Raises ConfigError if it is invalid."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model={str(path.parent)!r}: {path.name} cannot be read: {error}") from error
+        raise ConfigError(
+            f"model={str(path.parent)!r}: {path.name} cannot be read: {error}"
+        ) from error
 
 
 def _modules(root: Path, modules: Any) -> tuple[Path, Pooling | None, tuple[Path, ...], bool]:
@@ -93,7 +100,9 @@ def _modules(root: Path, modules: Any) -> tuple[Path, Pooling | None, tuple[Path
         )
     if places[:2] != [0, 1] or places != sorted(places) or places.count(0) + places.count(1) != 2:
         found = ", ".join(kind for kind, _ in kinds)
-        raise ConfigError(f"model={str(root)!r}: modules.json has {found}; {', '.join(order)} are served in this order")
+        raise ConfigError(
+            f"model={str(root)!r}: modules.json has {found}; {', '.join(order)} are served in this order"
+        )
     dense = tuple(path for kind, path in kinds if kind == "Dense")
     return kinds[0][1], _pooling(kinds[1][1]), dense, 3 in places
 
@@ -101,14 +110,20 @@ def _modules(root: Path, modules: Any) -> tuple[Path, Pooling | None, tuple[Path
 def _pooling(path: Path) -> Pooling:
     said = read_json(path / "config.json")
     if not isinstance(said, dict):
-        raise ConfigError(f"model={str(path)!r}: no config.json there, which says how tokens are pooled")
+        raise ConfigError(
+            f"model={str(path)!r}: no config.json there, which says how tokens are pooled"
+        )
     named = said.get("pooling_mode")
     modes = [named] if isinstance(named, str) else list(named or [])
     modes = modes or [mode for flag, mode in _FLAGS.items() if said.get(flag)]
     if unknown := [mode for mode in modes if mode not in MODES]:
-        raise ConfigError(f"model={str(path)!r}: pooling {unknown[0]!r} is not served; there are {', '.join(MODES)}")
+        raise ConfigError(
+            f"model={str(path)!r}: pooling {unknown[0]!r} is not served; there are {', '.join(MODES)}"
+        )
     if not modes:
-        raise ConfigError(f"model={str(path)!r}: config.json chooses no pooling; set one of {', '.join(_FLAGS)}")
+        raise ConfigError(
+            f"model={str(path)!r}: config.json chooses no pooling; set one of {', '.join(_FLAGS)}"
+        )
     return Pooling(modes=tuple(modes), include_prompt=bool(said.get("include_prompt", True)))
 
 
@@ -117,7 +132,9 @@ def _default_prompt(root: Path, prompts: dict[str, str], name: Any) -> str:
         return ""
     if name not in prompts:
         known = ", ".join(prompts) or "none"
-        raise ConfigError(f"model={str(root)!r}: default_prompt_name {name!r} is no prompt of it; there are: {known}")
+        raise ConfigError(
+            f"model={str(root)!r}: default_prompt_name {name!r} is no prompt of it; there are: {known}"
+        )
     return str(name)
 
 

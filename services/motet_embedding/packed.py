@@ -1,8 +1,8 @@
-"""Attention over many texts that lie one after the other in one row, so that no token is padding.
+"""Attend over many texts packed into one row, so that no token is padding.
 
-A model whose attention comes from transformers' `AttentionInterface` computes `[1, N]` tokens of several texts at once;
-what keeps the texts apart is this function and the positions that it is given. `packs` finds out whether that holds for
-a model: it must compute two texts in a row as it computes each alone.
+A model whose attention comes from transformers' `AttentionInterface` computes `[1, N]` tokens of
+several texts at once; this attention function and the given positions keep the texts apart. `packs`
+tests whether that holds for a model: it must compute two texts in a row as it computes each alone.
 
 N tokens of all texts · S of one · H query heads · K key heads · D numbers per head.
 """
@@ -20,25 +20,32 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from motet_kernels.device import upload_all
 from motet_kernels.full_attention import packed_attention as attend
+from motet_kernels.runtime.device import upload_all
 from motet_kernels.spans import Spans
 
 NAME = "motet_packed"
-_PROBE = (3, 160, 7)  # tokens: longer than the windows of models that look around themselves
+_PROBE = (3, 160, 7)  # tokens: longer than common sliding windows
 _TOLERANCE = {torch.float32: 1e-4}
 _COARSE = 3e-2
-# Keyword arguments that change nothing of what is computed here.
-_HARMLESS = {"position_ids", "use_cache", "deterministic", "output_attentions", "output_hidden_states", "return_dict"}
+# Keyword arguments that do not change this attention's result.
+_HARMLESS = {
+    "position_ids",
+    "use_cache",
+    "deterministic",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+}
 
 
 class Unpackable(Exception):
-    """The model wants something of its attention that this one does not do."""
+    """Raised if the model requires an attention feature that packed attention lacks."""
 
 
 @dataclass(slots=True)
 class Packed:
-    """Where the texts of a row are, and how far the layers that were asked looked around themselves."""
+    """Spans of the texts in a row, and the sliding windows that the layers requested."""
 
     spans: Spans
     windows: set[int] = field(default_factory=set)
@@ -58,24 +65,37 @@ def packed_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """`[1, N, H, D]`, each token attending to its own text alone. Unpackable for what it does not know."""
-    strange = [name for name, value in others.items() if value is not None and name not in _HARMLESS]
+    """Return `[1, N, H, D]`, each token attending to its own text alone.
+
+    Raises Unpackable for arguments that it does not support.
+    """
+    strange = [
+        name for name, value in others.items() if value is not None and name not in _HARMLESS
+    ]
     if packed is None or attention_mask is not None or strange:
         raise Unpackable(f"attention with {', '.join(strange) or 'a mask or without its texts'}")
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     if sliding_window:
         packed.windows.add(sliding_window)
     scale = query_1HND.shape[-1] ** -0.5 if scaling is None else scaling
-    query_NHD, key_NKD, value_NKD = (tensor[0].transpose(0, 1) for tensor in (query_1HND, key_1KND, value_1KND))
+    query_NHD, key_NKD, value_NKD = (
+        tensor[0].transpose(0, 1) for tensor in (query_1HND, key_1KND, value_1KND)
+    )
     out_NHD = attend(
-        query_NHD, key_NKD, value_NKD, packed.spans, scale=scale, causal=causal, window=sliding_window or None
+        query_NHD,
+        key_NKD,
+        value_NKD,
+        packed.spans,
+        scale=scale,
+        causal=causal,
+        window=sliding_window or None,
     )
     return out_NHD[None], None
 
 
-# ------------------------------------------------------------------------------------------------------------ finding
+# ------------------------------------------------------------------------------------------ finding
 def first_position(model: PreTrainedModel) -> int:
-    """The position of a text's first token: RoBERTa and its like count from behind the padding's."""
+    """Return the position of a text's first token; RoBERTa and similar count after padding's."""
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and isinstance(module, torch.nn.Embedding):
             return 0 if module.padding_idx is None else module.padding_idx + 1
@@ -83,19 +103,28 @@ def first_position(model: PreTrainedModel) -> int:
 
 
 @torch.inference_mode()
-def forward(model: PreTrainedModel, texts: Sequence[Sequence[int]], first: int) -> tuple[Tensor, Packed]:
-    """`[N, D]`, the last hidden states of the texts one after the other; any exception of a model that cannot."""
+def forward(
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], first: int
+) -> tuple[Tensor, Packed]:
+    """Return `[N, D]`, the last hidden states of the texts one after the other.
+
+    Raises any exception of a model that cannot be packed.
+    """
     packed = Packed(Spans.of(map(len, texts), model.device))
     ids_N = np.fromiter(chain.from_iterable(texts), dtype=np.int64, count=packed.spans.num_tokens)
     positions_N = np.concatenate([np.arange(first, first + len(text)) for text in texts])
     ids, positions = upload_all([ids_N, positions_N], model.device)
-    output = model(input_ids=ids[None], position_ids=positions[None], packed=packed, **_no_cache(model))
+    output = model(
+        input_ids=ids[None], position_ids=positions[None], packed=packed, **_no_cache(model)
+    )
     return output.last_hidden_state[0], packed
 
 
 @torch.inference_mode()
-def forward_padded(model: PreTrainedModel, texts: Sequence[Sequence[int]], padding: int) -> list[Tensor]:
-    """`[S, D]` of each text, by a batch in which the shorter ones are padded."""
+def forward_padded(
+    model: PreTrainedModel, texts: Sequence[Sequence[int]], padding: int
+) -> list[Tensor]:
+    """Return `[S, D]` of each text, computed as a batch with padding."""
     longest = max(map(len, texts))
     ids_BT = np.array([[*text, *[padding] * (longest - len(text))] for text in texts])
     seen_BT = np.array([[1] * len(text) + [0] * (longest - len(text)) for text in texts])
@@ -109,9 +138,9 @@ def _no_cache(model: PreTrainedModel) -> dict[str, bool]:
 
 
 def packs(model: PreTrainedModel, limit: int, padding: int) -> bool:
-    """Whether `model` computes texts of up to `limit` tokens in a row as each alone; it is left so that it does.
+    """Test whether `model` computes packed texts of up to `limit` tokens like each alone.
 
-    A model that does not is left as it was: with its own attention.
+    If so, the model keeps the packed attention, else it is restored to its own.
     """
     texts = _probe(limit, model.get_input_embeddings().num_embeddings, padding)
     with torch.inference_mode():
@@ -128,7 +157,7 @@ def _agrees(model: PreTrainedModel, texts: list[list[int]], alone_ND: Tensor, li
     model.config._attn_implementation = NAME
     try:
         together_ND, packed = forward(model, texts, first_position(model))
-    except Exception:  # whatever its code makes of arguments that it does not expect: then it gets batches with padding
+    except Exception:  # any error about unexpected arguments: the model gets padded batches instead
         return False
     unseen = [window for window in packed.windows if max(map(len, texts)) <= window < limit]
     apart = (together_ND.float() - alone_ND.float()).norm() / alone_ND.float().norm()
@@ -137,4 +166,7 @@ def _agrees(model: PreTrainedModel, texts: list[list[int]], alone_ND: Tensor, li
 
 def _probe(limit: int, vocabulary: int, padding: int) -> list[list[int]]:
     tokens = [token for token in range(vocabulary) if token != padding]
-    return [[tokens[(7 * place + length) % len(tokens)] for place in range(min(length, limit))] for length in _PROBE]
+    return [
+        [tokens[(7 * place + length) % len(tokens)] for place in range(min(length, limit))]
+        for length in _PROBE
+    ]

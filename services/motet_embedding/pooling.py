@@ -1,4 +1,4 @@
-"""From the vectors of a text's tokens to one of the text, as sentence-transformers pools them.
+"""Pool the vectors of a text's tokens into one, as sentence-transformers does.
 
 T tokens of one text · D numbers per token.
 """
@@ -15,9 +15,9 @@ MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoke
 
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
-    """Which poolings, one after the other in the vector, in the order of MODES.
+    """Poolings to concatenate in the vector, in the order of MODES.
 
-    include_prompt: whether the tokens of a prompt count, where more than one token does.
+    include_prompt: whether the tokens of a prompt count, in modes that pool more than one token.
     """
 
     modes: tuple[str, ...] = ("mean",)
@@ -25,10 +25,12 @@ class Pooling:
 
     def __post_init__(self) -> None:
         if not self.modes or not set(self.modes) <= set(MODES):
-            raise ValueError(f"pooling {', '.join(self.modes) or 'of no kind'}: use some of {', '.join(MODES)}")
+            raise ValueError(
+                f"pooling {', '.join(self.modes) or 'of no kind'}: use some of {', '.join(MODES)}"
+            )
 
     def pool(self, tokens_TD: Tensor, prompt: int = 0) -> Tensor:
-        """`[D * len(modes)]` float32. `prompt`: the number of tokens in front that are a prompt's."""
+        """Return `[D * len(modes)]` float32; the first `prompt` tokens are a prompt's."""
         tokens_TD = tokens_TD.float()
         skip = 0 if self.include_prompt else min(prompt, len(tokens_TD) - 1)
         return torch.cat([_pool(mode, tokens_TD, skip) for mode in MODES if mode in self.modes])
@@ -46,5 +48,7 @@ def _pool(mode: str, tokens_TD: Tensor, skip: int) -> Tensor:
         return counted_TD.mean(dim=0)
     if mode == "mean_sqrt_len_tokens":
         return counted_TD.sum(dim=0) / len(counted_TD) ** 0.5
-    places_T = torch.arange(skip + 1, len(tokens_TD) + 1, dtype=torch.float32, device=tokens_TD.device)
+    places_T = torch.arange(
+        skip + 1, len(tokens_TD) + 1, dtype=torch.float32, device=tokens_TD.device
+    )
     return places_T @ counted_TD / places_T.sum()

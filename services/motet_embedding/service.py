@@ -1,4 +1,4 @@
-"""The embedding actor: role `embedding`, operation `embed`."""
+"""Serve role `embedding`: operation `embed`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from motet_shared.actor import Actor, operation
-from motet_shared.bus import Bus
-from motet_shared.call import Call
+from motet_kernels.runtime import native
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Embed, ModelCard, Usage, Vectors
+from motet_shared.process.actor import Actor, operation
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 
 from .config import EmbeddingConfig
 from .encoder import Encoder
 from .engine import Engine
 from .texts import Text, Texts
-from .thread import Desk
+from .thread import EmbeddingSessions
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ _ITEM = 256 * 1024  # most bytes of vectors in one item: a message stays far bel
 
 
 class Embedding(Actor):
-    """Serves one model."""
+    """Serve one embedding model."""
 
     role = "embedding"
     config: EmbeddingConfig
@@ -36,7 +37,7 @@ class Embedding(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_requests
         self._texts: Texts | None = None
-        self._desk: Desk | None = None
+        self._desk: EmbeddingSessions | None = None
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
@@ -44,38 +45,48 @@ class Embedding(Actor):
         encoder = await asyncio.to_thread(Encoder.load, config)
         folder = encoder.folder
         self._texts = Texts(folder, encoder.limit, encoder.vocabulary)
-        self._desk = Desk(Engine(config, encoder), self.crash)
+        self._desk = EmbeddingSessions(Engine(config, encoder), self.crash)
         self.bus.monitor.duties.append(self._desk.thread.watch(self.config.step_timeout))
         created = int((folder.transformer / "config.json").stat().st_mtime)
-        self._card = ModelCard(name=config.model_name, context=encoder.limit, created=created, vocab=encoder.vocabulary)
-        log.info("model loaded", extra={"model": self._card.name, "size": encoder.size, "packed": encoder.packed})
+        self._card = ModelCard(
+            name=config.model_name, context=encoder.limit, created=created, vocab=encoder.vocabulary
+        )
+        log.info(
+            "model loaded",
+            extra={"model": self._card.name, "size": encoder.size, "packed": encoder.packed},
+        )
 
     async def close(self) -> None:
         if self._desk is not None:
             await self._desk.close()
 
     @property
-    def desk(self) -> Desk:
+    def desk(self) -> EmbeddingSessions:
         if self._desk is None:
             raise RuntimeError("the model is not loaded yet")
         return self._desk
 
     @operation(Embed)
     async def embed(self, call: Call, request: Embed) -> None:
-        """`Vectors` of all texts, in order, as they are computed."""
+        """Send `Vectors` of all texts, in order, as they are computed."""
         self.check_served(request.model)
         size = self._size(request.dimensions)
         texts = await self._read(request)
         done = 0
-        async with self.desk.asking(texts) as answer, aclosing(answer.read(max(1, _ITEM // (4 * size)))) as vectors:
+        async with (
+            self.desk.asking(texts) as answer,
+            aclosing(answer.read(max(1, _ITEM // (4 * size)))) as vectors,
+        ):
             async for some in vectors:
                 tokens = sum(len(text) for text in texts[done : done + len(some)])
                 done += len(some)
-                await call.send(Vectors(_shortened(some, size).astype("<f4").tobytes(), len(some), tokens))
+                await call.send(
+                    Vectors(_shortened(some, size).astype("<f4").tobytes(), len(some), tokens)
+                )
         call.finish("stop", Usage(prompt_tokens=sum(map(len, texts))))
 
     def _size(self, dimensions: int) -> int:
-        """How many numbers of a vector are asked for; 0: all."""
+        """Return the requested vector size; 0 requests all. Raises BadRequest if out of bounds."""
         whole = self.desk.thread.engine.encoder.size
         if not 0 <= dimensions <= whole:
             message = f"dimensions: {dimensions} cannot be had, this model's vectors have {whole}; give 1 to {whole}"
@@ -86,34 +97,44 @@ class Embedding(Actor):
         if self._texts is None:
             raise RuntimeError("the model is not loaded yet")
         if not 1 <= len(request.input) <= (most := self.config.max_waiting):
-            raise BadRequest(f"input: has {len(request.input)} texts; give 1 to {most}", param="input")
-        return await asyncio.to_thread(self._texts.read, request.input, request.prompt, request.first)
+            raise BadRequest(
+                f"input: has {len(request.input)} texts; give 1 to {most}", param="input"
+            )
+        return await asyncio.to_thread(
+            self._texts.read, request.input, request.prompt, request.first
+        )
 
-    # --------------------------------------------------------------------------------------------------------- health
+    # --------------------------------------------------------------------------------------- health
     def load(self) -> dict[str, float]:
         if self._desk is None:
             return {}
         stats = self._desk.thread.stats()
-        return {"queued": stats["waiting"] + stats["commands"], "tokens": stats["tokens"]}
+        return {
+            "queued": stats["waiting"] + stats["commands"],
+            "tokens": stats["tokens"],
+            **native.fallback(),
+        }
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
+        """Return numbers, which are metrics too, and strings: what was chosen at load time."""
         if self._desk is None:
             return {}
         return self._desk.thread.stats() | self._desk.thread.engine.encoder.describe()
 
     def check_integrity(self) -> None:
-        """For an idle actor: nothing may be left in the engine."""
+        """Raise RuntimeError if an idle actor still holds engine work."""
         super().check_integrity()
         if not self.bus.calls.active and self.desk.thread.engine.has_work:
             raise RuntimeError("nobody asks for anything, but the engine has work")
 
 
-def _shortened(vectors_BV: np.ndarray[Any, np.dtype[np.float32]], size: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """The first `size` numbers of each, of unit length again; whole vectors as they are."""
+def _shortened(
+    vectors_BV: np.ndarray[Any, np.dtype[np.float32]], size: int
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the first `size` numbers of each vector at unit length; whole vectors unchanged."""
     if size == vectors_BV.shape[1]:
         return vectors_BV
     cut = vectors_BV[:, :size]

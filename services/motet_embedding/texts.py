@@ -1,4 +1,4 @@
-"""Texts into token ids, and what may be asked of them. Without torch: any thread may do it."""
+"""Tokenize texts and validate them. Needs no torch; thread-safe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .folder import Folder
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Token ids of one text, special ones included; the first `prompt` of them are a prompt's."""
+    """Token ids of one text, special tokens included; the first `prompt` ids are a prompt's."""
 
     ids: list[int]
     prompt: int = 0
@@ -24,7 +24,11 @@ class Text:
 
 
 class Texts:
-    """A folder's tokenizer and prompts. `limit`: most tokens of a text. `vocabulary`: ids are below it."""
+    """Tokenize with a folder's tokenizer and prompts.
+
+    limit: most tokens of a text.
+    vocabulary: token ids are below it.
+    """
 
     def __init__(self, folder: Folder, limit: int, vocabulary: int):
         self.prompts = folder.prompts
@@ -32,25 +36,37 @@ class Texts:
         self._limit, self._vocabulary = limit, vocabulary
         path = folder.transformer / "tokenizer.json"
         if not path.is_file():
-            raise ConfigError(f"model={str(folder.transformer)!r}: no tokenizer.json there; save its tokenizer as one")
+            raise ConfigError(
+                f"model={str(folder.transformer)!r}: no tokenizer.json there; save its tokenizer as one"
+            )
         try:
             self._tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the tokenizers library raises nothing more special
-            raise ConfigError(f"model={str(path)!r}: the tokenizer cannot be read: {error}") from error
+        except Exception as error:  # the tokenizers library raises nothing more specific
+            raise ConfigError(
+                f"model={str(path)!r}: the tokenizer cannot be read: {error}"
+            ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special = {token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._special = {
+            token
+            for token, added in self._tokenizer.get_added_tokens_decoder().items()
+            if added.special
+        }
 
-    def read(self, given: Sequence[str | list[int]], prompt: str = "", first: int = 0) -> list[Text]:
-        """The tokens of each text, or of lists of ids as they are. BadRequest names what is wrong and where.
+    def read(
+        self, given: Sequence[str | list[int]], prompt: str = "", first: int = 0
+    ) -> list[Text]:
+        """Return the tokens of each text; lists of ids are taken unchanged.
 
-        `prompt`: name of the prompt that goes before each text; empty: the folder's default, if it has one.
-        `first`: number of the first text in its request, where it has others before.
+        `prompt`: name of the prompt that goes before each text; empty: the folder's default, if it
+        has one. `first`: index of the first text within its request, if others precede it. Raises
+        BadRequest that names what is wrong and where, ContextTooLong for a text above the limit.
         """
         if prompt and prompt not in self.prompts:
             known = ", ".join(map(repr, self.prompts)) or "none"
             raise BadRequest(
-                f"prompt_name: {prompt!r} is no prompt of this model; there are: {known}", param="prompt_name"
+                f"prompt_name: {prompt!r} is no prompt of this model; there are: {known}",
+                param="prompt_name",
             )
         strings = [one for one in given if isinstance(one, str)]
         if strings and len(strings) < len(given):
@@ -58,7 +74,10 @@ class Texts:
         if strings:
             texts = self._encoded(strings, prompt or self._default, first)
         elif prompt:
-            raise BadRequest("prompt_name: goes before texts, not before token ids; leave it out", param="prompt_name")
+            raise BadRequest(
+                "prompt_name: goes before texts, not before token ids; leave it out",
+                param="prompt_name",
+            )
         else:
             texts = [Text(ids) for ids in given if not isinstance(ids, str)]
         for index, text in enumerate(texts):
@@ -68,16 +87,24 @@ class Texts:
     def _encoded(self, strings: list[str], prompt: str, first: int) -> list[Text]:
         before = self.prompts.get(prompt, "")
         if empty := [index for index, text in enumerate(strings) if not text]:
-            raise BadRequest(f"{_where(empty[0], first, len(strings))}: the text is empty; leave it out", param="input")
+            raise BadRequest(
+                f"{_where(empty[0], first, len(strings))}: the text is empty; leave it out",
+                param="input",
+            )
         prompt_tokens = self._prompt_tokens(before) if before else 0
         whole = [self._cased(before + text) for text in strings]
-        return [Text(found.ids, prompt_tokens) for found in self._tokenizer.encode_batch_fast(whole)]
+        return [
+            Text(found.ids, prompt_tokens) for found in self._tokenizer.encode_batch_fast(whole)
+        ]
 
     def _cased(self, text: str) -> str:
         return text.lower() if self._lower else text
 
     def _prompt_tokens(self, before: str) -> int:
-        """Those that begin a text with this prompt: an end token of the prompt alone is none of them."""
+        """Return how many tokens of a text belong to its prompt.
+
+        Excludes the end token that the tokenizer adds to the prompt alone.
+        """
         ids = self._tokenizer.encode(self._cased(before)).ids
         return len(ids) - bool(ids and ids[-1] in self._special)
 
@@ -88,7 +115,9 @@ class Texts:
             message = f"{where}: has {len(text)} tokens, this model takes at most {self._limit}; split or shorten it"
             raise ContextTooLong(message, param="input")
         if min(text.ids) < 0 or max(text.ids) >= self._vocabulary:
-            place = next(place for place, token in enumerate(text.ids) if not 0 <= token < self._vocabulary)
+            place = next(
+                place for place, token in enumerate(text.ids) if not 0 <= token < self._vocabulary
+            )
             message = f"{where}[{place}]: {text.ids[place]} is no token id of this model; they go from 0 to"
             raise BadRequest(f"{message} {self._vocabulary - 1}", param="input")
 

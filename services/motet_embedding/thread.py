@@ -1,4 +1,4 @@
-"""The embedding engine on its thread, and its vectors back to those who wait for them."""
+"""Run the embedding engine on its thread and return vectors to their callers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from motet_shared import engine_thread
 from motet_shared.errors import InternalError, MotetError
+from motet_shared.process import engine_thread
 
 from .engine import NO_VECTORS, Engine, Output, Vectors
 from .texts import Text
@@ -19,12 +19,12 @@ from .waiting import Key
 
 
 class EngineThread(engine_thread.EngineThread[Engine, Output]):
-    """Its outputs are vectors."""
+    """Step the engine; outputs are vectors."""
 
     name = "motet-embedding"
 
     def submit(self, key: Key, texts: Sequence[Text]) -> None:
-        """`Engine.add`; its refusal arrives as an `Output` with `error`."""
+        """Call `Engine.add` on the engine's thread; a refusal arrives as `Output.error`."""
         self._submit(key, partial(self.engine.add, key, texts))
 
     def _refusal(self, key: Key, error: MotetError) -> Output:
@@ -35,7 +35,7 @@ class EngineThread(engine_thread.EngineThread[Engine, Output]):
 
 
 class Answer:
-    """The vectors of one request as they come, read in the order of its texts."""
+    """Collect the vectors of one request; read them in the order of its texts."""
 
     def __init__(self, count: int):
         self._rows: list[Vectors | None] = [None] * count
@@ -52,10 +52,15 @@ class Answer:
         self.put(Output(None, [], NO_VECTORS, error))
 
     async def read(self, most: int) -> AsyncGenerator[Vectors, None]:
-        """(some, V) at a time, at most `most` of them: those without a gap. Raises the engine's refusal."""
+        """Yield (some, V) in order without gaps, at most `most` rows at a time.
+
+        Raises the engine's refusal.
+        """
         done = 0
         while done < len(self._rows):
-            rows = list(itertools.takewhile(lambda row: row is not None, self._rows[done : done + most]))
+            rows = list(
+                itertools.takewhile(lambda row: row is not None, self._rows[done : done + most])
+            )
             if rows:
                 done += len(rows)
                 yield np.stack([row for row in rows if row is not None])
@@ -66,8 +71,11 @@ class Answer:
                 await self._news.wait()
 
 
-class Desk:
-    """Requests to the thread and back, from one event loop. `on_crash` gets what ended the thread."""
+class EmbeddingSessions:
+    """Submit requests to the engine's thread from one event loop.
+
+    `on_crash` gets the exception that ended the thread.
+    """
 
     def __init__(self, engine: Engine, on_crash: Callable[[BaseException], object]):
         self._on_crash = on_crash
@@ -80,7 +88,7 @@ class Desk:
 
     @asynccontextmanager
     async def asking(self, texts: Sequence[Text]) -> AsyncIterator[Answer]:
-        """The answer while in the block; whoever leaves early frees the queue by the next step."""
+        """Submit texts; provide their answer in the block. Leaving early cancels the request."""
         key = next(self._keys)
         answer = self._answers[key] = Answer(len(texts))
         self.thread.submit(key, texts)
@@ -91,7 +99,7 @@ class Desk:
             self.thread.cancel(key)
 
     def _deliver(self, outputs: list[Output]) -> None:
-        """A request that was cancelled meanwhile is no longer listed."""
+        """Pass outputs to their answers; those of cancelled requests are dropped."""
         for output in outputs:
             if (answer := self._answers.get(output.key)) is not None:
                 answer.put(output)

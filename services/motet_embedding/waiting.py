@@ -1,4 +1,4 @@
-"""Texts that wait: one line per request, served in turn, so that a long request does not hold up a short one."""
+"""Queue texts with one line per request, served in turn: long requests do not delay short ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .texts import Text
 
 Key = Hashable
 
-_LOOK_AHEAD = 512  # texts among which those of like length are looked for
+_LOOK_AHEAD = 512  # texts among which similar lengths are searched
 
 
 def cost(lengths: Sequence[int], *, packed: bool) -> int:
-    """Tokens of a forward pass over texts of these lengths: unless they are packed, with padding."""
+    """Return the tokens of a pass over texts of these lengths, with padding unless packed."""
     return sum(lengths) if packed else len(lengths) * max(lengths, default=0)
 
 
@@ -28,7 +28,7 @@ class Waiting(NamedTuple):
 
 
 class Lines:
-    """All that wait. A text leaves with `take`, or with its request's `cancel`."""
+    """Hold all waiting texts. A text leaves with `take` or with its request's `cancel`."""
 
     def __init__(self) -> None:
         self._lines: OrderedDict[Key, list[Waiting]] = OrderedDict()
@@ -46,9 +46,10 @@ class Lines:
         self._lines.pop(key, None)
 
     def take(self, most: int, *, packed: bool) -> list[Waiting]:
-        """The texts of the next forward pass: the first one that waits, and company, with padding of about its length.
+        """Remove and return the texts of the next forward pass.
 
-        No more than `most` tokens together, unless the first one alone has.
+        The first waiting text and others, without packing those of similar length; at most `most`
+        tokens together, unless the first text alone has more.
         """
         ahead = list(islice(self._in_turn(), _LOOK_AHEAD))
         if not ahead:
@@ -66,7 +67,7 @@ class Lines:
         return taken
 
     def _in_turn(self) -> Iterator[Waiting]:
-        """The first of each line, then the second of each, …"""
+        """Yield the first text of each line, then the second of each, and so on."""
         longest = max(map(len, self._lines.values()), default=0)
         for turn in range(longest):
             for line in self._lines.values():
@@ -74,7 +75,7 @@ class Lines:
                     yield line[turn]
 
     def _remove(self, taken: list[Waiting]) -> None:
-        """Requests that were served go behind those that were not."""
+        """Remove texts and move their requests behind those that were not served."""
         gone = {(one.key, one.place) for one in taken}
         for key in dict.fromkeys(one.key for one in taken):
             left = [one for one in self._lines.pop(key) if (key, one.place) not in gone]

@@ -1,12 +1,12 @@
-"""`python -m motet_gateway`: run one gateway."""
+"""Run one gateway (`python -m motet_gateway`)."""
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.actor import run
+    from motet_shared.process.actor import run
 
     from .config import GatewayConfig
-    from .gateway import Gateway
+    from .service import Gateway
 
 if __name__ == "__main__":
     run(Gateway, GatewayConfig)

@@ -1,4 +1,4 @@
-"""Settings of the gateway."""
+"""Define the gateway's settings."""
 
 from __future__ import annotations
 
@@ -6,48 +6,119 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-from motet_shared.config import Bytes, Duration, ProcessConfig, setting
 from motet_shared.errors import ConfigError
+from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
+from motet_shared.wire.presence import Presence
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayConfig(ProcessConfig):
-    """The HTTP face of Motet: OpenAI-shaped endpoints, health, metrics and the chat page."""
+    """HTTP gateway of Motet: OpenAI-compatible endpoints, health, metrics and the chat page."""
 
     host: str = setting("address to listen on", default="127.0.0.1")
     port: int = setting("port to listen on; 0: any free one", default=8000, min=0, max=65535)
-    listen_fd: int | None = setting("listening socket that was inherited, instead of --port", default=None, min=3)
-    api_key: str | None = setting("keys that clients must send; in a file: one per line", default=None, secret=True)
+    listen_fd: int | None = setting(
+        "listening socket that was inherited, instead of --port", default=None, min=3
+    )
+    api_key: str | None = setting(
+        "keys that clients must send; in a file: one per line", default=None, secret=True
+    )
     tenants_file: Path | None = setting(
         "file of tenants, their keys and limits; read again when it changes", default=None
     )
-    allowed_origins: tuple[str, ...] = setting("sites whose pages may ask, such as https://x.example", default=())
+    allowed_origins: tuple[str, ...] = setting(
+        "sites whose pages may ask, such as https://x.example", default=()
+    )
+    allowed_hosts: tuple[str, ...] = setting(
+        "names of this server besides addresses, localhost and its machine's, such as chat.example; *: any",
+        default=(),
+    )
+    trusted_proxies: tuple[str, ...] = setting(
+        "networks of proxies whose X-Forwarded-For is read, such as 10.0.0.0/8", default=()
+    )
+    strict: bool = setting(
+        "refuse parameters that cannot change the answer, instead of ignoring them (motet-ignored)",
+        default=False,
+    )
     tls_cert: Path | None = setting("certificate chain in PEM: serve https and wss", default=None)
     tls_key: Path | None = setting("key of the certificate, in PEM", default=None)
     insecure: bool = setting("allow a public --host without API keys", default=False)
+    max_connections: int = setting("connections at a time; more get 503", default=8192, min=1)
+    max_connections_per_address: int = setting(
+        "connections of one address (IPv6: of a /64), behind trusted proxies its requests",
+        default=2048,
+        min=1,
+    )
+    max_head: Bytes = setting(
+        "largest head of a request: its line and header fields", default=2**16, min=1024
+    )
+    max_header_fields: int = setting(
+        "most header fields of a request", default=100, min=10, max=1000
+    )
+    head_timeout: Duration = setting(
+        "longest time for the head of a request", default=10.0, min=0.1
+    )
+    # Longer than the 60 s of common proxies, so that they close first.
+    idle_timeout: Duration = setting(
+        "longest time without a request on a connection", default=75.0, min=0.1
+    )
+    body_timeout: Duration = setting(
+        "longest time for a body, besides what --body-rate gives it", default=20.0, min=0.1
+    )
+    body_rate: Bytes = setting(
+        "bytes per second that prolong --body-timeout by one second", default=4096, min=1
+    )
     max_body: Bytes = setting("largest body of an HTTP request", default=32 * 2**20, min=1024)
     max_image: Bytes = setting("largest image file in a chat", default=20 * 2**20, min=1024)
-    image_pixels: int = setting("pixels of an image at detail auto; 0: as many as the model takes", default=0, min=0)
-    remote_images: bool = setting("fetch images by http(s) URLs, except from private addresses", default=False)
+    image_pixels: int = setting(
+        "pixels of an image at detail auto; 0: as many as the model takes", default=0, min=0
+    )
+    remote_images: bool = setting(
+        "fetch images by http(s) URLs, except from private addresses", default=False
+    )
     image_timeout: Duration = setting("longest time to fetch an image", default=10.0, min=0.1)
     max_upload: Bytes = setting("largest form with a sound file", default=25 * 2**20, min=1024)
-    upload_memory: Bytes = setting("memory for sounds and images on their way", default=64 * 2**20, min=1024)
-    max_message: Bytes = setting("largest WebSocket message, and largest realtime conversation", default=16 * 2**20)
+    upload_memory: Bytes = setting(
+        "memory for sounds and images on their way", default=64 * 2**20, min=1024
+    )
+    max_message: Bytes = setting(
+        "largest WebSocket message, and largest realtime conversation", default=16 * 2**20
+    )
     max_streams: int = setting("replies generated at a time; more get 429", default=1024, min=1)
     max_inputs: int = setting("most texts of one request for embeddings", default=2048, min=1)
-    max_sockets: int = setting("WebSocket sessions at a time; more are closed with 1013", default=1024, min=1)
-    session_keep: Duration = setting("time that a session waits for a client whose socket broke", default=30.0, min=0.0)
-    max_kept_sessions: int = setting("sessions that wait at a time; the oldest makes room", default=256, min=0)
+    max_sockets: int = setting(
+        "WebSocket sessions at a time; more are closed with 1013", default=1024, min=1
+    )
+    session_keep: Duration = setting(
+        "time that a session waits for a client whose socket broke", default=30.0, min=0.0
+    )
+    max_kept_sessions: int = setting(
+        "sessions that wait at a time; the oldest makes room", default=256, min=0
+    )
     session_memory: Bytes = setting(
         "largest part of a session that a client can be told again", default=8 * 2**20, min=2**16
     )
     request_timeout: Duration = setting("longest time for one reply", default=600.0, min=0.1)
-    patience: Duration = setting("time in which a broken reply waits for a service to return", default=5.0, min=0.0)
-    picture_ttl: Duration = setting("time that pictures with a URL are kept", default=3600.0, min=1.0)
+    patience: Duration = setting(
+        "least time in which a broken reply waits for a service to return; longer where its start took longer",
+        default=5.0,
+        min=0.0,
+    )
+    expect: tuple[str, ...] = setting(
+        "models that are to be served, as ROLE=MODEL, such as decode=pocket-chat; not ready before all have been",
+        default=(),
+    )
+    picture_ttl: Duration = setting(
+        "time that pictures with a URL are kept", default=3600.0, min=1.0
+    )
     job_ttl: Duration = setting("time that jobs are kept, done or not", default=86_400.0, min=1.0)
-    job_patience: Duration = setting("time without a sign of life until a job is drawn elsewhere", default=6.0, min=1.0)
+    job_patience: Duration = setting(
+        "time without a sign of life until a job is drawn elsewhere", default=15.0, min=1.0
+    )
     jobs: int = setting("jobs that this gateway draws at a time", default=2, min=0)
-    drain_timeout: Duration = setting("time for running replies to end after SIGTERM", default=30.0, min=0.0)
+    drain_timeout: Duration = setting(
+        "time for running replies to end after SIGTERM", default=30.0, min=0.0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,25 +129,36 @@ class GatewayConfig(ProcessConfig):
             )
             raise ConfigError(message, param="host")
         if (self.tls_cert is None) != (self.tls_key is None):
-            given, missing = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
-            raise ConfigError(f"{missing}: is not set, but {given} is; give both or neither", param=missing)
+            given, missing = (
+                ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            )
+            raise ConfigError(
+                f"{missing}: is not set, but {given} is; give both or neither", param=missing
+            )
+        Presence().expect(self.expect)
         if self.max_upload > self.upload_memory:
             message = f"max_upload: {self.max_upload} bytes do not fit into upload_memory={self.upload_memory}"
             raise ConfigError(f"{message}; raise that too", param="max_upload")
 
     @property
     def needs_key(self) -> bool:
-        """Whether nobody gets in without a key. A file of tenants without any lets nobody in."""
+        """Return True if clients need an API key.
+
+        A tenants file without any keys admits no client.
+        """
         return bool(self.api_keys) or self.tenants_file is not None
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """One key per line; blank lines do not count."""
+        """Return the API keys, one per line; blank lines are ignored."""
         return tuple(key for line in (self.api_key or "").splitlines() if (key := line.strip()))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`. A name other than localhost may resolve to anything: no."""
+    """Return True if only this machine can reach `host`.
+
+    A name other than localhost may resolve to any address, so it is not considered loopback.
+    """
     if host == "localhost":
         return True
     try:

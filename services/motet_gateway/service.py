@@ -1,104 +1,262 @@
-"""What all endpoints share: the bus, the settings, who may ask, how much at a time, and what is counted."""
+"""Run the gateway as an actor: uvicorn in the process's one event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import TYPE_CHECKING
+import contextlib
+import logging
+import math
+import socket
+from collections.abc import Iterator
+from typing import Any
 
-from motet_pipelines.models import check_known
-from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
-from motet_shared.errors import Draining
-from motet_shared.telemetry import Metrics
-from motet_shared.tenants import Tenants
+import uvicorn
 
-from .auth import Door
-from .buckets import Clock
+from motet_gateway.http.app import App
+from motet_gateway.http.chunks import ChunkProtocol, State
+from motet_gateway.http.connections.bounds import Bounds
+from motet_gateway.http.connections.open_files import room_for
+from motet_gateway.http.connections.tls_entry import TlsEntry
+from motet_gateway.http.tls import check_tls
+from motet_gateway.http.websocket import BurstProtocol
+from motet_shared.errors import ConfigError, InternalError
+from motet_shared.process.actor import Actor
+from motet_shared.process.telemetry import Metrics
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.discovery import HEARTBEAT_EVERY
+
 from .config import GatewayConfig
-from .limits import Limits
-from .looks import Looks
-from .metrics import GatewayMetrics
-from .realtime.sessions import Sessions
-from .tenants_file import TenantsFile
+from .context import GatewayContext
 
-if TYPE_CHECKING:
-    from .image_jobs import ImageJobs
-    from .keep import Keep
+log = logging.getLogger(__name__)
+
+_TICKS = 10.0  # iterations of uvicorn's main loop per second
+_BACKLOG = 2048
+_CLOSING = 2  # seconds for clients to read their last bytes
+_LAST_CALL = 1.0  # seconds in which connections that will be closed still accept requests
 
 
-class Service:
-    """One per process. ConfigError for a file of tenants that cannot be used."""
+class Gateway(Actor):
+    """Serve HTTP from `warm` to `close`; serves no operations on the bus."""
 
-    def __init__(self, config: GatewayConfig, bus: Bus, metrics: Metrics, clock: Clock = time.monotonic_ns):
-        self.config = config
-        self.bus = bus
-        self.limits = Limits(config.max_streams)
-        self.metrics = GatewayMetrics(metrics)
-        self.looks = Looks(bus.directory)
-        bus.monitor.duties.append(self.looks.tick)
-        # What is changed while the door reads it is seen as a change.
-        self.tenants_file = TenantsFile(path, self._use) if (path := config.tenants_file) is not None else None
-        self.door = Door(config, self.limits, self.metrics, clock)
-        self.metrics.streams.set_function(lambda: self.limits.active)
-        self.sessions = Sessions(config.session_keep, config.max_kept_sessions)
-        self.metrics.sockets.set_function(lambda: self.sessions.connected)
-        self.keep: Keep | None = None  # where the server of NATS keeps something
-        self.jobs: ImageJobs | None = None
-        self._uploads: asyncio.Task[BlobStore] | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
+    role = "gateway"
+    config: GatewayConfig
 
-    def watch(self) -> None:
-        """From now on, follow what changes in the file of tenants."""
-        if self.tenants_file is not None:
-            self._watching = asyncio.create_task(self.tenants_file.watch(), name="tenants")
+    def __init__(self, config: GatewayConfig, bus: Bus):
+        super().__init__(config, bus)
+        self.port = 0
+        self.service: GatewayContext | None = None
+        self._server: _Server | None = None
+        self._serving: asyncio.Task[None] | None = None
 
-    def _use(self, tenants: Tenants) -> None:
-        """Other tenants and keys. Whoever is in a session with a key that is no longer accepted has to leave."""
-        self.door.use(tenants)
-        for session in self.sessions:
-            if not self.door.still_takes(session.caller):
-                leaving = asyncio.create_task(session.expel("the API key is no longer accepted"), name="expel")
-                self._leaving.add(leaving)
-                leaving.add_done_callback(self._leaving.discard)
+    async def warm(self) -> None:
+        """Open the listener and start the HTTP server.
 
-    def admit(self, model: str) -> None:
-        """Before any work: Draining while stopping, UnknownModel or Unavailable if nobody can answer for `model`."""
-        self.check_open()
-        check_known(self.bus.directory, model)
-
-    def check_open(self) -> None:
-        """Draining while stopping."""
-        if self.limits.draining:
-            raise Draining("this server is stopping; try again in a moment")
-
-    async def uploads(self) -> BlobStore:
-        """Where files wait for the service that reads them. Made for the first one: a gateway may never see any."""
-        if self._uploads is None or (self._uploads.done() and self._uploads.exception() is not None):
-            store = BlobStore.of(self.config, self.bus.instance, self.config.upload_memory)
-            self._uploads = asyncio.create_task(store.start(), name="uploads")
-        return await asyncio.shield(self._uploads)
-
-    async def open_keep(self) -> None:
-        """Have pictures kept, and jobs drawn, where NATS can."""
-        from .image_jobs import ImageJobs
-        from .keep import Keep
-
-        config = self.config
-        self.keep = await Keep.open(self.bus, config.picture_ttl, config.job_ttl, config.job_patience)
-        if self.keep is not None:
-            self.jobs = ImageJobs(self.bus, self.keep, self.uploads, config.request_timeout)
-            self.jobs.start(config.jobs)
+        Raises ConfigError if the address, the certificate or the tenants file cannot be used.
+        """
+        if self.config.tls_cert is not None and self.config.tls_key is not None:
+            check_tls(self.config.tls_cert, self.config.tls_key)
+        self.service = GatewayContext(
+            self.config, self.bus, self.metrics or Metrics(self.role, self.bus.instance)
+        )
+        await self.service.open_keep()
+        self.service.watch()
+        if self.config.listen_fd is not None:
+            await asyncio.sleep(HEARTBEAT_EVERY + 0.1)  # discover all instances before serving
+        listener = _listen(self.config)
+        self.port = listener.getsockname()[1]
+        self.service.connections.most = room_for(self.config.max_connections)
+        state = State(_bounds(self.config), self.service.connections)
+        self._server = _Server(_uvicorn_config(self.config, App(self.service)), state)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]), name="http")
+        self._serving.add_done_callback(self._on_server_end)
+        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
+        scheme = "http" if self.config.tls_cert is None else "https"
+        log.info("listening on %s://%s:%d", scheme, host, self.port, extra={"port": self.port})
 
     async def close(self) -> None:
-        await self.sessions.close()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
-        if self.jobs is not None:
-            await self.jobs.close()
-        if self._uploads is not None:
-            await asyncio.wait([self._uploads])
-            if self._uploads.exception() is None:
-                await self._uploads.result().close()
+        """Refuse new requests, let running ones end within the drain timeout, then stop."""
+        if self.service is None or self._server is None or self._serving is None:
+            return
+        if self.config.listen_fd is not None:
+            await self._server.leave()
+        self.service.limits.draining = True
+        drained = asyncio.ensure_future(self._drained(self.service))
+        hurry = asyncio.ensure_future(self.hurry.wait())
+        await asyncio.wait(
+            [drained, hurry], timeout=self.config.drain_timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        if not drained.done():
+            log.warning(
+                "%d replies are cut off by the end of the drain", self.service.limits.active
+            )
+        for task in (drained, hurry):
+            task.cancel()
+        await asyncio.gather(drained, hurry, return_exceptions=True)
+        self._server.should_exit = True
+        await self._serving
+        await self.service.close()
+
+    async def _drained(self, service: GatewayContext) -> None:
+        await service.sessions.close()
+        await asyncio.gather(*(session.drain() for session in service.sessions))
+        await service.limits.idle.wait()
+
+    def load(self) -> dict[str, float]:
+        if self.service is None:
+            return {}
+        counts = {
+            "streams": float(self.service.limits.active),
+            "sockets": float(self.service.sessions.connected),
+        }
+        return counts | (self._server.load() if self._server is not None else {})
+
+    def stats(self) -> dict[str, Any]:
+        refused = self.service.limits.refused if self.service is not None else 0
+        return {**self.load(), "refused": refused, "port": self.port}
+
+    def check_integrity(self) -> None:
+        super().check_integrity()
+        if self.service is None:
+            return
+        if self.service.limits.active < 0:
+            raise RuntimeError(
+                f"{self.service.limits.active} active replies: a slot was released twice"
+            )
+        self.service.door.check_integrity()
+
+    def _on_server_end(self, task: asyncio.Task[None]) -> None:
+        """Crash the process if the HTTP server ends without a request to stop."""
+        if not task.cancelled() and not (self._server and self._server.should_exit):
+            self.crash(task.exception() or InternalError("the HTTP server ended by itself"))
+
+
+class _Server(uvicorn.Server):
+    """Run uvicorn without its signal handlers, since the actor's runtime has its own."""
+
+    def __init__(self, config: uvicorn.Config, state: State):
+        super().__init__(config)
+        self.server_state = self._state = state
+        # An exceeded time limit is detected at most a quarter of it later, and at most a second.
+        self._check_every = max(1, min(round(_TICKS), int(state.bounds.shortest * _TICKS / 4)))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen.
+
+        uvicorn's own method would count a TLS connection only after its handshake.
+        """
+        await self.lifespan.startup()
+        loop = asyncio.get_running_loop()
+        context = self.config.ssl
+
+        def http() -> ChunkProtocol:
+            return ChunkProtocol(self.config, self._state, self.lifespan.state, loop)
+
+        def entry() -> asyncio.Protocol:
+            return http() if context is None else TlsEntry(self._state, context, http)
+
+        self.servers = [
+            await loop.create_server(entry, sock=listener, backlog=self.config.backlog)
+            for listener in sockets or ()
+        ]
+        self.started = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % self._check_every == 0:
+            now = asyncio.get_running_loop().time()
+            for connection in tuple(self._state.connections):
+                if isinstance(connection, ChunkProtocol | BurstProtocol):
+                    connection.check_time(now)
+        return await super().on_tick(counter)
+
+    def load(self) -> dict[str, float]:
+        """Return the HTTP requests since the start, and replies whose clients do not read."""
+        return {
+            "http": float(self._state.total_requests),
+            "unwritten": float(self._state.readers.unwritten),
+        }
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def leave(self) -> None:
+        """Stop accepting connections and close idle ones; clients reconnect to a successor.
+
+        The successor listens on the same socket. A reply to a request that arrives now, or is in
+        progress, is the last on its connection.
+        """
+        for server in self.servers:
+            server.close()
+        self._state.leaving = True
+        await asyncio.sleep(_LAST_CALL)
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, ChunkProtocol) and not connection.has_unread:
+                connection.shutdown()
+
+
+def _bounds(config: GatewayConfig) -> Bounds:
+    return Bounds(
+        head_bytes=config.max_head,
+        header_fields=config.max_header_fields,
+        head_seconds=config.head_timeout,
+        idle_seconds=config.idle_timeout,
+        body_seconds=config.body_timeout,
+        body_rate=config.body_rate,
+    )
+
+
+def _uvicorn_config(config: GatewayConfig, app: App) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=ChunkProtocol,
+        ws=BurstProtocol,
+        ws_max_size=config.max_message,
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
+        ws_per_message_deflate=False,
+        lifespan="off",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # X-Forwarded-For is read by `ConnectionCounts`
+        ssl_certfile=config.tls_cert,
+        ssl_keyfile=config.tls_key,
+        timeout_keep_alive=math.ceil(config.idle_timeout),
+        timeout_graceful_shutdown=_CLOSING,
+    )
+
+
+def _listen(config: GatewayConfig) -> socket.socket:
+    host, port = config.host, config.port
+    if config.listen_fd is not None:
+        return _inherited(config.listen_fd)
+    try:
+        found = socket.getaddrinfo(
+            host.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, kind, proto, _, address = found[0]
+        with contextlib.ExitStack() as unless_bound:
+            listener = unless_bound.enter_context(socket.socket(family, kind, proto))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+            unless_bound.pop_all()
+    except OSError as error:
+        message = f"port: cannot listen on {host}:{port}: {error.strerror}; choose another, 0 for any free one"
+        raise ConfigError(message, param="port") from None
+    listener.setblocking(False)
+    return listener
+
+
+def _inherited(fd: int) -> socket.socket:
+    try:
+        listener = socket.socket(fileno=fd)
+    except OSError as error:
+        message = (
+            f"listen_fd: {fd} is no socket: {error.strerror}; leave it out to listen on --port"
+        )
+        raise ConfigError(message, param="listen_fd") from None
+    listener.setblocking(False)
+    return listener

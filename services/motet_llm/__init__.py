@@ -1,1 +1,1 @@
-"""The LLM engine, and the actor that serves it."""
+"""Generate text: the LLM engine, and the actor that serves it."""

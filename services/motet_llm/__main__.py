@@ -1,18 +1,18 @@
-"""`python -m motet_llm --model FOLDER`: one worker, of role decode or, with `--role prefill`, prefill."""
+"""Start one worker of role decode or prefill: `python -m motet_llm --model FOLDER`."""
 
 import os
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
-# torch's profiler reads it when torch is loaded; it would greet every recording among the lines of our log.
+# torch's profiler reads this when torch is imported; by default it logs a line per recording.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 with importing():
-    from motet_shared.actor import Actor, run
-    from motet_shared.config import load
+    from motet_llm.serving.prefill_service import PrefillWorker
     from motet_shared.errors import ConfigError
+    from motet_shared.process.actor import Actor, run
+    from motet_shared.process.config import load
 
-    from .prefill import PrefillWorker
-    from .worker import Decode, DecodeConfig
+    from .service import Decode, DecodeConfig
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
         if load(DecodeConfig, prog="motet-llm").role == "prefill":
             worker = PrefillWorker
     except ConfigError:
-        pass  # `run` says it
+        pass  # `run` reports it
     run(worker, DecodeConfig)
 
 

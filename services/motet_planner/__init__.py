@@ -1,1 +1,1 @@
-"""How many instances of each service there should be, and what that would cost: see README.md."""
+"""Scale services to their load, and simulate what a number of instances costs: see README.md."""

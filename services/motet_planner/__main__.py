@@ -1,9 +1,9 @@
-"""`python -m motet_planner`: run the process that has as many instances as are needed."""
+"""Run `python -m motet_planner`, the process that scales services to their load."""
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.actor import run
+    from motet_shared.process.actor import run
 
     from .config import PlannerConfig
     from .service import Planner

@@ -1,4 +1,4 @@
-"""Settings of the planner process."""
+"""Define the settings of the planner process."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from motet_shared.config import Duration, ProcessConfig, setting
+from motet_shared.process.config import Duration, ProcessConfig, setting
 
 DEFAULT_ROLES = Path(__file__).with_name("roles.toml")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannerConfig(ProcessConfig):
-    """Has as many instances of each role as their load needs."""
+    """Scale each role to the number of instances that its load needs."""
 
     roles: Path = setting(
-        "TOML file of what to look after: a table per role (default: decode, tokenizer)", default=DEFAULT_ROLES
+        "TOML file of what to look after: a table per role (default: decode, tokenizer)",
+        default=DEFAULT_ROLES,
     )
     actuator: Literal["dry-run", "local", "compose", "kubernetes"] = setting(
         "what starts and ends instances; dry-run: nothing does, it is only told", default="dry-run"
     )
     interval: Duration = setting("from one look to the next", default=2.0, min=0.2)
-    insist: Duration = setting("how often to ask again for what is there already", default=60.0, min=1)
+    insist: Duration = setting(
+        "how often to ask again for what is there already", default=60.0, min=1
+    )
     compose: str = setting("the command of compose, with its options", default="docker compose")
-    url: str = setting("of actuator local: the server of a `motet up` here", default="http://127.0.0.1:8000")
+    url: str = setting(
+        "of actuator local: the server of a `motet up` here", default="http://127.0.0.1:8000"
+    )

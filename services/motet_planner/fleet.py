@@ -1,4 +1,4 @@
-"""The instances of a simulation: which one takes a request, which one goes, and how long they all were there."""
+"""Simulate a fleet: route requests to instances, remove instances, and sum instance-seconds."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from random import Random
 from motet_planner.simulated import Instance, Job
 from motet_planner.speed import Speed
 
-LOOKED_AT = 24  # instances that are compared for one request, where there are more
-_MEMORY = 0.05  # weight of the newest reply in their mean
-_FIRST_GUESS = 64.0  # tokens of a reply
+LOOKED_AT = 24  # instances, about, compared for one request if there are more
+_MEMORY = 0.05  # weight of the newest reply in the mean length
+_FIRST_GUESS = 64.0  # tokens of a reply, before any is known
 
 
 class Fleet:
-    """Requests that find no ready instance are held up to `patience` seconds, and then given up."""
+    """Keep a simulation's instances.
+
+    Requests that find no ready instance are held for up to `patience` seconds, then given up.
+    """
 
     def __init__(self, speed: Speed, patience: float, seed: int):
         self.ready: list[Instance] = []
@@ -22,7 +25,7 @@ class Fleet:
         self.draining: list[Instance] = []
         self.held: deque[Job] = deque()
         self.given_up = 0
-        self._seconds = 0.0  # of instances that are gone
+        self._seconds = 0.0  # instance-seconds of instances that are gone
         self._speed = speed
         self._steps = speed.table()
         self._patience = patience
@@ -31,7 +34,7 @@ class Fleet:
 
     @property
     def asked(self) -> int:
-        """Instances that are there or on their way, without those that drain."""
+        """Return the number of ready and starting instances, without those that drain."""
         return len(self.ready) + len(self.starting)
 
     def add(self, now: float, cold_start: float) -> Instance:
@@ -45,7 +48,7 @@ class Fleet:
         instance.state = "ready"
 
     def pick(self, job: Job) -> Instance | None:
-        """The instance that should take it; None: there is none, and it is held."""
+        """Return the instance for `job`; None: no instance is ready, and the job is held."""
         if not self.ready:
             self.held.append(job)
             return None
@@ -53,18 +56,18 @@ class Fleet:
         return min(self._candidates(), key=lambda instance: instance.seconds_ahead(self._reply))
 
     def take_held(self) -> deque[Job]:
-        """All of them, to be picked for again."""
+        """Return and clear all held jobs, to be picked for again."""
         taken, self.held = self.held, deque()
         return taken
 
     def give_up(self, now: float) -> None:
-        """The requests that have been held for too long."""
+        """Give up the jobs that have been held for too long."""
         while self.held and self.held[0].at + self._patience < now:
             self.held.popleft()
             self.given_up += 1
 
     def shrink(self, count: int, now: float) -> None:
-        """First go those that are not ready yet, the youngest of them, then those with the fewest streams."""
+        """Remove `count` instances: the youngest starting ones first, then the least loaded."""
         for _ in range(count):
             if self.starting:
                 self._gone(self.starting.pop(), now)
@@ -76,19 +79,21 @@ class Fleet:
             self.drained(instance, now)
 
     def drained(self, instance: Instance, now: float) -> None:
-        """It goes if nothing is left of its work."""
+        """Remove a draining instance if it has no streams left."""
         if instance.state == "draining" and not instance.streams:
             self.draining.remove(instance)
             self._gone(instance, now)
 
     def seconds(self, now: float) -> float:
-        """Of all instances, from asking for them until they are gone."""
-        return self._seconds + sum(now - each.started_at for each in [*self.ready, *self.starting, *self.draining])
+        """Return the seconds of all instances, from the request for each until it is gone."""
+        return self._seconds + sum(
+            now - each.started_at for each in [*self.ready, *self.starting, *self.draining]
+        )
 
     def _candidates(self) -> list[Instance]:
         if (step := len(self.ready) // LOOKED_AT) > 1:
             return self.ready[self._random.randrange(step) :: step]
-        self.ready.append(self.ready.pop(0))  # of equals another one is met first each time
+        self.ready.append(self.ready.pop(0))  # rotate: ties go to another each time
         return self.ready
 
     def _gone(self, instance: Instance, now: float) -> None:

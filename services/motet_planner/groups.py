@@ -1,4 +1,4 @@
-"""What the planner looks after: a file in TOML, a table per group of equal instances.
+"""Read the planner's groups: a TOML file with a table per group of equal instances.
 
 [decode]
 min = 0
@@ -25,14 +25,17 @@ import msgspec
 from motet_planner.policy import RolePolicy
 from motet_shared.errors import ConfigError
 
-HELD = ("decode",)  # roles whose callers wait while no instance is there
+HELD = ("decode",)  # roles whose callers wait while no instance is ready
 _NAMES = ("role", "model", "deployment")
 _POLICY = tuple(field.name for field in fields(RolePolicy))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Instances of one role, and of one model if it is named; `deployment`: what the actuator calls them."""
+    """Equal instances of one role, and of one model if it is named.
+
+    deployment: what the actuator calls them.
+    """
 
     name: str
     role: str
@@ -42,26 +45,34 @@ class Group:
 
 
 def read_groups(path: Path) -> dict[str, Group]:
-    """By name. ConfigError names the table, the field, the value, and what would be right."""
+    """Return the groups of a file, by name.
+
+    Raises ConfigError that names the table, the field, the value and a remedy.
+    """
     try:
         document = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
             f"roles: cannot read {str(path)!r}: {error}; give a file with [decode]", param="roles"
         ) from None
-    groups = {name: _group(f"{str(path)!r}: [{name}]", name, table) for name, table in document.items()}
+    groups = {
+        name: _group(f"{str(path)!r}: [{name}]", name, table) for name, table in document.items()
+    }
     if not groups:
-        raise ConfigError(f"roles: {str(path)!r} has no table; give at least one, such as [decode]", param="roles")
+        raise ConfigError(
+            f"roles: {str(path)!r} has no table; give at least one, such as [decode]", param="roles"
+        )
     _check_apart(path, groups)
     return groups
 
 
 def check_local(groups: Mapping[str, Group]) -> None:
-    """ConfigError for what `motet scale` cannot do: nothing of a role, or one model's instances alone."""
+    """Raise ConfigError for what `motet scale` cannot do: scale a role to 0, or one model alone."""
     for group in groups.values():
         if group.policy.min == 0:
             raise ConfigError(
-                f"roles: [{group.name}] min=0: a `motet up` keeps one of each role; give at least 1", param="roles"
+                f"roles: [{group.name}] min=0: a `motet up` keeps one of each role; give at least 1",
+                param="roles",
             )
         if group.model:
             raise ConfigError(
@@ -75,7 +86,9 @@ def _group(where: str, name: str, table: Any) -> Group:
         raise ConfigError(f"roles: {where} is no table; write its settings below it", param="roles")
     if unknown := sorted(set(table) - {*_NAMES, *_POLICY}):
         known = ", ".join([*_NAMES, *_POLICY])
-        raise ConfigError(f"roles: {where} {unknown[0]} is no setting; there are {known}", param="roles")
+        raise ConfigError(
+            f"roles: {where} {unknown[0]} is no setting; there are {known}", param="roles"
+        )
     try:
         named = msgspec.convert({key: table[key] for key in _NAMES if key in table}, dict[str, str])
         policy = msgspec.convert({key: table[key] for key in _POLICY if key in table}, RolePolicy)
@@ -100,10 +113,12 @@ def _group(where: str, name: str, table: Any) -> Group:
 
 
 def _check_apart(path: Path, groups: Mapping[str, Group]) -> None:
-    """Every instance must belong to one group at most."""
+    """Raise ConfigError unless every instance belongs to at most one group."""
     seen: dict[tuple[str, str], str] = {}
     for group in groups.values():
-        for other in [(group.role, group.model), (group.role, "")] if group.model else [(group.role, "")]:
+        for other in (
+            [(group.role, group.model), (group.role, "")] if group.model else [(group.role, "")]
+        ):
             if other in seen:
                 raise ConfigError(
                     f"roles: {str(path)!r}: [{group.name}] and [{seen[other]}] are both of role {group.role!r}; give"

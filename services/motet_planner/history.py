@@ -1,4 +1,4 @@
-"""What was seen of a role of late: samples of equal distance, and what they come to over a stretch of time."""
+"""Keep recent samples of a role, and aggregate them over a time window."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One look at a role. `at`: seconds of any clock that never goes back.
+    """One observation of a role.
 
-    arrivals, tokens: that came since the sample before. running: requests in service; waiting: those that wait, at an
-    instance or for one. ready: instances that take work; starting: those that are on their way.
-    cold_start: seconds from asking for an instance until it is ready, as measured; 0: not yet.
+    at: seconds of any monotonic clock.
+    arrivals, tokens: since the previous sample.
+    running: requests in service. waiting: requests that wait, at an instance or for one.
+    ready: instances that take work. starting: instances that do not take work yet.
+    cold_start: measured seconds from asking for an instance until it is ready; 0: unknown.
     """
 
     at: float
@@ -31,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """Of all samples until one."""
+    """Sums of all samples up to one."""
 
     arrivals: int = 0
     tokens: float = 0.0
@@ -48,45 +50,53 @@ class _Sums:
 
 
 class History:
-    """The samples of the last `seconds` at least. Each question takes the same time, however many there are."""
+    """Keep the samples of at least the last `seconds`.
+
+    Prefix sums and binary search: a query takes O(log n) of the number of samples.
+    """
 
     def __init__(self, seconds: float):
         self.seconds = seconds
         self._times: list[float] = []
-        self._sums = [_Sums()]  # one more than times: before the first, and after each
+        self._sums = [_Sums()]  # one more than `_times`: before the first sample, and after each
 
     def add(self, sample: Sample) -> None:
-        """ValueError for one that is not newer than the last."""
+        """Add a sample. Raises ValueError for one that is not newer than the last."""
         if self._times and sample.at <= self._times[-1]:
-            raise ValueError(f"a sample of {sample.at:g} s after one of {self._times[-1]:g} s: time goes back")
+            raise ValueError(
+                f"a sample of {sample.at:g} s after one of {self._times[-1]:g} s: time goes back"
+            )
         self._times.append(sample.at)
         self._sums.append(self._sums[-1].with_(sample))
-        # One before the window stays: it tells how long ago the window's first sample begins.
+        # One sample before the window stays: it marks where the window's first sample begins.
         if (old := self._first(self.seconds) - 1) > len(self._times) / 2:
             del self._times[:old]
             del self._sums[:old]
 
     def outstanding(self, seconds: float) -> float:
-        """Requests at a time, on average over the last `seconds`."""
+        """Return the mean number of outstanding requests over the last `seconds`."""
         first = self._first(seconds)
-        return (self._sums[-1].outstanding - self._sums[first].outstanding) / (len(self._times) - first)
+        return (self._sums[-1].outstanding - self._sums[first].outstanding) / (
+            len(self._times) - first
+        )
 
     def anybody(self, seconds: float) -> bool:
-        """Whether any request came, or was there."""
+        """Return True if any request arrived or was outstanding in the last `seconds`."""
         now, then = self._sums[-1], self._sums[self._first(seconds)]
         return now.arrivals > then.arrivals or now.outstanding > then.outstanding
 
     def tokens(self, seconds: float) -> float:
-        """Tokens per second."""
+        """Return the mean tokens per second over the last `seconds`."""
         first, length = self._stretch(seconds)
         return (self._sums[-1].tokens - self._sums[first].tokens) / length if length else 0.0
 
     def running_ahead(self, seconds: float, horizon: float) -> float:
-        """Requests in service after `horizon` more seconds, if arrivals go on to grow as over the last `seconds`.
+        """Forecast the requests in service after `horizon` more seconds.
 
-        Growth is what the second half has more than the first, beyond two standard errors of a Poisson process: noise
-        is not taken for a trend, nor is a fall; and the rate is taken to double at most. A request is taken to be in
-        service for as long as now.
+        Arrivals are taken to grow on as over the last `seconds`. Growth is what the second half has
+        more than the first, beyond two standard errors of a Poisson process: noise is not taken for
+        a trend, nor is a fall; the rate is taken to double at most. The time in service of a
+        request is taken to stay the same.
         """
         first, length = self._stretch(seconds)
         running = (self._sums[-1].running - self._sums[first].running) / (len(self._times) - first)
@@ -95,24 +105,40 @@ class History:
         middle = first + (len(self._times) - first) // 2
         if middle == first:
             return running
-        (early, early_noise), (late, late_noise) = self._rate(first, middle), self._rate(middle, len(self._times))
-        # Per second, and second: so much more, from the middle of one half to that of the other.
+        (early, early_noise), (late, late_noise) = (
+            self._rate(first, middle),
+            self._rate(middle, len(self._times)),
+        )
+        # Per second squared: the increase from the middle of one half to the middle of the other.
         growth = max(0.0, late - early - 2 * (early_noise + late_noise) ** 0.5) / (length / 2)
         mean = (self._sums[-1].arrivals - self._sums[first].arrivals) / length
         ahead = min(mean + growth * (length / 2 + horizon), 2 * late) if growth else mean
         return running * ahead / mean
 
     def _rate(self, first: int, end: int) -> tuple[float, float]:
-        """Arrivals per second in samples `first` to `end`, and the variance of that in a Poisson process."""
+        """Return arrivals per second in samples `first` to `end`, and the variance of that rate.
+
+        The variance is that of a Poisson process.
+        """
         arrived = self._sums[end].arrivals - self._sums[first].arrivals
         length = self._times[end - 1] - self._times[first - 1]
         return arrived / length, arrived / length**2
 
     def _first(self, seconds: float) -> int:
-        """Index of the first sample of the last `seconds`; at least the newest is of them."""
-        return min(bisect_right(self._times, self._times[-1] - seconds + 1e-9), len(self._times) - 1)
+        """Return the index of the first sample of the last `seconds`, at most the newest's."""
+        return min(
+            bisect_right(self._times, self._times[-1] - seconds + 1e-9), len(self._times) - 1
+        )
 
     def _stretch(self, seconds: float) -> tuple[int, float]:
-        """The same of what came between two samples, and how long that is; nothing is known of before the first."""
+        """Return the first sample whose distance to its predecessor is known, and the seconds.
+
+        The seconds are those from that predecessor to the newest sample. Nothing is known of the
+        time before the first sample of all; (0, 0.0) without two samples.
+        """
         first = max(1, self._first(seconds))
-        return (first, self._times[-1] - self._times[first - 1]) if first < len(self._times) else (0, 0.0)
+        return (
+            (first, self._times[-1] - self._times[first - 1])
+            if first < len(self._times)
+            else (0, 0.0)
+        )

@@ -1,4 +1,4 @@
-"""What heartbeats tell of a group: arrivals, load, instances, and how long one takes to start."""
+"""Sample groups from heartbeats: arrivals, load, instances, and measured cold starts."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Iterable, Mapping
 
 from motet_planner.groups import Group
 from motet_planner.history import Sample
-from motet_shared.discovery import Directory
 from motet_shared.messages import Heartbeat
+from motet_shared.wire.discovery import Directory
 
-_STARTS = 5  # that are remembered
-_FORGOTTEN = 1800.0  # seconds after which nobody waits for an instance that was asked for
+_STARTS = 5  # cold starts that are kept
+_FORGOTTEN = 1800.0  # seconds after which a requested instance is no longer expected
 _COUNTERS = ("requests", "tokens")
 _ASKING = "tokenizer"  # the role whose requests wait for decode
 
 
 class Observer:
-    """`look` once per interval. Counters are told as what they grew by since the last look."""
+    """Sample all groups, once per interval. Counters become increments since the last `look`."""
 
     def __init__(self, directory: Directory, groups: Mapping[str, Group]):
         self._directory = directory
         self._groups = groups
-        self._counted: dict[tuple[str, str], float] = {}  # (instance, counter): as last seen
+        self._counted: dict[tuple[str, str], float] = {}  # (instance, counter): last value
         self._starts = {name: _Starts() for name in groups}
         self._first = True
 
     def asked_for(self, name: str, count: int, now: float) -> None:
-        """So many more instances of a group were asked for now."""
+        """Note that `count` more instances of a group were requested now (negative: fewer)."""
         self._starts[name].asked(count, now)
 
     def look(self, now: float) -> dict[str, Sample]:
-        """A sample of each group. `now`: seconds of the caller's clock."""
+        """Return a sample of each group. `now`: seconds of the caller's clock."""
         grown = self._growth()
         found = {name: self._sample(group, now, grown) for name, group in self._groups.items()}
         self._first = False
@@ -45,7 +45,11 @@ class Observer:
         askers = self._directory.instances(_ASKING) if group.role == "decode" else []
         held = f"waiting_for_decode/{group.model}" if group.model else "waiting_for_decode"
         starts = self._starts[group.name]
-        starts.look([beat.instance for beat in beats if beat.state == "ready"], now, known_before=self._first)
+        starts.look(
+            [beat.instance for beat in beats if beat.state == "ready"],
+            now,
+            known_before=self._first,
+        )
         return Sample(
             at=now,
             arrivals=round(sum(grown.get((beat.instance, "requests"), 0.0) for beat in beats)),
@@ -58,7 +62,11 @@ class Observer:
         )
 
     def _members(self, group: Group) -> list[Heartbeat]:
-        """An instance that has not loaded its model yet tells none: then it is of the role's only group, if of any."""
+        """Return the heartbeats of a group's instances.
+
+        An instance that has not loaded its model yet reports none; it then belongs to the role's
+        group if there is only one.
+        """
         alone = sum(other.role == group.role for other in self._groups.values()) == 1
         return [
             beat
@@ -69,16 +77,28 @@ class Observer:
         ]
 
     def _growth(self) -> dict[tuple[str, str], float]:
-        """Of all counters. What an instance had counted before this process looked for the first time is past."""
+        """Return the increments of all counters.
+
+        What an instance counted before this process's first look is ignored.
+        """
         roles = {group.role for group in self._groups.values()} | {_ASKING}
         beats = [beat for role in roles for beat in self._directory.instances(role)]
-        now = {(beat.instance, name): value for beat in beats for name, value in beat.load.items() if name in _COUNTERS}
+        now = {
+            (beat.instance, name): value
+            for beat in beats
+            for name, value in beat.load.items()
+            if name in _COUNTERS
+        }
         before, self._counted = self._counted, now
-        return {} if self._first else {key: max(0.0, value - before.get(key, 0.0)) for key, value in now.items()}
+        return (
+            {}
+            if self._first
+            else {key: max(0.0, value - before.get(key, 0.0)) for key, value in now.items()}
+        )
 
 
 class _Starts:
-    """How long instances of a group took, from being asked for until they were ready."""
+    """Measure how long instances of a group take from being requested until ready."""
 
     def __init__(self) -> None:
         self._asked: deque[float] = deque()
@@ -87,7 +107,7 @@ class _Starts:
 
     @property
     def seconds(self) -> float:
-        """The median; 0: none was seen to start yet."""
+        """Return the median cold start in seconds; 0: none was measured yet."""
         return statistics.median(self._took) if self._took else 0.0
 
     def asked(self, count: int, now: float) -> None:
@@ -97,7 +117,7 @@ class _Starts:
             self._asked.pop()
 
     def look(self, ready: Iterable[str], now: float, known_before: bool) -> None:
-        """`known_before`: they were there when the planner came."""
+        """Note the ready instances. `known_before`: they were ready when the planner started."""
         before, self._ready = self._ready, set(ready)
         newcomers = self._ready - before
         while self._asked and self._asked[0] < now - _FORGOTTEN:

@@ -1,4 +1,4 @@
-"""What a simulation came to: latencies, promises kept, instances over time, and what it all cost."""
+"""Summarize a simulation: latencies, share within limits, instances over time, and cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """Seconds. ttft: to the first token. itl: between two tokens of a reply, on average; infinity: anything will do."""
+    """Latency limits in seconds; infinity: no limit.
+
+    ttft: to the first token. itl: mean time between two tokens of a reply.
+    """
 
     ttft: float = math.inf
     itl: float = math.inf
@@ -25,7 +28,7 @@ class Promise:
 
 
 class Replicas:
-    """How many instances there were, from when on: `points` are (seconds, ready, asked for)."""
+    """Record the number of instances over time: `points` are (seconds, ready, asked for)."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, int, int]] = []
@@ -41,9 +44,11 @@ class Replicas:
 
 @dataclass
 class Outcome:
-    """`jobs` stand for `sample` requests each. seconds: of the traffic; span: until the last reply was complete.
+    """Result of a simulation; `jobs` stand for `sample` requests each.
 
-    instance_seconds: of all instances, start and end included. given_up: requests that found none in time.
+    seconds: of the traffic. span: until the last reply was complete.
+    instance_seconds: of all instances, start and end included.
+    given_up: requests that found no instance in time.
     """
 
     jobs: list[Job]
@@ -54,11 +59,13 @@ class Outcome:
     replicas: Replicas
     sample: int = 1
     overhead: float = 0.0
-    ttft: list[float] = field(default_factory=list)  # of all that were answered, in rising order
+    ttft: list[float] = field(default_factory=list)  # of all answered requests, ascending
     itl: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.ttft = sorted([job.first - job.at + self.overhead for job in self.jobs if job.first >= 0])
+        self.ttft = sorted(
+            [job.first - job.at + self.overhead for job in self.jobs if job.first >= 0]
+        )
         self.itl = sorted([gap(job) for job in self.jobs if job.ended >= 0 and job.output > 1])
 
     @property
@@ -74,18 +81,21 @@ class Outcome:
         return sum([job.prompt for job in self.jobs if job.ended >= 0]) * self.sample
 
     def kept(self, promise: Promise) -> int:
-        """Requests that were answered as promised."""
+        """Return the number of requests that were answered within the limits."""
         late = promise.ttft - self.overhead
         return self.sample * sum(
-            [job.ended >= 0 and job.first - job.at <= late and gap(job) <= promise.itl for job in self.jobs]
+            [
+                job.ended >= 0 and job.first - job.at <= late and gap(job) <= promise.itl
+                for job in self.jobs
+            ]
         )
 
     def share(self, promise: Promise) -> float:
-        """Of the requests, that were answered as promised; 1 without requests."""
+        """Return the share of requests that were answered within the limits; 1 without requests."""
         return self.kept(promise) / self.requests if self.jobs else 1.0
 
     def goodput(self, promise: Promise) -> float:
-        """Requests per second that were answered as promised."""
+        """Return the requests per second that were answered within the limits."""
         return self.kept(promise) / self.seconds if self.seconds else 0.0
 
     @property
@@ -93,8 +103,13 @@ class Outcome:
         return self.instance_seconds / self.span if self.span else 0.0
 
     def busiest(self, parts: int = 20) -> float:
-        """Requests at a time, on average over the busiest of so many equal parts of the traffic."""
-        edges = [(job.at, 1) for job in self.jobs] + [(job.ended, -1) for job in self.jobs if job.ended >= 0]
+        """Return the mean number of concurrent requests in the busiest part of the traffic.
+
+        The traffic is divided into `parts` of equal length.
+        """
+        edges = [(job.at, 1) for job in self.jobs] + [
+            (job.ended, -1) for job in self.jobs if job.ended >= 0
+        ]
         length, streams, before = self.seconds / parts, 0, 0.0
         sums = [0.0] * parts
         for now, change in [*sorted(edges), (self.seconds, 0)]:
@@ -107,15 +122,20 @@ class Outcome:
         return max(sums) / length * self.sample
 
     def cost(self, per_hour: float) -> float:
-        """Of all instances, at a price per instance and hour."""
+        """Return the cost of all instances, at a price per instance and hour."""
         return self.instance_seconds / HOUR * per_hour
 
     def per_million(self, per_hour: float) -> tuple[float, float]:
-        """Cost of a million tokens: of replies, and of prompts and replies together; infinity where there are none."""
+        """Return the cost of a million tokens: of replies, and of prompts and replies together.
+
+        Infinity where there are no tokens.
+        """
         cost, made = self.cost(per_hour), self.output_tokens
-        return tuple(cost / count * 1e6 if count else math.inf for count in (made, made + self.prompt_tokens))  # type: ignore[return-value]
+        return tuple(
+            cost / count * 1e6 if count else math.inf for count in (made, made + self.prompt_tokens)
+        )  # type: ignore[return-value]
 
 
 def gap(job: Job) -> float:
-    """Mean seconds between two tokens of its reply."""
+    """Return the mean seconds between two tokens of the job's reply."""
     return (job.ended - job.first) / (job.output - 1) if job.output > 1 else 0.0

@@ -1,6 +1,7 @@
-"""How many instances of a role there should be: the rules, without a clock and without I/O.
+"""Decide how many instances a role needs: pure rules, without a clock and without I/O.
 
-The service and the simulator run this very code, so that what was judged in the one is what the other does.
+The service and the simulator run this same code, so that a policy does in service what was
+simulated.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ _TINY = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolePolicy:
-    """What is wanted of a role. Seconds, instances, requests.
+    """Scaling policy of a role, in seconds, instances and requests.
 
-    min, max: instances. min=0: none while nobody asks.
-    target: requests that an instance is to serve at a time, those that wait included.
-    tokens: tokens per second that an instance makes at most; 0: not to be gone by.
-    window: over which the load is averaged. burst_window: the same for what comes suddenly.
-    headroom: how many times its target an instance may serve during a burst.
-    scale_down_delay: how long something must not have been needed before it goes.
-    slack: share by which the load must be below what one fewer could do: so no load goes up and down between two.
-    cold_start: from asking for an instance until it is ready; what is measured counts, once something is.
-    step_up, step_down: instances per decision; where there are many, as many again, or a quarter of them.
+    min, max: instances. min=0: scale to zero while there are no requests.
+    target: requests that an instance is to serve at a time, waiting ones included.
+    tokens: tokens per second that an instance generates at most; 0 disables token-based scaling.
+    window: over which the load is averaged. burst_window: the same for sudden load.
+    headroom: multiple of its target that an instance may serve during a burst.
+    scale_down_delay: how long an instance must not have been needed before it is removed.
+    slack: share by which the load must be below the capacity of one fewer: prevents oscillation.
+    cold_start: from asking for an instance until it is ready; a measured value takes precedence.
+    step_up, step_down: most instances per decision; where there are many, their number or a
+        quarter of it.
     """
 
     min: int = 1
@@ -45,7 +47,9 @@ class RolePolicy:
     step_down: int = 1
 
     def __post_init__(self) -> None:
-        least: dict[str, Any] = {name: 0 for name in ("min", "tokens", "scale_down_delay", "slack", "cold_start")}
+        least: dict[str, Any] = {
+            name: 0 for name in ("min", "tokens", "scale_down_delay", "slack", "cold_start")
+        }
         least |= {name: 1 for name in ("max", "headroom", "step_up", "step_down")}
         for field in fields(self):
             value, low = getattr(self, field.name), least.get(field.name)
@@ -53,7 +57,9 @@ class RolePolicy:
                 remedy = "more than 0" if low is None else f"at least {low}"
                 raise ConfigError(f"{field.name}={value:g}: give {remedy}", param=field.name)
         if self.min > self.max:
-            raise ConfigError(f"min={self.min}: is more than max={self.max}; give at most that", param="min")
+            raise ConfigError(
+                f"min={self.min}: is more than max={self.max}; give at most that", param="min"
+            )
         if self.burst_window > self.window:
             raise ConfigError(
                 f"burst_window={self.burst_window:g}: is longer than window={self.window:g}; give at most that",
@@ -63,24 +69,24 @@ class RolePolicy:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Instances that would just do, as a fraction, by what calls for them."""
+    """Instances that would just suffice, as a fraction, by criterion."""
 
-    steady: float  # requests at a time, over the window
+    steady: float  # concurrent requests, over the window
     burst: float  # the same over the burst window, with headroom
-    forecast: float  # what will be in service after a cold start
+    forecast: float  # concurrent requests expected after a cold start
     tokens: float
-    present: float  # next to nothing while anybody is there: rounded up, that is one
+    present: float  # nearly 0 while there are requests: rounds up to one instance
 
     def largest(self) -> tuple[float, str]:
-        """And its name."""
-        names = ("steady", "burst", "forecast", "tokens", "present")  # the first of equals
+        """Return the largest demand and its name."""
+        names = ("steady", "burst", "forecast", "tokens", "present")  # the first wins a tie
         name = max(names, key=lambda each: getattr(self, each))
         return getattr(self, name), name
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`target` instances, and why; `before`: how many were asked for until now."""
+    """Decision for `target` instances, and its reason; `before`: the previous target."""
 
     target: int
     before: int
@@ -89,16 +95,16 @@ class Decision:
 
 
 class Policy:
-    """Of one role. `decide` once per interval, with what was seen since the last time."""
+    """Decide for one role. Call `decide` once per interval, with a sample of that interval."""
 
     def __init__(self, settings: RolePolicy):
         self.settings = settings
-        self.target: int | None = None  # None: nothing was decided yet
+        self.target: int | None = None  # None: before the first decision
         self._history = History(settings.window)
-        self._needs: deque[tuple[float, float]] = deque()  # (when, instances): each more than all that came later
+        self._needs: deque[tuple[float, float]] = deque()  # (when, instances), strictly decreasing
 
     def decide(self, sample: Sample) -> Decision:
-        """Takes over the number of instances that it finds at first."""
+        """Decide on the number of instances; the first decision starts from the number found."""
         self._history.add(sample)
         before = self._first(sample) if self.target is None else self.target
         demand = self._demand(sample)
@@ -114,12 +120,15 @@ class Policy:
         return Decision(self.target, before, reason, demand)
 
     def _first(self, sample: Sample) -> int:
-        """What is there counts as needed until now: nobody knows of what went before."""
+        """Return the instances found at first.
+
+        They count as needed until now, as history is unknown.
+        """
         there = sample.ready + sample.starting
         self._needs.append((sample.at, float(there)))
         return there
 
-    # --------------------------------------------------------------------------------------------------------- reading
+    # -------------------------------------------------------------------------------------- reading
     def _demand(self, sample: Sample) -> Demand:
         settings, history = self.settings, self._history
         ahead = history.running_ahead(settings.window, self._cold_start(sample))
@@ -136,7 +145,7 @@ class Policy:
         return sample.cold_start or self.settings.cold_start
 
     def _hold(self, sample: Sample, need: float) -> float:
-        """The most that was needed within the scale-down delay, or within a cold start if that is longer."""
+        """Return the largest need within the scale-down delay, or within a longer cold start."""
         while self._needs and self._needs[-1][1] <= need:
             self._needs.pop()
         self._needs.append((sample.at, need))
@@ -145,7 +154,7 @@ class Policy:
             self._needs.popleft()
         return self._needs[0][1]
 
-    # -------------------------------------------------------------------------------------------------------- deciding
+    # ------------------------------------------------------------------------------------- deciding
     def _up(self, before: int, needed: int, name: str) -> tuple[int, str]:
         most = before + max(self.settings.step_up, before)
         if needed > most:

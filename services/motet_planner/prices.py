@@ -1,4 +1,4 @@
-"""The price list: what an instance costs per hour, by what it runs on; a file in TOML.
+"""Read the price list: what an instance costs per hour, by its hardware; a file in TOML.
 
     [H100]
     price = 2.99
@@ -13,7 +13,8 @@
     decode_step = [[1, 0.011], [32, 0.03]]   # and per step of so many sequences
     kv_tokens = 60000
 
-Without measured speeds the name is one of `motet plan --gpu`, or "cpu", and the speed a share of its upper bounds.
+Without measured speeds the name is one of `motet plan --gpu`, or "cpu", and the speed is a share of
+the hardware's upper bounds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """price: per instance and hour, in any currency. cold_start: seconds. The others: of `Speed`."""
+    """Price and speed of an instance.
+
+    price: per instance and hour, in any currency. cold_start: seconds. The others: of `Speed`.
+    """
 
     price: Annotated[float, Meta(ge=0)]
     cold_start: Annotated[float, Meta(ge=0)] = 60.0
@@ -46,7 +50,10 @@ class Price(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def read_prices(path: Path) -> dict[str, Price]:
-    """By name. ConfigError says where the file is wrong."""
+    """Return the prices of a file, by name.
+
+    Raises ConfigError that says where the file is wrong.
+    """
     try:
         document = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -54,7 +61,9 @@ def read_prices(path: Path) -> dict[str, Price]:
             f"--prices: cannot read {str(path)!r}: {error}; give a file such as [H100] price = 2.99"
         ) from None
     if not document:
-        raise ConfigError(f"--prices: {str(path)!r} has no price; give at least one, such as [H100] price = 2.99")
+        raise ConfigError(
+            f"--prices: {str(path)!r} has no price; give at least one, such as [H100] price = 2.99"
+        )
     try:
         return msgspec.convert(document, dict[str, Price])
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""The planner actor, role `planner`: looks at every group once per interval, and has the actuator do what follows."""
+"""Run the planner actor, role `planner`: observe every group once per interval and scale it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,22 @@ from motet_planner.groups import Group, check_local, read_groups
 from motet_planner.history import Sample
 from motet_planner.observer import Observer
 from motet_planner.policy import Decision, Policy
-from motet_shared.actor import Actor, operation
-from motet_shared.bus import Bus
-from motet_shared.call import Call
-from motet_shared.discovery import HEARTBEAT_EVERY
 from motet_shared.messages import Targets, Wanted
+from motet_shared.process.actor import Actor, operation
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
+from motet_shared.wire.discovery import HEARTBEAT_EVERY
 
 log = logging.getLogger(__name__)
 
-_HEARD = 3 * HEARTBEAT_EVERY  # seconds in which every living instance has been heard of
+_HEARD = 3 * HEARTBEAT_EVERY  # seconds in which every live instance has sent a heartbeat
 
 
 class Planner(Actor):
-    """There should be one. A second one decides alike, from what it has seen itself."""
+    """Scale the groups.
+
+    One planner should run; a second one decides alike, from its own observations.
+    """
 
     role = "planner"
     config: PlannerConfig
@@ -42,11 +45,15 @@ class Planner(Actor):
         self._observer = Observer(bus.directory, self.groups)
         self._policies = {name: Policy(group.policy) for name, group in self.groups.items()}
         self._latest: dict[str, tuple[Sample, Decision]] = {}
-        self._asked: dict[str, tuple[int, float]] = {}  # what the actuator was last asked for, and when
+        self._asked: dict[
+            str, tuple[int, float]
+        ] = {}  # what the actuator was last asked for, and when
         self._counts = {"looks": 0, "changes": 0, "failures": 0}
         self._first_look = math.inf
         self._task: asyncio.Task[None] | None = None
-        self._acting: dict[str, asyncio.Task[None]] = {}  # by group: a place may take minutes, which holds up no look
+        self._acting: dict[
+            str, asyncio.Task[None]
+        ] = {}  # by group; scaling may take minutes and must not delay looks
 
     async def warm(self) -> None:
         self._task = asyncio.create_task(self._look_on(), name="planner")
@@ -61,7 +68,7 @@ class Planner(Actor):
 
     @operation(Targets)
     async def targets(self, call: Call, request: Targets) -> None:
-        """A `Wanted` of each group, as of the last look."""
+        """Send a `Wanted` of each group, as of the last look."""
         for name, (sample, decision) in self._latest.items():
             await call.send(
                 Wanted(
@@ -71,14 +78,19 @@ class Planner(Actor):
                     ready=sample.ready,
                     starting=sample.starting,
                     reason=decision.reason,
-                    demand={key: getattr(decision.demand, key) for key in decision.demand.__dataclass_fields__},
+                    demand={
+                        key: getattr(decision.demand, key)
+                        for key in decision.demand.__dataclass_fields__
+                    },
                     cold_start=sample.cold_start,
                 )
             )
         call.finish("stop")
 
     def load(self) -> dict[str, float]:
-        return {f"target/{name}": float(decision.target) for name, (_, decision) in self._latest.items()}
+        return {
+            f"target/{name}": float(decision.target) for name, (_, decision) in self._latest.items()
+        }
 
     def stats(self) -> dict[str, Any]:
         latest = self._latest.items()
@@ -89,7 +101,7 @@ class Planner(Actor):
             "cold_start_seconds": {name: sample.cold_start for name, (sample, _) in latest},
         }
 
-    # ----------------------------------------------------------------------------------------------------------- looks
+    # ---------------------------------------------------------------------------------------- looks
     def _over(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.crash(error)
@@ -104,7 +116,7 @@ class Planner(Actor):
             await asyncio.sleep(due - clock.time())
 
     async def look(self, now: float) -> None:
-        """Decide for every group, and act."""
+        """Observe every group, decide, and act."""
         self._counts["looks"] += 1
         self._first_look = min(self._first_look, now)
         for name, sample in self._observer.look(now).items():
@@ -118,15 +130,21 @@ class Planner(Actor):
             self._act(self.groups[name], decision, now)
 
     def _settling(self, group: Group) -> float:
-        """Seconds before the first decision: a `motet up` starts all together, and tells of none until it is heard."""
+        """Return the seconds before a group's first decision.
+
+        A `motet up` starts all instances together, and none is known before its first heartbeat.
+        """
         return group.policy.cold_start if self.config.actuator == "local" else 0.0
 
     async def settled(self) -> None:
-        """Until the actuator has done all that it was asked for."""
+        """Wait until the actuator has done all that it was asked for."""
         await asyncio.gather(*self._acting.values())
 
     async def _with_asked(self, group: Group, sample: Sample) -> Sample:
-        """At first: those that are there for the place, but have said nothing yet, are on their way."""
+        """Count instances that the actuator has but that sent no heartbeat yet as starting.
+
+        For the first decision of a group.
+        """
         try:
             count = await self._actuator.count(group.deployment)
         except ActuatorError as error:
@@ -143,8 +161,12 @@ class Planner(Actor):
             return
         if decision.target != asked:
             self._counts["changes"] += 1
-            log.info("%s: %d → %d instances: %s", group.name, asked, decision.target, decision.reason)
-        task = asyncio.create_task(self._scale(group, decision.target, asked, now), name=f"scale {group.name}")
+            log.info(
+                "%s: %d → %d instances: %s", group.name, asked, decision.target, decision.reason
+            )
+        task = asyncio.create_task(
+            self._scale(group, decision.target, asked, now), name=f"scale {group.name}"
+        )
         task.add_done_callback(self._over)
         self._acting[group.name] = task
 

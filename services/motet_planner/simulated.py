@@ -1,8 +1,9 @@
-"""An instance in the simulator. Between two events everything goes on evenly, so it computes none of the steps between.
+"""Simulate one instance from event to event, without computing the steps between them.
 
-Prompts are prefilled one after the other, as they came; replies are decoded together, a token each per step. How fast
-depends on how many there are, so each arrival and each end changes when the others will end: `progress` is counted in
-tokens since the beginning, the same for all that decode, and a reply ends when it reaches a number known in advance.
+Prompts are prefilled one after the other, in order of arrival; replies are decoded together, a
+token each per step. The rate depends on their number, so each arrival and each end changes when the
+others end: `progress` counts tokens since the beginning, the same for all that decode, and a reply
+ends when progress reaches a number known in advance.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from collections import deque
 
 from motet_planner.speed import Speed
 
-SOON = 1e-8  # seconds: what is due within them is done now. Of a day, a float tells shorter times apart no better
+SOON = 1e-8  # seconds; what is due within them is done now: the resolution of floats over a day
 
 
 class Job:
-    """A request on its way. Times are seconds since the beginning of the traffic; negative: not yet."""
+    """A simulated request.
+
+    Times are seconds since the beginning of the traffic; negative: not yet.
+    """
 
     __slots__ = ("at", "ended", "first", "output", "prompt", "uncached")
 
@@ -27,12 +31,15 @@ class Job:
         self.prompt = prompt
         self.output = output
         self.uncached = max(1.0, prompt * (1 - cached))
-        self.first = -1.0  # when its first token was made
+        self.first = -1.0  # time of its first token
         self.ended = -1.0
 
 
 class Instance:
-    """`advance` to a moment, then `take`; `next_event` says when it has to be advanced again, at the latest."""
+    """Simulate one instance: `advance` to a time, then `take` jobs.
+
+    `next_event` returns when it has to be advanced again at the latest.
+    """
 
     __slots__ = (
         "_at",
@@ -54,18 +61,20 @@ class Instance:
     def __init__(self, speed: Speed, steps: list[float], started_at: float, ready_at: float):
         self._speed = speed
         self._steps = steps  # `speed.table()`
-        self._queue: deque[Job] = deque()  # to be prefilled, the first one under way if there is room
-        self._left = 0.0  # tokens of the first one; 0: it has not begun
-        self._decoding: list[tuple[float, int, Job]] = []  # by the progress at which they end
+        self._queue: deque[Job] = (
+            deque()
+        )  # to be prefilled; the first is in prefill if there is room
+        self._left = 0.0  # tokens left of the first prompt; 0: not begun
+        self._decoding: list[tuple[float, int, Job]] = []  # heap by final progress
         self._numbers = itertools.count()
         self._progress = 0.0
         self._at = started_at
-        self.ahead = 0.0  # tokens to prefill
-        self.cached_tokens = 0  # of those that are decoded or prefilled: what they will hold at their end
-        self.state = "starting"  # starting | ready | draining | gone; the fleet says which
+        self.ahead = 0.0  # tokens to prefill, of all queued prompts
+        self.cached_tokens = 0  # tokens of jobs in prefill or decode, at their final length
+        self.state = "starting"  # starting | ready | draining | gone; set by the fleet
         self.started_at = started_at
         self.ready_at = ready_at
-        self.version = 0  # of `next_event`: one that was told for an older one is not due
+        self.version = 0  # of `next_event`: events of older versions are void
 
     @property
     def streams(self) -> int:
@@ -73,7 +82,7 @@ class Instance:
 
     @property
     def running(self) -> int:
-        """In service, as an engine counts: what waits for its prompt to be prefilled has been admitted, too."""
+        """Return the requests in service as an engine counts, admitted ones in prefill included."""
         return min(self.streams, self._speed.max_running)
 
     def take(self, job: Job) -> None:
@@ -82,7 +91,7 @@ class Instance:
         self._begin()
 
     def advance(self, now: float) -> list[Job]:
-        """To `now`, which is not beyond `next_event`; the jobs that ended by it."""
+        """Advance to `now`, not beyond `next_event`; returns the jobs that ended by then."""
         elapsed, self._at = now - self._at, now
         prefill, decode = self._rates()
         self._progress += elapsed * decode
@@ -99,7 +108,7 @@ class Instance:
         return ended
 
     def next_event(self) -> float:
-        """When a prompt or a reply is complete; infinity: never."""
+        """Return when the next prompt or reply is complete; infinity: never."""
         prefill, decode = self._rates()
         found = self._at + self._left / prefill if self._left else math.inf
         if self._decoding:
@@ -107,18 +116,21 @@ class Instance:
         return found
 
     def seconds_ahead(self, reply: float) -> float:
-        """What a router goes by: seconds of prefilling before a new request, and what the streams there will cost."""
+        """Return a router's cost in seconds: prefill ahead of a request, and present streams."""
         rows = len(self._steps) - 1
-        return self.ahead * self._speed.prefill_token + self.streams * reply / 2 * self._steps[rows] / rows
+        return (
+            self.ahead * self._speed.prefill_token
+            + self.streams * reply / 2 * self._steps[rows] / rows
+        )
 
     def _rates(self) -> tuple[float, float]:
-        """Tokens per second: of the prompt that is prefilled, and of each reply."""
+        """Return tokens per second: of the prompt in prefill, and of each reply."""
         share = self._speed.prefill_share if self._left and self._decoding else 0.0
         prefill = (share or 1.0) / max(self._speed.prefill_token, 1e-12)
         return prefill, (1.0 - share) / self._steps[len(self._decoding)]
 
     def _begin(self) -> None:
-        """The next prompt, where there is room for it."""
+        """Begin to prefill the next prompt, if there is room for it."""
         if self._left or not self._queue or len(self._decoding) >= self._speed.max_running:
             return
         job, room = self._queue[0], self._speed.kv_tokens
@@ -130,7 +142,7 @@ class Instance:
 
     def _prefilled(self, now: float) -> list[Job]:
         job = self._queue.popleft()
-        self.ahead = self.ahead - self._left if self._queue else 0.0  # no rest of rounding stays
+        self.ahead = self.ahead - self._left if self._queue else 0.0  # drops the rounding error
         self._left = 0.0
         job.first = now
         if job.output <= 1:

@@ -1,8 +1,8 @@
-"""A day of traffic in seconds: what a number of instances, or a policy, would make of it.
+"""Simulate traffic on a fixed number of instances or under a policy: a day of it in seconds.
 
-A simulation of discrete events: requests that come, prompts and replies that are complete, instances that have started,
-and the looks that the policy takes at it all. The policy is the one of the service, line by line. It is deterministic:
-the same traffic and the same seed come to the same numbers.
+A discrete-event simulation: arrivals, completed prompts and replies, started instances, and looks
+of the policy, which is the service's own code. It is deterministic: the same traffic and seed give
+the same numbers.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from motet_shared.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """speed: of each instance. policy: None: `instances` are there from beginning to end.
+    """Parameters of a simulation.
 
-    instances: at the beginning, ready. interval: seconds between two looks of the policy. cold_start: seconds.
-    patience: seconds that a request waits while no instance is ready. lead: seconds for which the policy has looked at
-    an idle fleet before the traffic begins. sample: each simulated instance and request
-    stands for so many, which is how thousands of instances are simulated in seconds; the share of the requests that
-    come to them is the caller's to take. They then wait a little longer than they would: fewer share what comes.
+    speed: of each instance. policy: None: `instances` stay from beginning to end.
+    instances: at the beginning, ready. interval: seconds between two looks of the policy.
+    cold_start: seconds. patience: seconds that a request waits while no instance is ready.
+    lead: seconds for which the policy has observed an idle fleet before the traffic begins.
+    sample: each simulated instance and request stands for so many, so that thousands of instances
+        are simulated in seconds; the caller thins the traffic. Waits come out a little too long, as
+        fewer instances share the arrivals.
     """
 
     speed: Speed
@@ -47,15 +49,22 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.instances < 0 or (self.policy is None and not self.instances):
-            raise ConfigError(f"instances={self.instances}: give at least 1, or a policy", param="instances")
+            raise ConfigError(
+                f"instances={self.instances}: give at least 1, or a policy", param="instances"
+            )
         if self.sample < 1:
             raise ConfigError(f"sample={self.sample}: give at least 1", param="sample")
         if self.interval <= 0:
             raise ConfigError(f"interval={self.interval:g}: give more than 0", param="interval")
 
 
-def simulate(scenario: Scenario, traffic: Iterable[Arrival], seconds: float | None = None) -> Outcome:
-    """Until all replies are complete. `seconds`: how long the traffic lasts (default: until its last request)."""
+def simulate(
+    scenario: Scenario, traffic: Iterable[Arrival], seconds: float | None = None
+) -> Outcome:
+    """Simulate until all replies are complete.
+
+    `seconds`: how long the traffic lasts (default: until its last request).
+    """
     return _Run(scenario, traffic, seconds).run()
 
 
@@ -66,13 +75,13 @@ class _Run:
         self._seconds = seconds
         self._fleet = Fleet(scenario.speed, scenario.patience, scenario.seed)
         self._policy = Policy(scenario.policy) if scenario.policy is not None else None
-        self._events: list[tuple[float, int, Any, Any]] = []  # (when, order, what to do, with what)
+        self._events: list[tuple[float, int, Any, Any]] = []  # (time, order, callback, argument)
         self._order = itertools.count()
         self._jobs: list[Job] = []
         self._replicas = Replicas()
         self._coming = True
         self._open = 0  # jobs at instances
-        self._seen = 0  # jobs that the policy knows of
+        self._seen = 0  # jobs included in earlier samples
         self._now = 0.0
 
     def run(self) -> Outcome:
@@ -87,7 +96,7 @@ class _Run:
             do(what)
         return self._outcome()
 
-    # --------------------------------------------------------------------------------------------------------- events
+    # --------------------------------------------------------------------------------------- events
     def _at(self, when: float, do: Any, what: Any) -> None:
         heapq.heappush(self._events, (when, next(self._order), do, what))
 
@@ -111,7 +120,7 @@ class _Run:
             self._advance(instance, job)
 
     def _advance(self, instance: Instance, job: Job | None = None) -> None:
-        """To this moment; `job` is new there."""
+        """Advance an instance to now; `job` is new there."""
         self._open -= len(instance.advance(self._now))
         if job is not None:
             instance.take(job)
@@ -136,9 +145,9 @@ class _Run:
             self._place(job)
         self._note()
 
-    # --------------------------------------------------------------------------------------------------------- policy
+    # --------------------------------------------------------------------------------------- policy
     def _look(self, _: None) -> None:
-        """What the observer of the service sees, scaled up, and what the policy makes of it."""
+        """Sample as the service's observer does, scaled up, and apply the policy's decision."""
         fleet, many = self._fleet, self._scenario.sample
         fleet.give_up(self._now)
         serving = [*fleet.ready, *fleet.draining]
@@ -170,7 +179,7 @@ class _Run:
 
     def _outcome(self) -> Outcome:
         end = max([self._seconds or 0.0, *(job.at for job in self._jobs[-1:])])
-        self._fleet.given_up += len(self._fleet.held)  # no instance will ever come
+        self._fleet.given_up += len(self._fleet.held)  # no instance will be added any more
         many = self._scenario.sample
         return Outcome(
             jobs=self._jobs,

@@ -1,4 +1,4 @@
-"""How many instances a traffic needs, and what they cost: as many all the time, or as the policy has it."""
+"""Find how many instances a traffic needs and what they cost, fixed or scaled by the policy."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from motet_planner.simulator import Scenario, simulate
 from motet_planner.speed import Speed
 from motet_planner.traffic import Arrival
 
-_HEADROOM = 0.9  # of the streams that an instance may have, that it is meant to have
+_HEADROOM = 0.9  # target streams of an instance, as a share of the most it can serve
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """traffic: the requests, anew at each call, one in `sample` of them; seconds: how long they come.
+    """Traffic, and the limits it is to be answered within.
 
-    share: of the requests, that are to be answered as promised.
+    traffic: returns the requests anew at each call, one in `sample` of them.
+    seconds: how long requests arrive.
+    share: of requests that are to be answered within the limits.
     """
 
     traffic: Callable[[], Iterable[Arrival]]
@@ -30,9 +32,11 @@ class Demand:
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """fixed: with the fewest `instances` that keep the promise all the time. scaled: as the policy has it.
+    """Result of sizing, fixed and scaled.
 
-    streams: of each of the former, when it is busiest: the most with which the promise is kept.
+    fixed: with the fewest `instances` that keep the limits all the time.
+    scaled: under the policy.
+    streams: of each fixed instance in the busiest part, the most with which the limits are kept.
     """
 
     instances: int
@@ -43,20 +47,25 @@ class Sizing:
 
 
 def size(demand: Demand, speed: Speed, cold_start: float) -> Sizing | None:
-    """None where no number of instances keeps the promise: too many requests take too long even alone."""
+    """Size a fleet for `demand`.
+
+    Returns None if no number of instances suffices: too many requests take too long even alone.
+    """
     if alone(demand, speed) < demand.share:
         return None
     instances, fixed = smallest(demand, speed)
     streams = fixed.busiest() / instances
     target = max(0.1, _HEADROOM * streams)
     policy = RolePolicy(min=1, max=2 * instances, target=target, cold_start=cold_start)
-    begin = Scenario(speed=speed, policy=policy, instances=instances, cold_start=cold_start, sample=demand.sample)
+    begin = Scenario(
+        speed=speed, policy=policy, instances=instances, cold_start=cold_start, sample=demand.sample
+    )
     scaled = simulate(begin, demand.traffic(), demand.seconds)
     return Sizing(instances=instances, streams=streams, fixed=fixed, policy=policy, scaled=scaled)
 
 
 def alone(demand: Demand, speed: Speed) -> float:
-    """Share of the requests that are answered as promised by an instance of their own."""
+    """Return the share of requests within the limits if each had an instance of its own."""
     kept = count = 0
     slow = speed.step(1) > demand.promise.itl
     for request in demand.traffic():
@@ -67,7 +76,7 @@ def alone(demand: Demand, speed: Speed) -> float:
 
 
 def smallest(demand: Demand, speed: Speed) -> tuple[int, Outcome]:
-    """The fewest instances, a multiple of `sample`, that keep the promise all the time."""
+    """Return the fewest instances, a multiple of `sample`, that keep the limits all the time."""
     scenario = {"speed": speed, "patience": float("inf"), "sample": demand.sample}
     tried: dict[int, Outcome] = {}
 
@@ -86,8 +95,11 @@ def smallest(demand: Demand, speed: Speed) -> tuple[int, Outcome]:
 
 
 def _first_guess(demand: Demand, speed: Speed) -> int:
-    """As many as would be busy all the time if every step were full."""
+    """Return the instances, in units of `sample`, that are always busy if every step is full."""
     most = min(speed.max_running, speed.sequences_within(demand.promise.itl) or 1)
     token = speed.step(most) / most
-    busy = sum(r.prompt * (1 - speed.cached) * speed.prefill_token + r.output * token for r in demand.traffic())
+    busy = sum(
+        r.prompt * (1 - speed.cached) * speed.prefill_token + r.output * token
+        for r in demand.traffic()
+    )
     return max(1, round(busy / demand.seconds))

@@ -1,4 +1,4 @@
-"""How fast an instance is: what the simulator knows of an engine."""
+"""Model an engine's speed for the simulator."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from motet_shared.errors import ConfigError
 
 Steps = Sequence[tuple[int, float]]
 
-# Of the engine's default: prefilling stretches a step of running streams to 1.8 times its length (`decode_slowdown`).
+# The engine's default: prefill stretches a decode step to 1.8 times its length (`decode_slowdown`).
 PREFILL_SHARE = 1 - 1 / 1.8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """prefill_token: seconds per token of a prompt that is not cached.
+    """Speed and limits of an instance.
 
-    steps: seconds of a decode step by the sequences in it, as (sequences, seconds) in rising order; straight lines
-    between them, and beyond the last as far as the last two say.
-    max_running: sequences at a time. kv_tokens: that fit into the cache, prompts and replies together; 0: any number.
-    prefill_share: of the time, that prefilling gets while sequences decode; 0: both go on at full speed.
-    overhead: seconds that a request takes on its way to the engine and back.
-    cached: share of the prompt's tokens that a prefix cache has.
+    prefill_token: seconds per token of a prompt that is not cached.
+    steps: (sequences, seconds) of a decode step, ascending; interpolated linearly, and extrapolated
+        beyond the last by the last two.
+    max_running: most sequences at a time.
+    kv_tokens: capacity of the cache, prompts and replies together; 0: unlimited.
+    prefill_share: of the time, for prefill while sequences decode; 0: both run at full speed.
+    overhead: seconds that a request takes to the engine and back.
+    cached: share of prompt tokens that a prefix cache has.
     """
 
     prefill_token: float
@@ -43,16 +45,23 @@ class Speed:
                 f"steps={self.steps!r}: give rising numbers of sequences with seconds, such as [[1, 0.01], [64, 0.03]]",
                 param="steps",
             )
-        for name, low, below in (("prefill_token", 0, math.inf), ("prefill_share", 0, 1), ("cached", 0, 1)):
+        for name, low, below in (
+            ("prefill_token", 0, math.inf),
+            ("prefill_share", 0, 1),
+            ("cached", 0, 1),
+        ):
             if not low <= getattr(self, name) < below:
                 raise ConfigError(
-                    f"{name}={getattr(self, name):g}: give at least {low} and less than {below:g}", param=name
+                    f"{name}={getattr(self, name):g}: give at least {low} and less than {below:g}",
+                    param=name,
                 )
         if self.max_running < 1:
-            raise ConfigError(f"max_running={self.max_running}: give at least 1", param="max_running")
+            raise ConfigError(
+                f"max_running={self.max_running}: give at least 1", param="max_running"
+            )
 
     def step(self, sequences: int) -> float:
-        """Seconds of a step that decodes so many."""
+        """Return the seconds of a step that decodes `sequences`."""
         before = self.steps[0]
         if sequences <= before[0] or len(self.steps) == 1:
             return before[1]
@@ -63,10 +72,10 @@ class Speed:
         return max(before[1] + slope * (sequences - before[0]), 1e-9)
 
     def table(self) -> list[float]:
-        """Of `step`, from 0 sequences (as for one) to `max_running`."""
+        """Return `step` for 0 sequences (as for one) to `max_running`."""
         return [self.step(max(1, count)) for count in range(self.max_running + 1)]
 
     def sequences_within(self, itl: float) -> int:
-        """Most sequences with which a step takes no longer than `itl` seconds; 0: even one takes longer."""
+        """Return the most sequences with which a step takes at most `itl` seconds, 0 if none."""
         fitting = [count for count in range(1, self.max_running + 1) if self.step(count) <= itl]
         return fitting[-1] if fitting else 0

@@ -1,8 +1,9 @@
-"""Traffic that was recorded: a file of requests with their times and lengths, without their words.
+"""Read recorded traffic: request times and lengths, without texts.
 
-One JSON object per line, as `motet bench` reads them: `{"arrival": 0.5, "tokens": 128, "max_tokens": 64}`, or of
-Mooncake's public traces: `{"timestamp": 27482, "input_length": 6955, "output_length": 52}`, with milliseconds. Or the
-tables of Azure's public traces: `TIMESTAMP,ContextTokens,GeneratedTokens`, with dates.
+One JSON object per line, as `motet bench` reads them: `{"arrival": 0.5, "tokens": 128,
+"max_tokens": 64}`, or as in Mooncake's public traces: `{"timestamp": 27482, "input_length": 6955,
+"output_length": 52}`, with milliseconds. Or the tables of Azure's public traces:
+`TIMESTAMP,ContextTokens,GeneratedTokens`, with dates.
 """
 
 from __future__ import annotations
@@ -46,11 +47,16 @@ class _Mooncake(Struct, kw_only=True):
 
 
 def read_trace(path: Path) -> list[Arrival]:
-    """In the order of arrival, the first one at 0. ConfigError names the line that cannot be read."""
+    """Return the requests in order of arrival, the first one at 0 s.
+
+    Raises ConfigError that names the line that cannot be read.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--traffic: cannot read {str(path)!r}: {error}; give a file of requests") from None
+        raise ConfigError(
+            f"--traffic: cannot read {str(path)!r}: {error}; give a file of requests"
+        ) from None
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     parse: Callable[[str], Arrival] = _object
     if lines and lines[0][1].startswith(_AZURE[0]):
@@ -68,7 +74,9 @@ def _checked(path: Path, number: int, line: str, parse: Callable[[str], Arrival]
         if not 0 <= request.at < math.inf or request.prompt < 1 or request.output < 1:
             raise ValueError("times must be at least 0, lengths at least 1")
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"--traffic: line {number} of {str(path)!r}: {error}; give {_FORMS}") from None
+        raise ConfigError(
+            f"--traffic: line {number} of {str(path)!r}: {error}; give {_FORMS}"
+        ) from None
     return request
 
 
@@ -95,7 +103,7 @@ def _row_parser(path: Path, header: str) -> Callable[[str], Arrival]:
         when, prompt, output = (row[place] for place in places)
         at = datetime.fromisoformat(when)
         moment = at if at.tzinfo else at.replace(tzinfo=UTC)
-        # Some tell of requests without a reply: an engine makes one token at least.
+        # Some rows have no reply; an engine generates at least one token.
         return Arrival(moment.timestamp(), int(prompt), max(1, int(output)))
 
     return parse

@@ -1,1 +1,1 @@
-"""Whose voice it is: stretches of a sound to vectors that are near each other where one person speaks."""
+"""Embed voices: stretches of audio to vectors that are similar if the speaker is the same."""

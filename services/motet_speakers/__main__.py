@@ -1,9 +1,9 @@
-"""`python -m motet_speakers`: run one process that tells how speakers sound."""
+"""Run one speaker embedding process: `python -m motet_speakers`."""
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.actor import run
+    from motet_shared.process.actor import run
 
     from .config import SpeakersConfig
     from .service import Speakers

@@ -1,8 +1,9 @@
-"""The network: log-mel frames to one vector of unit length per stretch of speech, in numpy.
+"""Run the speaker network: log-mel frames to one unit-length vector per stretch, in numpy.
 
-A convolution that halves the frame rate, residual ones that see ever further, and a mean and a deviation over time, to
-which each frame counts as much as it is worth. `models/recipes/pocket_speakers.py` trains it. Shapes: B stretches of
-equal length, T frames, C channels.
+A convolution that halves the frame rate, dilated residual convolutions, and attention-weighted mean
+and deviation over time. `models/recipes/pocket_speakers.py` trains it.
+
+Shapes: B stretches of equal length, T frames, C channels.
 """
 
 from __future__ import annotations
@@ -12,20 +13,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from motet_shared.small_network import Floats, Sizes, SmallNetwork
+from motet_models.small_network import Floats, Sizes, SmallNetwork
 
 from .features import BANDS
 
-KERNEL = 5  # frames of the first convolution, which keeps every second one
-REACH = 3  # frames of the others, `dilation` apart
+KERNEL = 5  # frames of the first convolution, which has a stride of 2
+REACH = 3  # frames of the other convolutions, `dilation` apart
 TINY = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape(Sizes):
-    """Sizes: channels, dilations of the residual convolutions, channels that are averaged, numbers in the vector.
+    """Sizes: channels, dilations of the residual convolutions, pooled channels, vector size.
 
-    alike: cosine of two vectors (each of about 1.5 s of speech) from which they are rather one person's than two's.
+    alike: cosine of two vectors (each of about 1.5 s of speech) above which they are more likely of
+    one speaker than of two.
     """
 
     width: int = 128
@@ -55,7 +57,10 @@ class SpeakerEncoder(SmallNetwork[Shape]):
     model_type, what, setting, sizes = "motet-speakers", "speaker encoder", "model", Shape
 
     def encode(self, heard: Sequence[Floats]) -> Floats:
-        """(B, size), of unit length, of the features (T, BANDS) of each stretch. Those of one T share the work."""
+        """Return unit-length vectors (B, size) of each stretch's features (T, BANDS).
+
+        Stretches of equal T are computed as one batch.
+        """
         found = np.empty((len(heard), self.shape.size), np.float32)
         lengths = np.array([len(one) for one in heard])
         for length in np.unique(lengths):
@@ -65,7 +70,9 @@ class SpeakerEncoder(SmallNetwork[Shape]):
 
     def _forward(self, x_BTC: Floats) -> Floats:
         weights = self.weights
-        x_BTC = _relu(_convolved(x_BTC, weights["first.weight"], KERNEL, 1)[:, ::2] + weights["first.bias"])
+        x_BTC = _relu(
+            _convolved(x_BTC, weights["first.weight"], KERNEL, 1)[:, ::2] + weights["first.bias"]
+        )
         for number, dilation in enumerate(self.shape.dilations):
             seen = _convolved(x_BTC, weights[f"deep.{number}.weight"], REACH, dilation)
             x_BTC = x_BTC + _relu(seen + weights[f"deep.{number}.bias"])
@@ -75,12 +82,17 @@ class SpeakerEncoder(SmallNetwork[Shape]):
         worth /= worth.sum(axis=1, keepdims=True)
         mean = (x_BTC * worth).sum(axis=1)
         deviation = np.sqrt(np.maximum((x_BTC**2 * worth).sum(axis=1) - mean**2, TINY))
-        vector = np.concatenate([mean, deviation], axis=1) @ weights["out.weight"] + weights["out.bias"]
+        vector = (
+            np.concatenate([mean, deviation], axis=1) @ weights["out.weight"] + weights["out.bias"]
+        )
         return (vector / np.linalg.norm(vector, axis=1, keepdims=True)).astype(np.float32)
 
 
 def _convolved(x_BTC: Floats, weight: Floats, kernel: int, dilation: int) -> Floats:
-    """Same length, zeros around; weight (kernel * C, channels), the earliest frame first."""
+    """Convolve with zero padding to the same length.
+
+    `weight`: (kernel * C, channels), the earliest frame first.
+    """
     half, frames = kernel // 2 * dilation, x_BTC.shape[1]
     padded = np.pad(x_BTC, ((0, 0), (half, half), (0, 0)))
     shifted = [padded[:, tap * dilation : tap * dilation + frames] for tap in range(kernel)]

@@ -1,4 +1,4 @@
-"""What the encoder sees: the logarithm of the power in 48 bands of the mel scale, a hundred times a second."""
+"""Compute the encoder's input: log power in 48 mel bands, 100 frames per second."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 RATE = 16_000
 HOP, WINDOW, SPECTRUM = 160, 400, 512  # samples
 BANDS = 48
-SHORTEST = 0.4  # seconds: what is shorter is repeated up to there
+SHORTEST = 0.4  # seconds: shorter audio is repeated up to this length
 _LOWEST, _HIGHEST = 60.0, 7600.0  # Hz
-_RANGE = 1e-6  # of the loudest band: what is quieter is no voice
+_RANGE = 1e-6  # relative to the loudest band: lower power is clamped
 _SCALE = 3.0  # brings the features to about unit variance
 
 Floats = NDArray[np.float32]
@@ -22,7 +22,7 @@ def mel(hertz: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _filters() -> Floats:
-    """(SPECTRUM // 2 + 1, BANDS): triangles that overlap by half, evenly spaced in mel."""
+    """Return (SPECTRUM // 2 + 1, BANDS): triangles that overlap by half, evenly spaced in mel."""
     lowest, highest = mel(np.array([_LOWEST, _HIGHEST])).tolist()
     edges = np.linspace(lowest, highest, BANDS + 2)
     bins = mel(np.linspace(0, RATE / 2, SPECTRUM // 2 + 1))[:, None]
@@ -36,9 +36,10 @@ _HANN = np.hanning(WINDOW).astype(np.float32)
 
 
 def features(samples: Floats) -> Floats:
-    """(frames, BANDS) of mono sound at 16 kHz; the same whatever its level. A frame per HOP samples.
+    """Return (frames, BANDS) of mono audio at 16 kHz, one frame per HOP samples.
 
-    Sound that is shorter than SHORTEST is repeated; at least one sample is needed.
+    The result does not depend on the level. Audio shorter than SHORTEST is repeated; at least one
+    sample is needed.
     """
     least = int(SHORTEST * RATE)
     whole = samples if len(samples) >= least else np.resize(samples, least)

@@ -1,23 +1,25 @@
-"""The speakers actor, role `speakers`: how somebody sounds in stretches of a file (`voices`)."""
+"""Serve role `speakers`: voice embeddings of stretches of a file (`voices`)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from motet_shared.actor import Actor, operation
-from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
-from motet_shared.call import Call
+from motet_media.pool import decoding
+from motet_media.sound_file import RATE, Samples, read_blocks
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import UnknownModel
 from motet_shared.messages import ModelCard, Voice, Voices
-from motet_shared.sound_file import RATE, Samples, read_blocks
+from motet_shared.process.actor import Actor, operation
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 
 from .config import SpeakersConfig
 from .encoder import SpeakerEncoder
@@ -28,7 +30,7 @@ BLOCK = 30 * RATE  # samples that are read at a time
 
 
 class Speakers(Actor):
-    """Serves one encoder. Files take turns, batch by batch, on a thread of its own."""
+    """Serve one encoder. Files take turns, batch by batch, on one thread."""
 
     role = "speakers"
     config: SpeakersConfig
@@ -36,7 +38,7 @@ class Speakers(Actor):
     def __init__(self, config: SpeakersConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_files
-        self._store = BlobStore(bus.instance)
+        self._store = BlobStore.of(config, bus.instance)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="speakers")
         self._encoder: SpeakerEncoder | None = None
         self._card: ModelCard | None = None
@@ -47,7 +49,10 @@ class Speakers(Actor):
         self._encoder = await asyncio.to_thread(SpeakerEncoder.load, self.config.model)
         await self._store.start()
         await self._run(self._encoder.encode, [features(np.zeros(RATE, np.float32))])
-        name, created = self.config.name or self._encoder.name, int((folder / "config.json").stat().st_mtime)
+        name, created = (
+            self.config.name or self._encoder.name,
+            int((folder / "config.json").stat().st_mtime),
+        )
         self._card = ModelCard(name=name, context=0, created=created)
 
     async def close(self) -> None:
@@ -55,25 +60,41 @@ class Speakers(Actor):
         await self._store.close()
 
     async def _run(self, function: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        return await decoding(function, *args, executor=self._thread)
 
     @operation(Voices)
     async def voices(self, call: Call, request: Voices) -> None:
-        """A `Voice` per span of a file, in order."""
-        if self._card is None or self._encoder is None or request.model not in ("", self._card.name):
+        """Send a `Voice` per span of a file, in order."""
+        if (
+            self._card is None
+            or self._encoder is None
+            or request.model not in ("", self._card.name)
+        ):
             served = self._card.name if self._card else "nothing yet"
-            raise UnknownModel(f"model: {request.model!r} is not served, {served} is", param="model")
+            raise UnknownModel(
+                f"model: {request.model!r} is not served, {served} is", param="model"
+            )
         check(request.spans)
         spans = request.spans or [(0.0, self.config.max_span)]
         data = await self._store.get(request.audio)
-        parts = stretches(read_blocks(data, self.config.max_audio, BLOCK), spans, self.config.max_span)
-        async for vectors in self._encoded(self._encoder, parts):
-            for vector in vectors:
-                await call.send(Voice(vector.astype("<f4").tobytes(), self._encoder.shape.alike))
+        blocks = read_blocks(data, self.config.max_audio, BLOCK)
+        parts = stretches(blocks, spans, self.config.max_span)
+        try:
+            async for vectors in self._encoded(self._encoder, parts):
+                for vector in vectors:
+                    await call.send(
+                        Voice(vector.astype("<f4").tobytes(), self._encoder.shape.alike)
+                    )
+        finally:
+            # the generator still runs on the thread; its child process is killed already
+            with suppress(ValueError):
+                blocks.close()
         call.finish("stop")
 
-    async def _encoded(self, encoder: SpeakerEncoder, parts: Iterator[Samples]) -> AsyncIterator[Floats]:
-        """(some stretches, size) at a time."""
+    async def _encoded(
+        self, encoder: SpeakerEncoder, parts: Iterator[Samples]
+    ) -> AsyncIterator[Floats]:
+        """Yield vectors batch by batch: (stretches of the batch, size)."""
 
         def batch() -> Floats | None:
             heard = [features(part) for part in islice(parts, self.config.max_batch)]

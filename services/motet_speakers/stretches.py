@@ -1,4 +1,4 @@
-"""Stretches of a sound that is read block by block: no more of it is held than a stretch may still need."""
+"""Cut stretches from audio that is read block by block, holding only what later stretches need."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from motet_media.sound_file import RATE, Samples
 from motet_shared.errors import BadRequest
-from motet_shared.sound_file import RATE, Samples
 
 Span = tuple[float, float]
 
 
 def check(spans: Sequence[Span]) -> None:
-    """BadRequest (param "spans") for what is no span, or out of order."""
+    """Raise BadRequest (param "spans") for invalid spans or spans out of order."""
     before = 0.0
     for start, end in spans:
         if not before <= start < end < np.inf:
@@ -24,8 +24,13 @@ def check(spans: Sequence[Span]) -> None:
         before = start
 
 
-def stretches(blocks: Iterable[Samples], spans: Sequence[Span], longest: float) -> Iterator[Samples]:
-    """The samples of each span, at least one and at most `longest` seconds. BadRequest for one behind the end."""
+def stretches(
+    blocks: Iterable[Samples], spans: Sequence[Span], longest: float
+) -> Iterator[Samples]:
+    """Yield the samples of each span, at least one and at most `longest` seconds.
+
+    Raises BadRequest for a span that begins after the end of the audio.
+    """
     held, first, reader = np.zeros(0, np.float32), 0, iter(blocks)
     for start, end in spans:
         begin, finish = int(start * RATE), int(min(end, start + longest) * RATE)
@@ -36,5 +41,8 @@ def stretches(blocks: Iterable[Samples], spans: Sequence[Span], longest: float) 
             held = np.concatenate([held, block])
         if first + len(held) <= begin:
             seconds = (first + len(held)) / RATE
-            raise BadRequest(f"spans: ({start}, {end}) lies behind the end of the file, {seconds:.2f} s", param="spans")
+            raise BadRequest(
+                f"spans: ({start}, {end}) lies behind the end of the file, {seconds:.2f} s",
+                param="spans",
+            )
         yield held[begin - first : finish - first]

@@ -1,1 +1,1 @@
-"""The tokenizer service: owns a request from text to text. Runs without torch."""
+"""Serve text for language models: own a request from text to text, without torch."""

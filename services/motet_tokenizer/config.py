@@ -1,4 +1,4 @@
-"""Settings of the tokenizer process."""
+"""Define the settings of the tokenizer process."""
 
 from __future__ import annotations
 
@@ -6,44 +6,71 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from motet_shared.config import Duration, ProcessConfig, setting
 from motet_shared.errors import ConfigError
+from motet_shared.process.config import Duration, ProcessConfig, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig(ProcessConfig):
-    """Turns chat messages into token ids and token ids into text, for one or more models.
+    """Turn chat messages into token ids and token ids into text, for one or more models.
 
     Each model is `path` or `name=path`; without a name it is called as its folder.
     """
 
-    model: tuple[str, ...] = setting("checkpoint folder, or name=folder; repeat it for several models")
+    model: tuple[str, ...] = setting(
+        "checkpoint folder, or name=folder; repeat it for several models"
+    )
     threads: int = setting("threads that encode long prompts", default=2, min=1, max=64)
     inline_chars: int = setting(
         "prompts of up to so many characters are encoded on the event loop", default=4096, min=0
     )
-    max_active: int = setting("requests at a time; more are refused as overloaded", default=1024, min=1)
-    window: int = setting("items that a decode instance may send ahead of a slow client", default=64, min=2)
-    decode_wait: Duration = setting("how long a request waits for a ready decode instance", default=5.0, min=0)
+    process_chars: int = setting(
+        "longer prompts are encoded in child processes, which can be killed", default=65536, min=1
+    )
+    encoders: int = setting(
+        "child processes that encode the longest prompts", default=2, min=1, max=64
+    )
+    encode_limit: Duration = setting(
+        "how long one of them may take for a prompt", default=20.0, min=0.1
+    )
+    max_active: int = setting(
+        "requests at a time; more are refused as overloaded", default=1024, min=1
+    )
+    window: int = setting(
+        "items that a decode instance may send ahead of a slow client", default=64, min=2
+    )
+    decode_wait: Duration = setting(
+        "how long a request waits for a ready decode instance", default=5.0, min=0
+    )
     max_images: int = setting("most images in one chat", default=64, min=0)
     routing: Literal["prefix", "load", "random"] = setting(
-        "what decode instances are chosen by: cached prefixes and load, load alone, or nothing", default="prefix"
+        "what decode instances are chosen by: cached prefixes and load, load alone, or nothing",
+        default="prefix",
     )
-    max_moves: int = setting("how often one request may move to another decode instance", default=8, min=0)
+    max_moves: int = setting(
+        "how often one request may move to another decode instance", default=8, min=0
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.models()
 
     def models(self) -> dict[str, str]:
-        """Checkpoint folder by model name. Raises ConfigError for an empty or repeated name."""
+        """Return checkpoint folders by model name.
+
+        Raises ConfigError for an empty or repeated name.
+        """
         models: dict[str, str] = {}
         for entry in self.model:
             name, path = split_model(entry)
             if not name or not path:
-                raise ConfigError(f"model: {entry!r} has no name or no folder; give name=folder", param="model")
+                raise ConfigError(
+                    f"model: {entry!r} has no name or no folder; give name=folder", param="model"
+                )
             if name in models:
-                raise ConfigError(f"model: two are called {name!r}; give one of them a name=folder", param="model")
+                raise ConfigError(
+                    f"model: two are called {name!r}; give one of them a name=folder", param="model"
+                )
             models[name] = path
         if not models:
             raise ConfigError("model: none is given; give --model name=folder", param="model")
@@ -51,7 +78,7 @@ class TokenizerConfig(ProcessConfig):
 
 
 def split_model(entry: str) -> tuple[str, str]:
-    """(name, path) of `name=path`, or of a bare path, which is called as its last part."""
+    """Return (name, path) of `name=path`, or of a bare path, whose name is its last part."""
     name, separator, path = entry.partition("=")
     if separator and "/" not in name:
         return name.strip(), path.strip()

@@ -1,8 +1,9 @@
-"""Token ids to text, piece by piece, never half a character.
+"""Decode token ids to text incrementally, never half a character.
 
-What has been returned after n ids is a function of these n ids alone, however they were grouped into calls. All
-detokenizers agree with decoding the whole sequence at once. One exception is forced by streaming: where a model emits
-bytes that are no UTF-8, SentencePiece's decoder throws away the valid characters next to them, which we have long sent.
+The text returned after n ids is a function of these n ids alone, however they were grouped into
+calls. All detokenizers agree with decoding the whole sequence at once, with one exception that
+streaming forces: where a model emits bytes that are no UTF-8, SentencePiece's decoder drops the
+valid characters next to them, which were sent long before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 
-from motet_shared.pieces import Pieces
+from motet_shared.text.pieces import Pieces
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _utf_8_decode = codecs.utf_8_decode
@@ -28,15 +29,20 @@ codecs.register_error("motet-each-byte", _each_byte)
 
 
 class Detokenizer(Protocol):
+    """Decode the ids of one request incrementally."""
+
     def feed(self, ids: list[int]) -> str:
-        """The text that these ids complete. Raises IndexError for an id outside of the vocabulary."""
+        """Return the text that these ids complete.
+
+        Raises IndexError for an id outside the vocabulary.
+        """
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for half a character, else nothing."""
+        """Return the rest at the end: U+FFFD for half a character, else nothing."""
 
 
 class ByteDetokenizer:
-    """Byte-level BPE. Most tokens are whole characters: one list look-up."""
+    """Decode byte-level BPE. Most tokens are whole characters: one list look-up."""
 
     __slots__ = ("_data", "_pending", "_text")
 
@@ -49,7 +55,7 @@ class ByteDetokenizer:
         if not self._pending:
             try:
                 return "".join([self._text[i] for i in ids])  # type: ignore[misc]
-            except TypeError:  # a token that is no text on its own
+            except TypeError:  # a token that is not valid text on its own
                 pass
         data = self._pending + b"".join([self._data[i] for i in ids])
         text, used = _utf_8_decode(data, "replace", False)
@@ -62,7 +68,10 @@ class ByteDetokenizer:
 
 
 class FallbackDetokenizer:
-    """SentencePiece, with or without byte fallback. `strip`: spaces to remove at the start of the text."""
+    """Decode SentencePiece, with or without byte fallback.
+
+    `strip`: number of spaces to remove at the start of the text.
+    """
 
     __slots__ = ("_data", "_pending", "_strip", "_text")
 
@@ -90,7 +99,7 @@ class FallbackDetokenizer:
         return self._broken() + text if text else ""
 
     def _broken(self) -> str:
-        """A run of bytes has ended within a character."""
+        """Return U+FFFD for each byte of a run that ended within a character."""
         text, self._pending = REPLACEMENT * len(self._pending), b""
         return text
 
@@ -107,15 +116,18 @@ class FallbackDetokenizer:
 
 
 class WindowDetokenizer:
-    """Any other decoder: decodes a short window of ids twice, without and with the new one. Tens of times slower."""
+    """Decode with any other decoder: a short window of ids twice, without and with the new one.
+
+    Tens of times slower than the other detokenizers.
+    """
 
     __slots__ = ("_hidden", "_prefix", "_tokenizer", "_window")
 
     def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]):
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._window: list[int] = []  # ids whose text may depend on each other; the first ones are already sent
-        self._prefix = 0  # how many of them are
+        self._window: list[int] = []  # ids whose text may depend on each other
+        self._prefix = 0  # number of its first ids whose text is already sent
 
     def feed(self, ids: list[int]) -> str:
         return "".join([self._step(i) for i in ids if i not in self._hidden])

@@ -1,4 +1,4 @@
-"""One request between the client's side and decode: passes tokens on as text, and moves when decode is lost."""
+"""Run one request between client and decode: convert tokens to text, move if decode is lost."""
 
 from __future__ import annotations
 
@@ -8,31 +8,41 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
-from motet_shared.bus import Bus
-from motet_shared.call import Call
 from motet_shared.errors import BlobError, MotetError, Overloaded, StreamBroken, Unavailable
-from motet_shared.messages import Body, End, Generate, Resume, Seen, TextLogprob, TokenLogprob, Tokens, Usage
-from motet_shared.prefixes import prompt_names
-from motet_shared.telemetry import Stopwatch
+from motet_shared.messages import (
+    Body,
+    End,
+    Generate,
+    Resume,
+    Seen,
+    TextLogprob,
+    TokenLogprob,
+    Tokens,
+    Usage,
+)
+from motet_shared.process.telemetry import Stopwatch
+from motet_shared.text.prefixes import prompt_names
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
+from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.prefix_index import ROLE
 from motet_tokenizer.router import Load, Router
 from motet_tokenizer.text import TextState
-from motet_tokenizer.vocabulary import Vocabulary
 
 Look = Callable[[], Awaitable[list[Seen]]]
 
-PAUSE = 0.05  # seconds before another attempt where the last one failed
+PAUSE = 0.05  # seconds before another attempt after a failed one
 
 
 async def _blind() -> list[Seen]:
-    """Of a request without pictures."""
+    """Return no image embeddings, for requests without pictures."""
     return []
 
 
 @dataclass(slots=True)
 class Counters:
-    """Of one process."""
+    """Counters of one process."""
 
     waiting_for_decode: int = 0
     waiting_by_model: dict[str, int] = field(default_factory=dict)  # `asdict` cannot copy a Counter
@@ -41,14 +51,14 @@ class Counters:
     prompt_tokens: int = 0
 
     def note_waiting(self, model: str, change: int) -> None:
-        """Requests begin (1) or cease (-1) to wait for an instance of a model."""
+        """Count requests that begin (1) or cease (-1) to wait for an instance of a model."""
         self.waiting_for_decode += change
         self.waiting_by_model[model] = self.waiting_by_model.get(model, 0) + change
 
 
 @dataclass(slots=True, frozen=True)
-class Surroundings:
-    """What all generations of a process share."""
+class GenerationContext:
+    """Objects that all generations of a process share."""
 
     bus: Bus
     router: Router
@@ -57,12 +67,15 @@ class Surroundings:
 
 
 class Generation:
-    """`run` until the text is complete. `request.output` grows with what has been emitted, whoever emitted it."""
+    """Generate one reply: `run` returns when the text is complete.
+
+    `request.output` grows with the emitted tokens, across all decode instances.
+    """
 
     def __init__(
         self,
         call: Call,
-        around: Surroundings,
+        around: GenerationContext,
         vocabulary: Vocabulary,
         request: Generate,
         text: TextState,
@@ -76,11 +89,15 @@ class Generation:
         self._watch = watch
         self._end: End | None = None
         self._moves = 0
-        self.look: Look = _blind  # at the chat's pictures again, when decode finds that they are gone
-        self._give_up = 0.0  # loop time, after a move, at which overload elsewhere is passed on
+        self.look: Look = _blind  # encodes the pictures again when decode finds them gone
+        # Loop time, set by a move, until which overload of other instances is retried.
+        self._give_up = 0.0
 
     def resume(self, resume: Resume) -> None:
-        """Take over where a client lost its tokenizer. Raises StreamBroken if its text is not the one we would send."""
+        """Take over the stream of a client that lost its tokenizer.
+
+        Raises StreamBroken if the client's text is not the one that these ids give here.
+        """
         self._vocabulary.check_ids(resume.ids, "resume.ids")
         piece = self._text.feed(resume.ids)
         self._request.output += piece.ids
@@ -91,7 +108,7 @@ class Generation:
             )
 
     async def run(self) -> None:
-        """Send every piece of text, then set what the call ends with."""
+        """Send every piece of text, then set the usage and status that the call ends with."""
         if self._request.sampling.max_tokens <= self._text.tokens and not self._text.status:
             await self._finish("length")
         avoid: set[str] = set()
@@ -105,28 +122,35 @@ class Generation:
             except BlobError as error:
                 await self._see_again(error)
             except (StreamBroken, Unavailable) as error:
-                if not self._text.status:  # else only its End is missing
+                if not self._text.status:  # else only the stream's End is missing
                     await self._move(instance, error)
                     avoid.clear()
         self._conclude()
 
-    # ------------------------------------------------------------------------------------------------------- instances
+    # ------------------------------------------------------------------------------------ instances
     async def _choose(self, avoid: set[str]) -> str:
         router, counters = self._around.router, self._around.counters
         load = self._load()
         instance = router.pick(self._request.model, avoid, load)
         if instance is not None:
             return instance
-        model = self._vocabulary.name  # a planner counts an adapter's requests as its model's
+        model = self._vocabulary.name  # the planner counts adapters as their base model
         counters.note_waiting(model, 1)
         try:
             with self._watch.stage("wait"):
-                return await router.wait(self._request.model, avoid, self._around.config.decode_wait, load)
+                return await router.wait(self._request.model, avoid, self._patience(), load)
         finally:
             counters.note_waiting(model, -1)
 
+    def _patience(self) -> float:
+        """Return the seconds to wait for decode: by its measured start or `decode_wait`."""
+        presence = self._around.bus.directory.presence
+        wait = presence.patience(ROLE, self._vocabulary.name, self._around.config.decode_wait)
+        left = self._call.remaining()
+        return wait if left is None else max(0.0, min(wait, left))
+
     def _load(self) -> Load:
-        """What decode has to prefill: the prompt, and what was emitted before a move."""
+        """Return what decode has to prefill: the prompt, and the output emitted before a move."""
         request, names = self._request, self._request.prompt
         if request.sights and self._vocabulary.placeholder is not None:
             pictures = [(sight.name, sight.embeddings.shape[1]) for sight in request.sights]
@@ -134,7 +158,7 @@ class Generation:
         return Load([*names, *request.output], request.priority)
 
     async def _try_another(self, error: Overloaded, avoid: set[str]) -> None:
-        """Raises `error` if all are overloaded; but what was running before a move is given some time."""
+        """Raise `error` if all instances are overloaded, but retry for some time after a move."""
         if self._around.router.has(self._request.model, avoid):
             return
         if asyncio.get_running_loop().time() >= self._give_up:
@@ -143,7 +167,7 @@ class Generation:
         await asyncio.sleep(PAUSE)
 
     async def _see_again(self, error: BlobError) -> None:
-        """The vision instance that held the embeddings has died, or given them up for others."""
+        """Encode the pictures again: the vision instance has died, or evicted their embeddings."""
         self._count_move(error)
         with self._watch.stage("see"):
             seen = await self.look()
@@ -152,24 +176,25 @@ class Generation:
         self._request.sights = [picture.sight for picture in seen]
 
     def _count_move(self, error: MotetError) -> None:
-        """Raises `error` after too many moves: a request may be what kills its instances."""
+        """Raise `error` after too many moves, as the request itself may kill its instances."""
         self._moves += 1
         if self._moves > self._around.config.max_moves:
             raise error
 
     async def _move(self, instance: str, error: MotetError) -> None:
-        """Go on elsewhere."""
+        """Prepare to continue at another instance. Raises `error` after too many moves."""
         self._count_move(error)
         self._around.counters.moves += 1
-        if not isinstance(error, StreamBroken):  # nobody there, or draining; of the lost the wire knows
+        # Unavailable: absent or draining. Broken streams are reported to the directory by the wire.
+        if not isinstance(error, StreamBroken):
             self._around.bus.directory.suspect(instance)
-        self._give_up = asyncio.get_running_loop().time() + self._around.config.decode_wait
+        self._give_up = asyncio.get_running_loop().time() + self._patience()
         if self._moves > 1:
             await asyncio.sleep(PAUSE)
 
-    # ---------------------------------------------------------------------------------------------------------- tokens
+    # --------------------------------------------------------------------------------------- tokens
     async def _follow(self, instance: str) -> None:
-        """Pass on what one instance emits, until its End or until the text is complete."""
+        """Forward what one instance emits, until its End or until the text is complete."""
         text = self._text
         stream = self._around.bus.open(
             ROLE,
@@ -181,10 +206,10 @@ class Generation:
         )
         async with stream:
             async for batch in stream.batches():
-                if text.status:  # the model goes on where the reply is complete
+                if text.status:  # the model continues beyond the end of the reply
                     return
                 await self._pass_on(batch)
-                if text.stopped:  # the model does not know stop strings: leaving cancels it
+                if text.stopped:  # decode does not know stop strings: leaving cancels its stream
                     return
         self._end = stream.end
         if stream.end is not None and not text.status:
@@ -197,6 +222,8 @@ class Generation:
             ids = list(chain.from_iterable([tokens.ids for tokens in batch]))
             logprobs = list(chain.from_iterable([tokens.logprobs or () for tokens in batch]))
         piece = self._text.feed(ids)
+        if not self._request.output:
+            piece.prompt_tokens = len(self._request.prompt)
         self._request.output += piece.ids
         self._around.counters.tokens += len(piece.ids)
         if logprobs:
@@ -206,9 +233,11 @@ class Generation:
 
     def _spelled(self, logprob: TokenLogprob) -> TextLogprob:
         spell = self._vocabulary.token_bytes
-        return TextLogprob(spell(logprob.id), logprob.logprob, [(spell(i), value) for i, value in logprob.top])
+        return TextLogprob(
+            spell(logprob.id), logprob.logprob, [(spell(i), value) for i, value in logprob.top]
+        )
 
-    # ------------------------------------------------------------------------------------------------------------- end
+    # ------------------------------------------------------------------------------------------ end
     async def _finish(self, status: str) -> None:
         rest = self._text.finish(status)
         if rest.text or rest.tools:

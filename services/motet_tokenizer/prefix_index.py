@@ -1,4 +1,4 @@
-"""Which decode instance holds which blocks of prompts, from what they tell of their prefix caches."""
+"""Index which decode instance holds which prompt blocks, from published prefix cache news."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from motet_shared import subjects
-from motet_shared.bus import Bus
 from motet_shared.errors import MotetError
 from motet_shared.messages import PROTOCOL, Cached, CacheNews, Held, decode_cache_news
-from motet_shared.transport import Message
+from motet_shared.wire import subjects
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.transport import Message
 
 log = logging.getLogger(__name__)
 
 ROLE = "decode"
 PATIENCE = 10.0  # seconds for an answer
-AGAIN = 1.0  # seconds until it is asked for once more
-BEHIND = 3  # ticks for which a heartbeat may know of news that are not here yet
+AGAIN = 1.0  # seconds between two requests for all blocks of an instance
+BEHIND = 3  # ticks for which the index may lag behind the news number of a heartbeat
 
 
 @dataclass(slots=True, eq=False)
 class _Cache:
-    """What is known of an instance: its blocks as of the news before `number`."""
+    """Known state of an instance: its blocks after all news before `number`."""
 
     number: int = 0
     blocks: set[int] = field(default_factory=set)
-    task: asyncio.Task[None] | None = None  # asks for everything
-    later: list[CacheNews] = field(default_factory=list)  # than what is asked for, perhaps
+    task: asyncio.Task[None] | None = None  # reads all blocks
+    later: list[CacheNews] = field(default_factory=list)  # news received meanwhile
     behind: int = 0
     wait: float = 0.0
 
     def take(self, news: CacheNews) -> bool:
-        """Make the changes. False if some are missing before them."""
+        """Apply news. Return False if earlier ones are missing."""
         if news.number > self.number:
             return False
         if news.number == self.number:
@@ -45,7 +45,10 @@ class _Cache:
 
 
 class PrefixIndex:
-    """`held` is for routers; the rest keeps it true. A cache that is being asked for counts as empty."""
+    """Track the blocks of all instances for `held`.
+
+    While all blocks of an instance are being read, its cache counts as empty.
+    """
 
     def __init__(self, bus: Bus):
         self._bus = bus
@@ -64,16 +67,18 @@ class PrefixIndex:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def held(self, instance: str, chain: Sequence[int]) -> int:
-        """How many blocks of a prompt, from its first one on, this instance holds."""
+        """Return how many leading blocks of a prompt this instance holds."""
         cache = self._caches.get(instance)
         if cache is None or cache.task is not None:
             return 0
-        return next((count for count, block in enumerate(chain) if block not in cache.blocks), len(chain))
+        return next(
+            (count for count, block in enumerate(chain) if block not in cache.blocks), len(chain)
+        )
 
     def __len__(self) -> int:
         return sum(len(cache.blocks) for cache in self._caches.values())
 
-    # ------------------------------------------------------------------------------------------------------- learning
+    # -------------------------------------------------------------------------------------- updates
     def on_news(self, message: Message) -> None:
         try:
             news = decode_cache_news(message.data)
@@ -91,7 +96,7 @@ class PrefixIndex:
             self._ask(news.instance, cache, news)
 
     async def _tick(self, elapsed: float) -> None:
-        """Heartbeats tell of news that never came: the last one before a silence, or all those before we came."""
+        """Detect missing news by heartbeats: the last before a pause, or all before this start."""
         for beat in self._bus.directory.ready(ROLE):
             number = int(beat.load.get("cache_news", 0))
             cache = self._caches.get(beat.instance)
@@ -105,14 +110,18 @@ class PrefixIndex:
     def _ask(self, instance: str, cache: _Cache, *later: CacheNews) -> None:
         self.counts["cache_dumps"] += 1
         cache.later = list(later)
-        cache.task = asyncio.get_running_loop().create_task(self._read(instance, cache), name=f"cache of {instance}")
+        cache.task = asyncio.get_running_loop().create_task(
+            self._read(instance, cache), name=f"cache of {instance}"
+        )
 
     async def _read(self, instance: str, cache: _Cache) -> None:
-        """Everything that the instance holds, and the news since then."""
+        """Read all blocks that the instance holds, then apply the news received meanwhile."""
         blocks: set[int] = set()
         number = 0
         try:
-            async with self._bus.open(ROLE, Cached(), instance=instance, deadline=PATIENCE) as stream:
+            async with self._bus.open(
+                ROLE, Cached(), instance=instance, deadline=PATIENCE
+            ) as stream:
                 async for body in stream:
                     if isinstance(body, Held):
                         number = body.number
@@ -123,7 +132,7 @@ class PrefixIndex:
             cache.number, cache.blocks = number, blocks
         cache.task, cache.behind, cache.wait = None, 0, AGAIN
         for news in cache.later:
-            cache.take(news)  # what is missing still, the next heartbeat tells
+            cache.take(news)  # news still missing are detected by the next heartbeat
         cache.later = []
 
     def _forget(self, instance: str) -> None:

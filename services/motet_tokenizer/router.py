@@ -1,13 +1,13 @@
-"""Which decode instance takes a request: a library over what instances tell of themselves, not another hop.
+"""Choose the decode instance of a request from heartbeats: a library, not another hop.
 
-A request goes where it is to cost the fewest seconds:
+A request goes to the instance where it costs the fewest seconds:
 
     (tokens to prefill before it + its own that are not cached) · seconds per prefilled token
     + streams there · tokens that a reply has left · seconds that a stream adds to a step
 
-What is cached is known block by block (`PrefixIndex`), so a conversation stays where it was as long as that is worth
-more than a shorter queue. An adapter that is not resident costs what loading one takes. Queues and speeds come with
-heartbeats; what was sent there since the last one is added.
+Cached tokens are known block by block (`PrefixIndex`), so a conversation stays at its instance as
+long as that is worth more than a shorter queue. An adapter that is not resident costs the time of
+loading it. Queues and speeds come with heartbeats; requests sent since the last one are added.
 """
 
 from __future__ import annotations
@@ -17,27 +17,30 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from motet_shared.discovery import Directory
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Heartbeat, ModelCard, tier_of
-from motet_shared.prefixes import ROOT, chain
+from motet_shared.text.prefixes import ROOT, chain
+from motet_shared.wire.discovery import Directory
 from motet_tokenizer.prefix_index import ROLE, PrefixIndex
 
-FIRST_GUESS = 64.0  # tokens of a reply
-LOADING = 0.2  # seconds for an adapter, where nobody has loaded one yet
+FIRST_GUESS = 64.0  # tokens of a reply, before any was measured
+LOADING = 0.2  # seconds to load an adapter, where none was measured yet
 MEMORY = 0.05  # weight of the newest reply in their mean
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """What a request weighs. names: of prompt and output (`prefixes`)."""
+    """Weight of a request. names: prefix names of its prompt and output tokens (see `prefixes`)."""
 
     names: Sequence[int] = ()
     priority: int = 0
     _chains: dict[tuple[int, int], list[int]] = field(default_factory=dict)
 
     def chain(self, block_size: int, root: int = ROOT) -> list[int]:
-        """Its blocks, but for the last token's, which is always computed; `root`: what the chain begins with."""
+        """Return its block keys, without the last token, which is always computed.
+
+        `root`: the key that the chain begins with.
+        """
         key = block_size, root
         if key not in self._chains:
             self._chains[key] = chain(self.names[: max(0, len(self.names) - 1)], block_size, root)
@@ -49,14 +52,21 @@ class Load:
 
 
 class Router:
-    """`policy`: "prefix" is as above, "load" leaves the caches out of account, "random" everything."""
+    """Choose decode instances.
 
-    def __init__(self, directory: Directory, index: PrefixIndex | None = None, policy: str = "prefix"):
+    `policy`: "prefix" as above, "load" ignores the caches, "random" ignores everything.
+    """
+
+    def __init__(
+        self, directory: Directory, index: PrefixIndex | None = None, policy: str = "prefix"
+    ):
         self._directory = directory
         directory.on_gone.append(self._forget)
         self._index = index
-        self._sent: dict[str, tuple[int, int]] = {}  # instance: heartbeat number, tokens given to it since then
-        self._given: dict[tuple[str, str], int] = {}  # instance and adapter: heartbeat number when it was sent there
+        # By instance: heartbeat number, and tokens sent to the instance since then.
+        self._sent: dict[str, tuple[int, int]] = {}
+        # By instance and adapter: heartbeat number when the adapter was last requested there.
+        self._given: dict[tuple[str, str], int] = {}
         self._turn = 0
         self._random = Random()
         self._reply = FIRST_GUESS  # tokens, on average
@@ -68,62 +78,87 @@ class Router:
         self._sees_caches = policy == "prefix"
 
     def pick(self, model: str, avoid: Collection[str] = (), load: Load | None = None) -> str | None:
-        """A ready instance that serves `model` and is not suspected; None if there is none."""
-        ready = [beat for beat in self._directory.ready(ROLE, model=model) if beat.instance not in avoid]
+        """Return a ready, unsuspected instance that serves `model`; None if there is none."""
+        ready = [
+            beat for beat in self._directory.ready(ROLE, model=model) if beat.instance not in avoid
+        ]
         if not ready:
             return None
-        self._turn += 1  # rotates the order in which equals are met
+        self._turn += 1  # rotates the order among instances of equal cost
         start = self._turn % len(ready)
         load = load or Load()
         chosen = self._choose(ready[start:] + ready[:start], model, load)
         if (card := _card(chosen, model)) is not None and card.parent:
             self._given[chosen.instance, model] = chosen.seq
-        self._sent[chosen.instance] = chosen.seq, self._sent_since(chosen) + self._uncached(chosen, model, load)
+        self._sent[chosen.instance] = (
+            chosen.seq,
+            self._sent_since(chosen) + self._uncached(chosen, model, load),
+        )
         return chosen.instance
 
-    async def wait(self, model: str, avoid: Collection[str], patience: float, load: Load | None = None) -> str:
-        """The same, waiting for an instance to appear. Raises Unavailable after `patience` seconds."""
+    async def wait(
+        self, model: str, avoid: Collection[str], patience: float, load: Load | None = None
+    ) -> str:
+        """Return the result of `pick`, waiting for an instance to appear.
+
+        Raises Unavailable after `patience` seconds.
+        """
         try:
-            instance = await self._directory.wait_for(lambda _: self.pick(model, avoid, load), patience)
+            instance = await self._directory.wait_for(
+                lambda _: self.pick(model, avoid, load), patience
+            )
         except TimeoutError:
             message = f"no decode instance for model {model!r} is ready after {patience:g} s; retry in a moment"
             raise Unavailable(message, param="model") from None
         return str(instance)
 
     def has(self, model: str, avoid: Collection[str]) -> bool:
-        """Whether there is an instance to pick."""
+        """Return True if there is an instance to pick."""
         return any(beat.instance not in avoid for beat in self._directory.ready(ROLE, model=model))
 
     def context(self, model: str, limit: int) -> int:
-        """Longest prompt plus output: `limit`, or what the decode instances have room for, if that is less."""
-        cards = [c for beat in self._directory.ready(ROLE, model=model) for c in beat.models if c.name == model]
+        """Return the longest prompt plus output: `limit`, or less if decode has less room."""
+        cards = [
+            c
+            for beat in self._directory.ready(ROLE, model=model)
+            for c in beat.models
+            if c.name == model
+        ]
         return min([limit, *(card.context for card in cards if card.context > 0)])
 
     def note_reply(self, tokens: int) -> None:
-        """A reply has ended after so many tokens."""
+        """Add the length of a finished reply to the running mean."""
         self._reply += MEMORY * (tokens - self._reply)
 
-    # ----------------------------------------------------------------------------------------------------------- costs
+    # ---------------------------------------------------------------------------------------- costs
     def _cheapest(self, ready: list[Heartbeat], model: str, load: Load) -> Heartbeat:
-        # An instance that has not computed yet is taken to be as fast as the others; if none has, a token is the unit.
+        # An instance without measurements counts as fast as the median of the others; without any
+        # measurement, the unit of cost is a token.
         prefill, row = (_typical(ready, name) for name in ("prefill_token", "decode_row"))
         return min(ready, key=lambda beat: self._cost(beat, model, load, prefill, row))
 
     def _cost(self, beat: Heartbeat, model: str, load: Load, prefill: float, row: float) -> float:
         ahead = beat.load.get(f"prefill_{load.tier}", 0.0) + self._sent_since(beat)
-        prefilled = (ahead + self._uncached(beat, model, load)) * (beat.load.get("prefill_token") or prefill)
-        # All streams go by one rate: that of an instance with few of them says what is the price of a step.
-        return prefilled + self._directory.active(beat.instance) * self._reply / 2 * row + self._loading(beat, model)
+        prefilled = (ahead + self._uncached(beat, model, load)) * (
+            beat.load.get("prefill_token") or prefill
+        )
+        # `row` is the median over instances: with few streams, an instance measures the price of a
+        # step rather than that of a stream.
+        return (
+            prefilled
+            + self._directory.active(beat.instance) * self._reply / 2 * row
+            + self._loading(beat, model)
+        )
 
     def _loading(self, beat: Heartbeat, model: str) -> float:
-        """What it takes until the adapter is there, if `model` is one; it is, or soon, where it was just asked for."""
+        """Return the seconds to load the adapter `model`; 0 where it is resident or requested."""
         card = _card(beat, model)
         if card is None or card.resident or self._given.get((beat.instance, model)) == beat.seq:
             return 0.0
         return beat.load.get("adapter_load") or LOADING
 
     def _uncached(self, beat: Heartbeat, model: str, load: Load) -> int:
-        """Tokens that it would have to prefill."""
+        """Return the tokens that this instance would have to prefill."""
         card = _card(beat, model)
         if card is None or not card.block_size or self._index is None or not self._sees_caches:
             return len(load.names)

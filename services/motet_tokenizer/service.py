@@ -1,4 +1,4 @@
-"""The tokenizer actor: chat messages or a raw prompt in, text out."""
+"""Serve the tokenizer actor: chat messages or a raw prompt in, text out."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from motet_shared.actor import Actor, operation
-from motet_shared.bus import Bus
-from motet_shared.call import Call
 from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
 from motet_shared.messages import Chat, Complete, Generate, Grammar, ModelCard, Sampling, Seen
-from motet_shared.telemetry import Stopwatch
+from motet_shared.process.actor import Actor, operation
+from motet_shared.process.fair_slots import FairSlots
+from motet_shared.process.telemetry import Stopwatch
+from motet_shared.text.characters import characters
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
-from motet_tokenizer.generation import Counters, Generation, Surroundings
+from motet_tokenizer.encoding.encoder_pool import EncoderPool
+from motet_tokenizer.encoding.encoder_process import Job
+from motet_tokenizer.encoding.vocabulary import Vocabulary
+from motet_tokenizer.generation import Counters, Generation, GenerationContext
+from motet_tokenizer.image_encoding import ImageEncoding
 from motet_tokenizer.prefix_index import PrefixIndex
 from motet_tokenizer.router import Router
-from motet_tokenizer.seeing import Eyes
 from motet_tokenizer.text import TextState
 from motet_tokenizer.tool_grammar import grammar_of
 from motet_tokenizer.tools import ToolParser
-from motet_tokenizer.vocabulary import Vocabulary
 
 T = TypeVar("T")
 
 
 class Tokenizer(Actor):
-    """Owns a request from text to text; the tokens in between come from a decode instance."""
+    """Own a request from text to text; the tokens in between come from a decode instance."""
 
     role = "tokenizer"
 
@@ -43,9 +47,11 @@ class Tokenizer(Actor):
         self.counters = Counters()
         self._index = PrefixIndex(bus)
         router = Router(bus.directory, self._index, config.routing)
-        self._around = Surroundings(bus, router, config, self.counters)
-        self._eyes = Eyes(bus, config)
+        self._around = GenerationContext(bus, router, config, self.counters)
+        self._eyes = ImageEncoding(bus, config)
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="encode")
+        self._slots = FairSlots(config.threads)
+        self._encoders = EncoderPool(config.models(), config.encoders, config.encode_limit)
 
     async def warm(self) -> None:
         await self._index.start()
@@ -55,47 +61,63 @@ class Tokenizer(Actor):
 
     async def close(self) -> None:
         await self._index.close()
+        await self._encoders.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def models(self) -> list[ModelCard]:
         return [vocabulary.card for vocabulary in self.vocabularies.values()]
 
     def load(self) -> dict[str, float]:
-        """What a planner goes by: requests without an instance, all and by model, and tokens since the beginning."""
+        """Return the planner's inputs: requests without an instance, all and by model; tokens."""
         counters = self.counters
-        waiting = {f"waiting_for_decode/{model}": float(n) for model, n in counters.waiting_by_model.items() if n}
-        return {"waiting_for_decode": float(counters.waiting_for_decode), "tokens": float(counters.tokens)} | waiting
+        waiting = {
+            f"waiting_for_decode/{model}": float(n)
+            for model, n in counters.waiting_by_model.items()
+            if n
+        }
+        return {
+            "waiting_for_decode": float(counters.waiting_for_decode),
+            "tokens": float(counters.tokens),
+        } | waiting
 
     def stats(self) -> dict[str, Any]:
         known = {"cached_blocks_known": len(self._index), **self._index.counts}
         return {"active": len(self.bus.calls.active), **asdict(self.counters), **known}
 
     def check_integrity(self) -> None:
-        """With no call active, none may be waiting for decode and no stream be open."""
+        """Raise RuntimeError if, with no call active, one waits for decode or a stream is open."""
         super().check_integrity()
-        if not self.bus.calls.active and (self.counters.waiting_for_decode or self.bus.caller.streams):
+        if not self.bus.calls.active and (
+            self.counters.waiting_for_decode or self.bus.caller.streams
+        ):
             raise RuntimeError(
                 f"no call is active, but {self.counters.waiting_for_decode} wait for decode "
                 f"and {len(self.bus.caller.streams)} streams are open"
             )
 
-    # ------------------------------------------------------------------------------------------------------ operations
+    # ----------------------------------------------------------------------------------- operations
     @operation(Chat)
     async def chat(self, call: Call, request: Chat) -> None:
         vocabulary = self._vocabulary(request.model)
         watch = Stopwatch("tokenizer")
         tools = request.tools if request.tool_choice != "none" else []
-        grammar = grammar_of(request, tools)
+        grammar = await self._grammar(request, tools)
         with watch.stage("encode"):
-            size = _characters(request.messages, tools)
-            prompt = await self._encode(size, lambda: vocabulary.template.encode(request.messages, tools))
+            job = Job(vocabulary.name, request.messages, tools)
+            size = characters([request.messages, tools], self.config.process_chars)
+            encode = partial(vocabulary.template.encode, request.messages, tools)
+            prompt = await self._encode(request.tenant, size, job, encode)
         seen: list[Seen] = []
-        if request.images or (vocabulary.placeholder is not None and vocabulary.placeholder in prompt):
+        if request.images or (
+            vocabulary.placeholder is not None and vocabulary.placeholder in prompt
+        ):
             with watch.stage("see"):
                 seen = await self._eyes.look(call, request)
             prompt = vocabulary.template.put_pictures(prompt, [picture.ids for picture in seen])
         parser = ToolParser(request.request_id or call.id) if tools else None
-        await self._generate(call, request, vocabulary, prompt, watch, parser=parser, seen=seen, grammar=grammar)
+        await self._generate(
+            call, request, vocabulary, prompt, watch, parser=parser, seen=seen, grammar=grammar
+        )
 
     @operation(Complete)
     async def complete(self, call: Call, request: Complete) -> None:
@@ -105,13 +127,23 @@ class Tokenizer(Actor):
         with watch.stage("encode"):
             if isinstance(prompt, str):
                 text = prompt
-                prompt = await self._encode(len(text), lambda: vocabulary.encode(text))
+                job = Job(vocabulary.name, text=text)
+                prompt = await self._encode(
+                    request.tenant, len(text), job, partial(vocabulary.encode, text)
+                )
             else:
                 vocabulary.check_ids(prompt, "prompt")
                 text = vocabulary.decode(prompt) if request.echo else ""
         echo = text if request.echo else ""
         await self._generate(
-            call, request, vocabulary, prompt, watch, continues=True, echo=echo, grammar=request.grammar
+            call,
+            request,
+            vocabulary,
+            prompt,
+            watch,
+            continues=True,
+            echo=echo,
+            grammar=request.grammar,
         )
 
     async def _generate(
@@ -147,24 +179,48 @@ class Tokenizer(Actor):
             generation.resume(request.resume)
         await generation.run()
 
-    # --------------------------------------------------------------------------------------------------------- helpers
+    # -------------------------------------------------------------------------------------- helpers
     def _vocabulary(self, model: str) -> Vocabulary:
-        vocabulary = self.vocabularies.get(model) or self.vocabularies.get(self.bus.directory.base_of(model))
+        vocabulary = self.vocabularies.get(model) or self.vocabularies.get(
+            self.bus.directory.base_of(model)
+        )
         if vocabulary is None:
             names = ", ".join(sorted(self.vocabularies))
-            raise UnknownModel(f"model: {model!r} is not served; choose one of {names}", param="model")
+            raise UnknownModel(
+                f"model: {model!r} is not served; choose one of {names}", param="model"
+            )
         return vocabulary
 
-    async def _encode(self, characters: int, work: Callable[[], T]) -> T:
-        """Short prompts at once (a thread costs more than they do), long ones off the event loop."""
-        if characters <= self.config.inline_chars:
+    async def _encode(
+        self, tenant: str, size: int, job: Job, work: Callable[[], list[int]]
+    ) -> list[int]:
+        """Encode short prompts inline, long ones in threads, the longest in processes.
+
+        A thread costs more than a short prompt. Rust encodes without the interpreter's lock, but
+        templates and JSON hold it, and threads cannot be killed.
+        """
+        if size <= self.config.inline_chars:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        if size > self.config.process_chars:
+            return await self._encoders.encode(_group(tenant), job)
+        return await self._in_thread(tenant, work)
+
+    async def _grammar(self, chat: Chat, tools: list[dict[str, Any]]) -> Grammar | None:
+        """Return the grammar of a reply; one of long tools or constraints is built in a thread."""
+        most = self.config.inline_chars
+        size = characters(tools, most) + (len(chat.grammar.text) if chat.grammar else 0)
+        work = partial(grammar_of, chat, tools)
+        return work() if size <= most else await self._in_thread(chat.tenant, work)
+
+    async def _in_thread(self, tenant: str, work: Callable[[], T]) -> T:
+        async with self._slots.slot(_group(tenant)):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _room(self, vocabulary: Vocabulary, prompt: list[int], most: int) -> int:
-        """How many tokens the reply may have; `most`: what the caller is allowed altogether, 0: what the model takes.
+        """Return how many tokens the reply may have.
 
-        Raises for a prompt that leaves none.
+        `most`: limit of the caller for prompt and reply; 0: the model's context. Raises BadRequest
+        for an empty prompt, ContextTooLong for one that leaves no room.
         """
         if not prompt:
             raise BadRequest("prompt: is empty; give at least one token", param="prompt")
@@ -184,6 +240,11 @@ class Tokenizer(Actor):
         return (min(context, most) if most else context) - len(prompt)
 
 
+def _group(tenant: str) -> str:
+    """Return the tenant of a user: users of a tenant share its slots."""
+    return tenant.partition("\0")[0]
+
+
 def _load(name: str, path: str) -> Vocabulary:
     """Load a vocabulary and use it once, so that the first request finds its template compiled."""
     vocabulary = Vocabulary.load(name, path)
@@ -194,7 +255,11 @@ def _load(name: str, path: str) -> Vocabulary:
 
 
 def _generate_request(
-    request: Chat | Complete, prompt: list[int], sampling: Sampling, seen: Sequence[Seen], grammar: Grammar | None
+    request: Chat | Complete,
+    prompt: list[int],
+    sampling: Sampling,
+    seen: Sequence[Seen],
+    grammar: Grammar | None,
 ) -> Generate:
     return Generate(
         model=request.model,
@@ -209,7 +274,10 @@ def _generate_request(
 
 
 def _sampling(request: Chat | Complete, vocabulary: Vocabulary, room: int) -> Sampling:
-    """What decode is asked for: no more tokens than there is room for, and an end at the model's end tokens."""
+    """Return the sampling for decode: `max_tokens` within `room`, and the model's end tokens.
+
+    Raises BadRequest for invalid token ids or a negative `max_tokens`.
+    """
     sampling = request.sampling
     vocabulary.check_ids(list(sampling.logit_bias), "logit_bias")
     vocabulary.check_ids(sampling.stop_token_ids, "stop_token_ids")
@@ -218,15 +286,3 @@ def _sampling(request: Chat | Complete, vocabulary: Vocabulary, room: int) -> Sa
         raise BadRequest(f"max_tokens: {limit} is negative; give 1 or more", param="max_tokens")
     ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else vocabulary.eos_ids)
     return msgspec.structs.replace(sampling, max_tokens=limit, stop_token_ids=sorted(ends))
-
-
-def _characters(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> int:
-    """About how much text there is to encode; tool declarations are taken to be long."""
-    total = 1000 * len(tools)
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, str):
-            total += len(content)
-        elif isinstance(content, list):
-            total += sum([len(str(part.get("text", ""))) for part in content if isinstance(part, dict)])
-    return total

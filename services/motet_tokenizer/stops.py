@@ -1,7 +1,7 @@
-"""Cuts a text exactly before the first stop string, wherever token borders fall.
+"""Cut a text exactly before the first stop string, wherever token borders fall.
 
-Text that might be the beginning of a stop string is held back until it is clear that it is not. The first stop string
-is the one that is complete first; of two that are complete at the same character, the longer.
+Text that might be the beginning of a stop string is held back until that is decided. The first stop
+string is the one completed first; of two completed at the same character, the longer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """State for one request. `hit` turns true with the stop string; nothing comes out after it."""
+    """Keep the state of one request. `hit` turns true with the stop string, which ends the text."""
 
     __slots__ = ("_firsts", "_held", "_longest", "_stops", "hit")
 
@@ -22,7 +22,7 @@ class StopStrings:
         self.hit = False
 
     def feed(self, text: str) -> str:
-        """The part of what has been fed that is safe to show and has not been returned yet."""
+        """Return the text fed so far that is safe to show and has not been returned yet."""
         if self.hit or not text:
             return ""
         text = self._held + text
@@ -34,17 +34,17 @@ class StopStrings:
         return text[:cut]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """Return the text held back, at the end."""
         text, self._held = self._held, ""
         return text
 
     def _first(self, text: str) -> int:
-        """Where the stop string starts that is complete first; -1 if none is."""
+        """Return the start of the stop string that is completed first; -1 if none is."""
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         return min(found)[1] if found else -1
 
     def _safe(self, text: str) -> int:
-        """How many characters cannot belong to a stop string whose end is still to come."""
+        """Return how many characters cannot belong to an unfinished stop string."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._firsts:
                 tail = text[start:]

@@ -1,7 +1,8 @@
-"""Token ids to what a client sees: detokenize, cut at stop strings, parse tool calls; one state machine without I/O.
+"""Turn token ids into client text: detokenize, cut at stop strings, parse tool calls; without I/O.
 
-What has come out after n ids is a function of these ids alone, however they were grouped into calls of `feed`. This is
-what makes a stream movable: replaying the ids that a client has received restores all text state.
+The output after n ids is a function of these ids alone, however they were grouped into calls of
+`feed`. This makes a stream movable: replaying the ids that a client has received restores all text
+state.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from motet_tokenizer.tools import ToolParser
 
 
 class TextState:
-    """The text of one request.
+    """Keep the text state of one request.
 
-    end_ids: tokens that end the reply and are not part of it.
-    max_tokens: tokens after which it ends in any case.
-    echo: text that goes out before the first token's.
-    tools: a parser, if the model may call tools.
+    end_ids: tokens that end the reply and are not part of it. max_tokens: tokens after which it
+    ends in any case. echo: text that is sent before the first token's. tools: a parser, if the
+    model may call tools.
     """
 
     __slots__ = (
@@ -57,18 +57,22 @@ class TextState:
         self._plain = not any(stops) and tools is None and not echo
         self.max_tokens = max_tokens
         self.tokens = 0  # consumed
-        self.length = 0  # characters sent, of text and of tool arguments
+        self.length = 0  # characters sent, of text and tool arguments
         self.status = ""  # finish reason, once complete
         self.ended_by_token = False  # the last token consumed is one of `end_ids`
 
     @property
     def stopped(self) -> bool:
-        """A stop string ended it, of which the model knows nothing."""
+        """Return True if a stop string ended the reply, which decode does not know of."""
         return self._stops.hit
 
     def feed(self, ids: list[int]) -> Text:
-        """The text that `ids` make certain. `ids` of the result ends where the reply does, and so may be shorter."""
-        if self._plain and self.tokens + len(ids) < self.max_tokens and self._end_ids.isdisjoint(ids):
+        """Return the text that `ids` complete; its `ids` end with the reply, so may be fewer."""
+        if (
+            self._plain
+            and self.tokens + len(ids) < self.max_tokens
+            and self._end_ids.isdisjoint(ids)
+        ):
             text = self._feed(ids)
             self.tokens += len(ids)
             self.length += len(text)
@@ -94,14 +98,14 @@ class TextState:
         return self._piece("".join(parts), ids[:taken])
 
     def finish(self, status: str) -> Text:
-        """The model has ended by itself: everything that was held back. No ids."""
+        """Return all text held back, when the model has ended by itself. The result has no ids."""
         if self.status:
             return Text("", [])
         self.status = status
         return self._piece("", [])
 
     def _piece(self, text: str, ids: list[int]) -> Text:
-        """Pass `text` on through the tool parser; with everything that is left if the reply is complete."""
+        """Pass `text` through the tool parser; flush everything if the reply is complete."""
         if self.status and not self._stops.hit:
             text += self._stops.feed(self._detokenizer.flush()) + self._stops.flush()
         deltas: list[ToolCallDelta] | None = None

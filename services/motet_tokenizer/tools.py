@@ -1,12 +1,13 @@
-"""Streaming parser of tool calls in the format of Hermes and Qwen.
+"""Parse tool calls from streamed text, in the format of Hermes and Qwen.
 
     <tool_call>
     {"name": "draw", "arguments": {"shape": "circle"}}
     </tool_call>
 
-Name first, then `arguments` as they grow; text around the calls stays text. What cannot be read as a call stays text
-too, tags included. White space next to a call belongs to the format and is dropped, so it is held back until it is
-clear what follows. After n characters the same has come out, however they were grouped into calls of `feed`.
+The name is emitted first, then `arguments` as they grow; text around the calls stays text. Text
+that cannot be parsed as a call stays text too, tags included. White space next to a call belongs to
+the format and is dropped, so it is held back until it is clear what follows. The output after n
+characters is the same however they were grouped into calls of `feed`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _State(Enum):
 
 
 class ToolParser:
-    """State for one request. `calls` counts the complete ones."""
+    """Keep the parser state of one request. `calls` counts the complete calls."""
 
     __slots__ = (
         "_after_call",
@@ -52,18 +53,18 @@ class ToolParser:
     def __init__(self, request_id: str):
         self._request_id = request_id
         self._state = _State.TEXT
-        self._buffer = ""  # not yet decided
-        self._lead = ""  # white space before the tag, needed if the call turns out to be text
+        self._buffer = ""  # text not yet decided
+        self._lead = ""  # white space before the tag, restored if the call turns out to be text
         self._after_call = False  # only white space since the last call
         self._depth = 0  # open brackets of the arguments
         self._in_string = False  # within them
-        self._index = 0  # of the next call
+        self._index = 0  # number of the next call
         self._text: list[str] = []
         self._deltas: list[ToolCallDelta] = []
         self.calls = 0
 
     def feed(self, text: str) -> tuple[str, list[ToolCallDelta] | None]:
-        """(text, tool-call pieces) that have become certain."""
+        """Return (text, pieces of tool calls) that have become certain."""
         if text:
             self._buffer += text
             while self._advance():
@@ -71,7 +72,7 @@ class ToolParser:
         return self._take()
 
     def flush(self) -> tuple[str, list[ToolCallDelta] | None]:
-        """The rest, when no more text comes. A call whose closing tag is missing counts if it can be read."""
+        """Return the rest, at the end. A call without closing tag counts if it can be parsed."""
         rest, self._buffer = self._buffer, ""
         if self._state is _State.HEAD:
             self._finish_whole(rest, "")
@@ -90,7 +91,7 @@ class ToolParser:
         return text, deltas
 
     def _advance(self) -> bool:
-        """One step of the machine; False when it needs more text."""
+        """Make one transition. Return False when more text is needed."""
         if self._state is _State.TEXT:
             return self._find_tag()
         if self._state is _State.HEAD:
@@ -99,7 +100,7 @@ class ToolParser:
             return self._read_arguments()
         return self._read_tail()
 
-    # --------------------------------------------------------------------------------------------------------- states
+    # --------------------------------------------------------------------------------------- states
     def _find_tag(self) -> bool:
         if self._after_call:
             self._buffer = self._buffer.lstrip()
@@ -129,7 +130,7 @@ class ToolParser:
         return True
 
     def _read_arguments(self) -> bool:
-        """Pass on the JSON object up to its closing brace, or up to a closing tag where JSON has none."""
+        """Emit the JSON object up to its closing brace, or to a closing tag outside of strings."""
         text, end = self._buffer, self._scan(self._buffer)
         self._arguments(text[:end])
         self._buffer = text[end:]
@@ -144,7 +145,7 @@ class ToolParser:
         return True
 
     def _scan(self, text: str) -> int:
-        """How much of `text` certainly belongs to the arguments. Half an escape or a possible tag does not yet."""
+        """Return how much of `text` is certainly arguments: no partial escape or possible tag."""
         at = 0
         while at < len(text):
             if self._in_string:
@@ -157,7 +158,9 @@ class ToolParser:
             mark = _MARK.search(text, at)
             if mark is None:
                 return len(text)
-            if mark[0] == "<" and (text.startswith(CLOSE, mark.start()) or CLOSE.startswith(text[mark.start() :])):
+            if mark[0] == "<" and (
+                text.startswith(CLOSE, mark.start()) or CLOSE.startswith(text[mark.start() :])
+            ):
                 return mark.start()
             at = mark.end()
             self._in_string = mark[0] == '"'
@@ -167,7 +170,10 @@ class ToolParser:
         return at
 
     def _read_tail(self) -> bool:
-        """Drop `}`, the closing tag, and keys in between; text where the tag should be ends the call too."""
+        """Drop `}`, the closing tag, and keys in between.
+
+        Text in place of the tag ends the call too.
+        """
         rest = self._buffer.lstrip()
         if rest.startswith("}"):
             rest = rest[1:].lstrip()
@@ -182,9 +188,11 @@ class ToolParser:
         self._state = _State.TEXT
         return True
 
-    # --------------------------------------------------------------------------------------------------------- output
+    # --------------------------------------------------------------------------------------- output
     def _begin(self, name: str) -> None:
-        self._deltas.append(ToolCallDelta(self._index, call_id(self._request_id, self._index), name))
+        self._deltas.append(
+            ToolCallDelta(self._index, call_id(self._request_id, self._index), name)
+        )
         self._index += 1
 
     def _arguments(self, text: str) -> None:
@@ -192,7 +200,7 @@ class ToolParser:
             self._deltas.append(ToolCallDelta(self._index - 1, arguments=text))
 
     def _finish_whole(self, body: str, close: str) -> None:
-        """A call that could not be streamed (unusual order of keys, arguments as a string), or no call at all."""
+        """Emit a call that could not be streamed (key order, arguments as a string), or text."""
         call = _whole_call(body)
         self._after_call = call is not None
         if call is None:
@@ -205,19 +213,19 @@ class ToolParser:
 
 
 def _certain(text: str) -> int:
-    """How many characters of `text` can be neither part of a tag nor white space before one."""
+    """Return how many characters of `text` are certainly no tag and no white space before one."""
     at = text.rfind("<")
     return len(text[:at].rstrip() if at >= 0 and OPEN.startswith(text[at:]) else text.rstrip())
 
 
 def _string_end(text: str, at: int) -> int:
-    """Where a string that `at` is within ends: at its quote, at half an escape, or with `text`."""
+    """Return the end of the string around `at`: its quote, a partial escape, or `text`'s end."""
     match = _IN_STRING.match(text, at)
     return match.end() if match else at
 
 
 def _whole_call(body: str) -> tuple[str, str] | None:
-    """(name, arguments as JSON) of a complete call; None if it is not one."""
+    """Return (name, arguments as JSON) of a complete call; None if it is not one."""
     try:
         call = json.loads(body)
     except ValueError:
@@ -225,9 +233,11 @@ def _whole_call(body: str) -> tuple[str, str] | None:
     if not isinstance(call, dict) or not isinstance(name := call.get("name"), str) or not name:
         return None
     arguments = call.get("arguments") or {}
-    return name, arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return name, arguments if isinstance(arguments, str) else json.dumps(
+        arguments, ensure_ascii=False
+    )
 
 
 def call_id(request_id: str, index: int) -> str:
-    """The id of a request's call number `index`: the same after a move to another process."""
+    """Return the id of a request's call number `index`, equal in every process."""
     return "call_" + hashlib.blake2b(f"{request_id}/{index}".encode(), digest_size=12).hexdigest()

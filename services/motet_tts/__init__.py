@@ -1,1 +1,4 @@
-"""Text to speech: text in, PCM out while it is made. The engine runs without NATS; `service` puts it behind the bus."""
+"""Synthesize speech as a stream: text in, PCM out while it is computed.
+
+The engine runs without NATS; `service` serves it on the bus.
+"""

@@ -1,9 +1,9 @@
-"""`python -m motet_tts --model FOLDER`: one speech worker."""
+"""Run one text-to-speech process: `python -m motet_tts --model FOLDER`."""
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.actor import run
+    from motet_shared.process.actor import run
 
     from .config import TtsConfig
     from .service import Tts

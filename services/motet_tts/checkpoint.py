@@ -1,4 +1,4 @@
-"""Which class speaks which checkpoint. A further codec language model is one line here and one file."""
+"""Map checkpoint folders to model classes; a further codec language model adds one line here."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any, Protocol
 
 import torch
 
-from motet_kernels.device import find_device, find_dtype
+from motet_kernels.runtime.device import find_device, find_dtype
+from motet_models.checkpoints import check_checkpoint, check_weights
 from motet_shared.errors import ConfigError
+from motet_tts.engine.utterance import Key, Piece, Utterance
 
 from .config import EngineConfig
-from .utterance import Key, Piece, Utterance
 
 
 class SpeechModel(Protocol):
-    """What the engine needs of a model: sentences come, go, and get on by a step, all together."""
+    """Interface of a model to the engine: sentences join, leave and advance by a step together."""
 
     sample_rate: int
     voices: tuple[str, ...]
-    rates: tuple[float, float]  # the speeds at which it can speak by itself
+    rates: tuple[float, float]  # slowest and fastest speed that the model supports itself
     device: torch.device
     dtype: torch.dtype
 
@@ -37,15 +38,19 @@ class SpeechModel(Protocol):
 
 
 def load(config: EngineConfig) -> SpeechModel:
-    """The model of a checkpoint folder. ConfigError if it is none that can speak."""
+    """Load the model of a checkpoint folder. Raises ConfigError if it is no known speech model."""
     device = find_device(config.device, ConfigError)
     folder = Path(config.model)
     settings = _settings(folder)
+    check_checkpoint(folder)
+    check_weights(folder / "voices")
     kind = str(settings.get("model_type"))
     loader = _LOADERS.get(kind)
     if loader is None:
         known = ", ".join(sorted(_LOADERS))
-        raise ConfigError(f"model={config.model!r}: model_type {kind!r} is no speech model that is known ({known})")
+        raise ConfigError(
+            f"model={config.model!r}: model_type {kind!r} is no speech model that is known ({known})"
+        )
     own = getattr(torch, str(settings.get("dtype") or settings.get("torch_dtype")), None)
     dtype = find_dtype(config.dtype, own, device, ConfigError)
     return loader(folder, config, device=device, dtype=dtype)
@@ -55,7 +60,9 @@ def _settings(folder: Path) -> dict[str, Any]:
     try:
         settings = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model={str(folder)!r}: its config.json cannot be read: {error}") from None
+        raise ConfigError(
+            f"model={str(folder)!r}: its config.json cannot be read: {error}"
+        ) from None
     return settings if isinstance(settings, dict) else {}
 
 
@@ -66,20 +73,26 @@ class _Loader(Protocol):
 
 
 def _codec_lm(module: str, name: str) -> _Loader:
-    def loaded(folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype) -> SpeechModel:
-        from .codec_lm import CodecBatch
+    def loaded(
+        folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
+    ) -> SpeechModel:
+        from motet_tts.models.codec_lm import CodecBatch
 
-        family: Any = getattr(importlib.import_module(f".{module}", __package__), name)
+        family: Any = getattr(importlib.import_module(f".models.{module}", __package__), name)
         made = family(folder, device=device, dtype=dtype, greedy=config.greedy)
         return CodecBatch(made, first_chunk=config.first_chunk, chunk=config.chunk)
 
     return loaded
 
 
-def _vits(folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype) -> SpeechModel:
-    from .vits import Vits
+def _vits(
+    folder: Path, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
+) -> SpeechModel:
+    from motet_tts.models.vits import Vits
 
-    return Vits(folder, device=device, dtype=dtype, first_chunk=config.first_chunk, chunk=config.chunk)
+    return Vits(
+        folder, device=device, dtype=dtype, first_chunk=config.first_chunk, chunk=config.chunk
+    )
 
 
 _LOADERS: dict[str, _Loader] = {

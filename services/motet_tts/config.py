@@ -1,12 +1,12 @@
-"""Settings of the speech engine and of its process."""
+"""Define the settings of the speech engine and of its process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from motet_shared.config import ProcessConfig, setting
 from motet_shared.errors import ConfigError
+from motet_shared.process.config import ProcessConfig, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -15,14 +15,18 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class EngineConfig:
     """Settings of one `Engine`.
 
-    model: folder of a checkpoint (config.json and safetensors). name: what clients call it; empty: the folder's name.
+    model: folder of a checkpoint (config.json and safetensors).
+    name: model name for clients; empty: the folder's name.
     device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
-    dtype: of weights and activations; "auto" is float32, on a GPU the checkpoint's. "float16" is for GPUs.
-    threads: cores that compute; 0: one for a small model, else torch's own choice.
-    greedy: always the likeliest code, no noise, whatever the checkpoint's generation settings say.
-    first_chunk, chunk: seconds of speech that a codec decodes at a time, at the beginning of a sentence and later on.
-        A vocoder that must look ahead takes more.
-    max_running: most sentences in one step. max_waiting: most in the queue; further ones are refused as overloaded.
+    dtype: of weights and activations; "auto" is float32 on a CPU, the checkpoint's on a GPU.
+        "float16" is for GPUs.
+    threads: CPU threads that compute; 0: one for a small model, else torch's own choice.
+    greedy: always pick the likeliest code, without noise, whatever the checkpoint's generation
+        settings are.
+    first_chunk, chunk: seconds of speech that a codec decodes at a time, at the beginning of a
+        sentence and later on. A vocoder that must look ahead takes more.
+    max_running: most sentences in one step.
+    max_waiting: most sentences in the queue; further ones are refused as overloaded.
     """
 
     model: str
@@ -38,7 +42,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not (Path(self.model) / "config.json").is_file():
-            raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
+            raise ConfigError(
+                f"model={self.model!r}: no config.json there; give the folder of a checkpoint"
+            )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
 
@@ -49,19 +55,33 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TtsConfig(ProcessConfig):
-    """Flags of `python -m motet_tts`. `EngineConfig` says what the engine's own settings mean and checks them."""
+    """Flags of `python -m motet_tts`. `EngineConfig` documents the engine's own settings."""
 
     model: str = setting("folder of the checkpoint to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    device: str = setting("where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
-    dtype: str = setting("of weights and activations: auto, float32, bfloat16 or float16", default="auto")
-    threads: int = setting("cores that compute; 0: one for a small model, else torch's choice", default=0, min=0)
+    device: str = setting(
+        "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
+    )
+    dtype: str = setting(
+        "of weights and activations: auto, float32, bfloat16 or float16", default="auto"
+    )
+    threads: int = setting(
+        "cores that compute; 0: one for a small model, else torch's choice", default=0, min=0
+    )
     greedy: bool = setting("always the likeliest code, without noise", default=False)
-    first_chunk: float = setting("seconds of speech in the first chunk of a sentence", default=0.06, min=0.001)
-    chunk: float = setting("seconds of speech that the codec decodes at a time", default=0.32, min=0.01)
+    first_chunk: float = setting(
+        "seconds of speech in the first chunk of a sentence", default=0.06, min=0.001
+    )
+    chunk: float = setting(
+        "seconds of speech that the codec decodes at a time", default=0.32, min=0.01
+    )
     max_running: int = setting("most sentences that are spoken at a time", default=16, min=1)
-    max_waiting: int = setting("most requests beyond these; further ones are refused", default=64, min=0)
-    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+    max_waiting: int = setting(
+        "most requests beyond these; further ones are refused", default=64, min=0
+    )
+    step_timeout: float = setting(
+        "seconds after which a step is taken to hang: the process ends", default=120.0, min=1
+    )
     longest_text: int = setting("most characters of one request", default=100_000, min=1)
 
     def engine(self) -> EngineConfig:

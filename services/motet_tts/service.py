@@ -1,4 +1,4 @@
-"""The speech engine as an actor: role `tts`, operation `speak`."""
+"""Serve the speech engine as an actor: role `tts`, operation `speak`."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ import math
 from pathlib import Path
 from typing import Any
 
-from motet_shared.actor import Actor, operation
-from motet_shared.bus import Bus
-from motet_shared.call import Call
+from motet_kernels.runtime import native
 from motet_shared.errors import BadRequest, PayloadTooLarge
 from motet_shared.messages import ModelCard, Speak
+from motet_shared.process.actor import Actor, operation
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
+from motet_tts.engine.engine import Engine
+from motet_tts.engine.speech import Speech, SpeechSessions
+from motet_tts.engine.thread import EngineThread
 
 from .config import TtsConfig
-from .engine import Engine
-from .speech import Desk, Speech
-from .thread import EngineThread
 
 log = logging.getLogger(__name__)
 
 SPEEDS = (0.25, 4.0)
-# Names that clients of OpenAI's API send without asking; each stands for one of our voices, always the same.
+# Voice names of OpenAI's API, which clients send by default; each maps to a fixed voice of the
+# model.
 _KNOWN_NAMES = "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
 
 
 class Tts(Actor):
-    """Serves one model."""
+    """Serve one speech model."""
 
     role = "tts"
 
     def __init__(self, config: TtsConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_running + config.max_waiting
-        self._desk: Desk | None = None
+        self._desk: SpeechSessions | None = None
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
@@ -47,7 +49,7 @@ class Tts(Actor):
             voices=list(engine.voices),
         )
         thread = EngineThread.on_loop(engine, lambda pieces: self.desk.deliver(pieces), self.crash)
-        self._desk = Desk(thread, engine.sample_rate, engine.model.rates)
+        self._desk = SpeechSessions(thread, engine.sample_rate, engine.model.rates)
         self.bus.monitor.duties.append(thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "voices": len(engine.voices)})
 
@@ -56,21 +58,21 @@ class Tts(Actor):
             await asyncio.to_thread(self._desk.thread.stop)
 
     @property
-    def desk(self) -> Desk:
+    def desk(self) -> SpeechSessions:
         if self._desk is None:
             raise RuntimeError("the engine is not loaded yet")
         return self._desk
 
     @operation(Speak)
     async def speak(self, call: Call, request: Speak) -> None:
-        """Speech of one text, as it is made."""
+        """Stream the speech of one text while it is computed."""
         voice = self._check(request)
         speech = Speech(self.desk, call, request, voice)
         await speech.run()
         call.finish("stop", speech.usage)
 
     def _check(self, request: Speak) -> str:
-        """The voice to use. Raises for what cannot be spoken."""
+        """Return the voice to use. Raises BadRequest or PayloadTooLarge for invalid requests."""
         self.check_served(request.model)
         if not request.text.strip():
             raise BadRequest("input: is empty; give a text", param="input")
@@ -80,39 +82,50 @@ class Tts(Actor):
                 param="input",
             )
         if not (math.isfinite(request.speed) and SPEEDS[0] <= request.speed <= SPEEDS[1]):
-            raise BadRequest(f"speed: {request.speed}; give {SPEEDS[0]} to {SPEEDS[1]}", param="speed")
+            raise BadRequest(
+                f"speed: {request.speed}; give {SPEEDS[0]} to {SPEEDS[1]}", param="speed"
+            )
         return _voice(request.voice, list(self.desk.thread.engine.voices))
 
     def load(self) -> dict[str, float]:
         if self._desk is None:
             return {}
         stats = self._desk.thread.engine.stats()
-        return {"running": stats["running"], "queued": stats["waiting"], "seconds": stats["speech_seconds"]}
+        numbers = {
+            "running": stats["running"],
+            "queued": stats["waiting"],
+            "seconds": stats["speech_seconds"],
+        }
+        return numbers | native.fallback()
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
+        """Return numbers, which are metrics too, and strings: what was chosen at load time."""
         if self._desk is None:
             return {}
         engine = self._desk.thread.engine
         return engine.stats() | engine.describe()
 
     def check_integrity(self) -> None:
-        """For an idle actor: the engine is checked on this thread."""
+        """Raise RuntimeError if an idle actor still expects sentences; check the engine."""
         super().check_integrity()
         if not self.bus.calls.active and self.desk.pieces:
-            raise RuntimeError(f"no call is active, but {len(self.desk.pieces)} sentences are waited for")
+            raise RuntimeError(
+                f"no call is active, but {len(self.desk.pieces)} sentences are waited for"
+            )
         self.desk.thread.engine.check_integrity()
 
 
 def _voice(name: str, voices: list[str]) -> str:
-    """One of the model's voices for what a client calls it. BadRequest if it means none."""
+    """Map a client's voice name to one of the model's. Raises BadRequest if it is unknown."""
     if not name:
         return voices[0]
     if name in voices:
         return name
     if name in _KNOWN_NAMES:
         return voices[_KNOWN_NAMES.index(name) % len(voices)]
-    raise BadRequest(f"voice: {name!r} is unknown; choose one of {', '.join(voices)}", param="voice")
+    raise BadRequest(
+        f"voice: {name!r} is unknown; choose one of {', '.join(voices)}", param="voice"
+    )

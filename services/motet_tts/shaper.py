@@ -1,27 +1,32 @@
-"""From a model's samples to what travels: speed, 16 bits, sample rate. One shaper per sentence: each stands alone."""
+"""Convert a model's samples to the wire format: speed, 16 bits, sample rate.
+
+Each sentence has a shaper of its own and is independent of the others.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from motet_shared.audio import SAMPLE_BYTES, Resampler
+from motet_media.audio import SAMPLE_BYTES, Resampler
 
 from .stretch import Samples, Stretch
 
 WIRE_RATE = 24_000  # Hz of the PCM that leaves the service
-_FADE = 0.003  # seconds at both ends of a sentence, so that any two sentences meet in silence
+_FADE = 0.003  # seconds at both ends of a sentence, so that sentences join in silence
 
 
 class Shaper:
-    """Push float samples at `sample_rate`, get PCM (mono, 16-bit little-endian, 24 kHz)."""
+    """Convert float samples at `sample_rate` to PCM (mono, 16-bit little-endian, 24 kHz)."""
 
     def __init__(self, sample_rate: int, speed: float = 1.0):
         self._stretch = Stretch(speed, sample_rate) if speed != 1.0 else None
         self._resample = Resampler(sample_rate, WIRE_RATE) if sample_rate != WIRE_RATE else None
         self._fade = round(_FADE * sample_rate)
-        self._held = np.zeros(0, np.float32)  # the last samples: the end of the sentence if no others come
+        self._held = np.zeros(
+            0, np.float32
+        )  # the last samples, which are faded out if no others follow
         self._begun = False
-        self.samples = 0  # given so far
+        self.samples = 0  # output samples so far
 
     def push(self, samples: Samples) -> bytes:
         if self._stretch is not None:

@@ -1,6 +1,8 @@
-"""Written words as they are spoken in English: numbers, money, times, units, abbreviations, addresses; symbols go.
+"""Normalize written English to its spoken form, word by word.
 
-Each written word becomes one spoken form, so that the timing of what is spoken is also that of what was written.
+Covers numbers, money, times, units, abbreviations and addresses; symbols are dropped. Each written
+word becomes one spoken form, so that the timing of the spoken words is also that of the written
+ones.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from decimal import Decimal
 
 from num2words import num2words
 
-from motet_shared.sentences import EMOJI
+from motet_shared.text.sentences import EMOJI
 
 _ABBREVIATIONS = {
     "mr.": "mister", "mrs.": "missus", "ms.": "miz", "dr.": "doctor", "prof.": "professor", "st.": "saint",
@@ -30,7 +32,17 @@ _UNITS = {
     "m": "meter", "g": "gram", "l": "liter", "s": "second", "h": "hour", "min": "minute", "ft": "feet", "lb": "pound",
     "°c": "degrees celsius", "°f": "degrees fahrenheit", "°": "degrees", "k": "thousand", "bn": "billion", "x": "times",
 }  # fmt: skip
-_SAME_IN_PLURAL = ("hertz", "hour", "feet", "degrees", "celsius", "fahrenheit", "thousand", "billion", "times")
+_SAME_IN_PLURAL = (
+    "hertz",
+    "hour",
+    "feet",
+    "degrees",
+    "celsius",
+    "fahrenheit",
+    "thousand",
+    "billion",
+    "times",
+)
 _CURRENCIES = {
     "$": ("dollar", "cent"), "€": ("euro", "cent"), "£": ("pound", "penny"), "¥": ("yen", "sen"),
     "₹": ("rupee", "paisa"),
@@ -41,7 +53,9 @@ _MARKS = re.compile(rf"[{EMOJI}*_`~#|<>\\^{{}}\[\]]")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)\s]*\)")
 _SPLIT = re.compile(r"^(?P<open>[\"'(“‘«¿¡]*)(?P<core>.*?)(?P<close>[\"')”’».,;:!?…]*)$", re.DOTALL)
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+"
-_MONEY = re.compile(rf"(?P<minus>[-−])?(?P<sign>[$€£¥₹])(?P<number>{_NUMBER})(?P<scale>k|m|bn|b|t)?", re.I)
+_MONEY = re.compile(
+    rf"(?P<minus>[-−])?(?P<sign>[$€£¥₹])(?P<number>{_NUMBER})(?P<scale>k|m|bn|b|t)?", re.I
+)
 _TIME = re.compile(r"(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?P<half>am|pm)?", re.I)
 _ORDINAL = re.compile(r"(?P<number>\d+)(?:st|nd|rd|th)", re.I)
 _DECADE = re.compile(r"(?P<number>\d{2,4})['’]?s")
@@ -51,29 +65,31 @@ _MEASURE = re.compile(rf"(?P<minus>[-−+])?(?P<number>{_NUMBER})(?P<unit>[%°a-
 _ADDRESS = re.compile(r"(?:https?://)?(?:www\.)?[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?:https?://|www\.)\S+|[\w-]+(?:\.[\w-]+)*\.(?:com|org|net|io|dev|ai|edu|gov|uk|de|ch|fr)(?:/\S*)?", re.I)  # fmt: skip  # noqa: E501
 _LETTERS = re.compile(r"[A-Z]{2,5}s?|(?:[A-Za-z]\.)+[A-Za-z]")
 _VERSION = re.compile(r"\d+(?:\.\d+){2,}")
-_MONTHS = "january february march april may june july august september october november december".split()
+_MONTHS = (
+    "january february march april may june july august september october november december".split()
+)
 
 
 def spoken_words(text: str) -> list[tuple[str, str]]:
-    """Each written word of `text` with its spoken form, "" if there is nothing to say."""
+    """Return each written word of `text` with its spoken form, "" if it has no pronunciation."""
     text = _LINK.sub(r"\1", text)
     return [(word, spoken(word)) for word in text.split()]
 
 
 def spoken(word: str) -> str:
-    """The spoken form of one written word. Punctuation that shapes a sentence stays."""
+    """Return the spoken form of one written word, with punctuation that shapes a sentence."""
     plain = _MARKS.sub("", word.replace("\u2019", "'")) if not _is_address(word) else word
     if (known := _ABBREVIATIONS.get(plain.lower()) or _ABBREVIATIONS.get(word)) is not None:
         return known
     parts = _SPLIT.match(plain)
-    assert parts is not None  # every part of it may be empty
+    assert parts is not None  # all groups may be empty
     core, close = parts["core"], parts["close"]
     if not any(letter.isalnum() for letter in core):
         return ""
     if (known := _ABBREVIATIONS.get(f"{core.lower()}.")) is not None and close.startswith("."):
         return known + close[1:]
     if "." in core and _LETTERS.fullmatch(core):
-        close = close.removeprefix(".")  # the last letter's
+        close = close.removeprefix(".")  # the period belongs to the last letter
     return f"{parts['open']}{_say(core)}{close}"
 
 
@@ -83,7 +99,7 @@ def _say(core: str) -> str:
             return said
     if not any(letter.isdigit() for letter in core):
         return _ABBREVIATIONS.get(core, core).replace("&", " and ").replace("/", " ").strip()
-    # Something with digits in it that is no number: the numbers in it one by one.
+    # Has digits but is no number: replace its digit groups one by one.
     said = re.sub(r"\d+", lambda match: f" {_digits_or_number(match[0])} ", core)
     return re.sub(r"[-/_]|\s+", " ", said).replace("  ", " ").strip()
 
@@ -94,11 +110,13 @@ def _is_address(word: str) -> bool:
 
 
 def _number(text: str) -> str:
-    """ "1,234.50" and the like."""
+    """Return the words of a number such as "1,234.50"."""
     plain = text.replace(",", "")
     whole, point, fraction = plain.partition(".")
     if point:
-        return f"{_words(int(whole or 0))} point {' '.join(_words(int(digit)) for digit in fraction)}"
+        return (
+            f"{_words(int(whole or 0))} point {' '.join(_words(int(digit)) for digit in fraction)}"
+        )
     if (len(whole) > 1 and whole.startswith("0")) or len(whole) > 15:
         return " ".join(_words(int(digit)) for digit in whole)
     return _words(int(whole))
@@ -109,7 +127,7 @@ def _digits_or_number(digits: str) -> str:
 
 
 def _words(number: int, to: str = "cardinal") -> str:
-    """ "twenty-one thousand and five", without commas."""
+    """Return the words of an integer without commas, such as "twenty-one thousand and five"."""
     return str(num2words(number, to=to)).replace(",", "")
 
 
@@ -179,15 +197,21 @@ def _say_range(match: re.Match[str]) -> str:
 
 def _say_address(match: re.Match[str]) -> str:
     text = re.sub(r"^https?://(?:www\.)?|^www\.", "", match[0], flags=re.I).rstrip("/")
-    text = re.sub(r"[?#].*$", "", text)  # nobody wants to hear a query
-    for sign, name in ((".", " dot "), ("/", " slash "), ("@", " at "), ("-", " dash "), ("_", " underscore ")):
+    text = re.sub(r"[?#].*$", "", text)  # query and fragment are not read out
+    for sign, name in (
+        (".", " dot "),
+        ("/", " slash "),
+        ("@", " at "),
+        ("-", " dash "),
+        ("_", " underscore "),
+    ):
         text = text.replace(sign, name)
     text = re.sub(r"\d+", lambda digits: f" {_digits_or_number(digits[0])} ", text)
     return " ".join(text.split())
 
 
 def _say_letters(match: re.Match[str]) -> str | None:
-    """Abbreviations without a vowel, or with dots, letter by letter; others are read as words."""
+    """Spell abbreviations that have no vowel, have dots or are listed; None: read as a word."""
     text = match[0]
     if "." in text:
         return " ".join(text.replace(".", ""))

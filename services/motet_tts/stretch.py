@@ -1,7 +1,8 @@
-"""Faster or slower speech at the same pitch, as a stream: the same however the input is cut.
+"""Change the speed of speech at the same pitch, as a stream; chunk borders do not matter.
 
-It is WSOLA (Verhelst, Roelands: An overlap-add technique based on waveform similarity, ICASSP 1993): pieces of
-the input are overlapped at another distance, each taken where it continues the one before it best.
+Implements WSOLA (Verhelst, Roelands: An overlap-add technique based on waveform similarity, ICASSP
+1993): pieces of the input are overlapped at another distance, each taken where it best continues
+the previous one.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from numpy.typing import NDArray
 Samples = NDArray[np.float32]
 
 _WINDOW = 0.03  # seconds: a few periods of the lowest voice
-_SEARCH = 0.01  # seconds around the place that is due
+_SEARCH = 0.01  # seconds around the nominal position
 _NOTHING: Samples = np.zeros(0, np.float32)
 
 
 class Stretch:
-    """`speed` 2 is twice as fast. Push samples, take what is ready; `finish` gives the rest, len / speed in all."""
+    """Stretch a stream of samples; `speed` 2 is twice as fast.
+
+    `push` returns what is ready, `finish` the rest; together `round(len / speed)` samples.
+    """
 
     def __init__(self, speed: float, sample_rate: int):
         self._speed = speed
@@ -27,7 +31,7 @@ class Stretch:
         self._rise = ramp.astype(np.float32)
         self._fall = (1 - self._rise).astype(np.float32)
         self._input = _NOTHING
-        self._dropped = 0  # input samples that were let go
+        self._dropped = 0  # input samples that were discarded
         self._taken = 0  # of the whole input
         self._given = 0
         self._frame = 0
@@ -41,17 +45,19 @@ class Stretch:
 
     def finish(self) -> Samples:
         due = round(self._taken / self._speed) - self._given
-        silence = np.zeros(4 * self._hop + 2 * self._search + int(2 * self._hop * self._speed), np.float32)
+        silence = np.zeros(
+            4 * self._hop + 2 * self._search + int(2 * self._hop * self._speed), np.float32
+        )
         self._input = np.concatenate([self._input, silence])
         rest = np.concatenate([self._frames(self._taken + len(silence)), self._tail])
         return np.concatenate([rest, np.zeros(max(0, due - len(rest)), np.float32)])[: max(0, due)]
 
     def _frames(self, end: int) -> Samples:
-        """All frames whose place can be searched with the input up to `end`."""
+        """Return the output of all frames whose search region is within the input up to `end`."""
         made = []
-        while (target := round(self._frame * self._hop * self._speed)) + self._search + 2 * self._hop <= end and (
-            self._last + 3 * self._hop <= end
-        ):
+        while (
+            target := round(self._frame * self._hop * self._speed)
+        ) + self._search + 2 * self._hop <= end and (self._last + 3 * self._hop <= end):
             made.append(self._next(target))
         output = np.concatenate(made) if made else _NOTHING
         self._given += len(output)
@@ -59,7 +65,7 @@ class Stretch:
         return output
 
     def _next(self, target: int) -> Samples:
-        """The half frame of output that a new frame completes."""
+        """Return the half frame of output that a new frame completes."""
         at = target if self._frame == 0 else self._best(target)
         piece = self._between(at, at + 2 * self._hop)
         head, tail = piece[: self._hop], piece[self._hop :] * self._fall
@@ -69,7 +75,7 @@ class Stretch:
         return output
 
     def _best(self, target: int) -> int:
-        """The place near `target` that goes on most like what followed the last frame."""
+        """Return the position near `target` that best matches what followed the last frame."""
         wanted = self._between(self._last + self._hop, self._last + 3 * self._hop)
         low = max(0, target - self._search)
         region = self._between(low, target + self._search + 2 * self._hop)

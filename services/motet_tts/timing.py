@@ -1,8 +1,9 @@
-"""When each word of a sentence is spoken, in milliseconds.
+"""Compute when each word of a sentence is spoken, in milliseconds.
 
-Exact where the model says where its words begin (VITS from its durations, pocket-tts from its pointer). Otherwise the
-length of the sentence is shared out by the length of what is spoken: letters, and a pause for punctuation. What is not
-yet spoken is estimated from the pace of the sentences before.
+Times are exact where the model reports where its words begin (VITS from its durations, pocket-tts
+from its pointer). Otherwise the length of the sentence is divided by the length of what is spoken:
+letters, and a pause for punctuation. Words not yet spoken are estimated from the pace of earlier
+sentences.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ from collections.abc import Sequence
 
 WordTime = tuple[str, int, int]
 
-_LETTER_MS = 70.0  # per letter, until the voice has spoken
-_FORGET = 0.3  # how much of the old pace a new sentence leaves
-_PAUSES = {",": 3.0, ";": 4.0, ":": 4.0, ".": 5.0, "!": 5.0, "?": 5.0, "…": 5.0, "—": 4.0, "–": 3.0}  # in letters
+_LETTER_MS = 70.0  # per letter, until a pace is measured for the voice
+_FORGET = 0.3  # weight that the old pace keeps when a sentence is measured
+_PAUSES = {
+    ",": 3.0,
+    ";": 4.0,
+    ":": 4.0,
+    ".": 5.0,
+    "!": 5.0,
+    "?": 5.0,
+    "…": 5.0,
+    "—": 4.0,
+    "–": 3.0,
+}  # unit: letters
 
 
 class Pace:
-    """Milliseconds per letter of each voice, at speed 1."""
+    """Track milliseconds per letter of each voice, at speed 1."""
 
     def __init__(self) -> None:
         self._by_voice: dict[str, float] = {}
@@ -33,7 +44,7 @@ class Pace:
 
 
 def shared_out(words: Sequence[tuple[str, str]], begin: float, length: float) -> list[WordTime]:
-    """Times of (written, spoken) words that take `length` together, from `begin`."""
+    """Return times of (written, spoken) words that take `length` ms together, from `begin`."""
     weights = _weights(words)
     total = sum(weights)
     times, at = [], begin
@@ -52,9 +63,10 @@ def from_starts(
     letter_ms: float,
     length: float | None = None,
 ) -> list[WordTime]:
-    """Times of (written, spoken) words of which the first spoken ones begin at `starts`, counted from `begin`.
+    """Return times of (written, spoken) words; the first spoken ones begin at `starts`.
 
-    The others follow at a pace, and so does the end of the last, if the `length` of the sentence is not known.
+    `starts` count from `begin`. Later words follow at `letter_ms` per letter, and so does the end
+    of the last word if the `length` of the sentence is not known.
     """
     times: list[WordTime] = []
     known, at = list(starts), starts[0] if starts else 0.0
@@ -70,4 +82,6 @@ def from_starts(
 
 
 def _weights(words: Sequence[tuple[str, str]]) -> list[float]:
-    return [len(spoken) + 1 + _PAUSES.get(spoken[-1], 0.0) if spoken else 0.0 for _, spoken in words]
+    return [
+        len(spoken) + 1 + _PAUSES.get(spoken[-1], 0.0) if spoken else 0.0 for _, spoken in words
+    ]

@@ -1,1 +1,1 @@
-"""When somebody speaks: silero-vad over live audio, many sessions in one forward pass."""
+"""Detect voice activity: silero-vad over live audio, many sessions in one forward pass."""

@@ -1,9 +1,9 @@
-"""`python -m motet_vad`: run one voice activity process."""
+"""Run one voice activity process: `python -m motet_vad`."""
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.actor import run
+    from motet_shared.process.actor import run
 
     from .config import VadConfig
     from .service import Vad

@@ -1,8 +1,8 @@
-"""Joins the frames of many streams into forward passes.
+"""Batch the frames of many streams into forward passes.
 
-A stream has at most one frame in a pass, because its next one needs the memory that this one leaves. While a pass is
-computed on a thread of its own, what arrives gathers for the next: nobody waits for a timer, and the busier it is, the
-larger the passes.
+A stream has at most one frame in a pass, because its next frame needs the state that this one
+leaves. While a pass is computed on its own thread, arriving frames collect for the next: there is
+no timer, and passes grow with the load.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Counters:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """Frames of one stream that follow each other."""
+    """Consecutive frames of one stream."""
 
     memory: Memory
     frames: list[Floats]
@@ -33,7 +33,10 @@ class _Turn:
 
 
 class Batcher:
-    """The one user of the network. `run` must run while `probabilities` is called."""
+    """Batch all calls of the network; no other code may call it.
+
+    `run` must be running while `probabilities` is called.
+    """
 
     def __init__(self, model: Silero, max_batch: int):
         self.counters = Counters()
@@ -44,7 +47,7 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="silero")
 
     async def probabilities(self, memory: Memory, frames: list[Floats]) -> list[float]:
-        """Of each frame, in order. One call per stream at a time."""
+        """Return the speech probability of each frame, in order. One call per stream at a time."""
         if not frames:
             return []
         turn = _Turn(memory, frames, asyncio.get_running_loop().create_future())
@@ -53,7 +56,10 @@ class Batcher:
         return await turn.done
 
     async def run(self) -> None:
-        """Computes for ever. An exception of the network ends it: the memories can no longer be trusted."""
+        """Compute passes until cancelled.
+
+        An exception of the network ends it, since the streams' states are no longer reliable.
+        """
         loop = asyncio.get_running_loop()
         while True:
             await self._wake.wait()
@@ -62,7 +68,7 @@ class Batcher:
             self._settle(turns)
 
     def _next(self) -> list[_Turn]:
-        """Who has waited longest, without those whose stream has ended meanwhile."""
+        """Return the streams that have waited longest, without those cancelled in the meantime."""
         turns: list[_Turn] = []
         while self._turns and len(turns) < self._max_batch:
             turn = self._turns.popleft()
@@ -93,7 +99,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Streams with frames to compute, those in the pass that runs left out."""
+        """Return how many streams wait for a pass, without those in the running pass."""
         return sum(not turn.done.done() for turn in self._turns)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Silero's network: 32 ms of sound of many streams in, the probability that each of them is speech out.
+"""Run silero's network: 32 ms of audio of many streams in, their speech probabilities out.
 
-Only the weights come from the package `silero-vad`; its Python code would load torch and torchaudio, for which this
-process has no use.
+Only the weights come from the package `silero-vad`; its Python code would load torch and
+torchaudio, which this process does not need.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from motet_shared.errors import ConfigError
 RATE = 16000
 FRAME = 512  # samples
 FRAME_MS = FRAME * 1000 // RATE
-CONTEXT = 64  # samples of the frame before, which the network sees too
+CONTEXT = 64  # samples of the previous frame, which the network reads too
 
 Floats = NDArray[np.float32]
 
 
 class Memory:
-    """What the network remembers of one stream."""
+    """State of the network for one stream."""
 
     def __init__(self) -> None:
         self.state: Floats = np.zeros((2, 128), np.float32)
@@ -32,7 +32,7 @@ class Memory:
 
 
 class Silero:
-    """The network. Calls may come from any thread, one at a time."""
+    """Run the network. Calls may come from any thread, one at a time."""
 
     name = "silero-vad"
 
@@ -44,18 +44,27 @@ class Silero:
         options.log_severity_level = 3
         file = path or str(packaged())
         try:
-            self._session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                file, options, providers=["CPUExecutionProvider"]
+            )
         except Exception as error:
             raise ConfigError(f"model: {file} cannot be loaded: {error}") from error
         names = {tensor.name for tensor in self._session.get_inputs()}
         if names != {"input", "state", "sr"}:
-            raise ConfigError(f"model: {file} takes {sorted(names)}; silero-vad 5 or 6 takes input, sr and state")
+            raise ConfigError(
+                f"model: {file} takes {sorted(names)}; silero-vad 5 or 6 takes input, sr and state"
+            )
         self._rate = np.array(RATE, np.int64)
 
     def step(self, frames: list[Floats], memories: list[Memory]) -> list[float]:
-        """One frame of each stream, (FRAME,) in -1 to 1; their memories move on. Probabilities of speech."""
+        """Return the speech probability of one frame per stream and update the streams' memories.
+
+        frames: (FRAME,) each, in -1 to 1.
+        """
         tails = [memory.tail for memory in memories]
-        inputs = np.concatenate([np.stack(tails), np.stack(frames)], axis=1)  # (streams, CONTEXT + FRAME)
+        inputs = np.concatenate(
+            [np.stack(tails), np.stack(frames)], axis=1
+        )  # (streams, CONTEXT + FRAME)
         states = np.stack([memory.state for memory in memories], axis=1)  # (2, streams, 128)
         feeds = {"input": inputs, "state": states, "sr": self._rate}
         probabilities, states = self._session.run(["output", "stateN"], feeds)
@@ -66,7 +75,7 @@ class Silero:
 
 
 def packaged() -> Path:
-    """The file that the installed package brings."""
+    """Return the model file of the installed package. Raises ConfigError without the package."""
     spec = importlib.util.find_spec("silero_vad")
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError("model: silero-vad is not installed; pip install 'motet[vad]'")

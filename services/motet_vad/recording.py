@@ -1,46 +1,58 @@
-"""A whole recording at once: cut into stretches that are heard side by side, hundreds of times faster than it lasts.
+"""Process a whole recording in stretches computed in parallel, hundreds of times real time.
 
-A stretch that does not follow the one before it in memory hears the end of that one first, so that the network knows
-the voice and the noise; what it says of that is dropped.
+A stretch without the state of the previous one first reads the end of that one, so that the network
+adapts to voice and noise; the probabilities of that part are dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
+from contextlib import suppress
 
 import numpy as np
 
-from motet_shared.sound_file import Samples, read_blocks
+from motet_media.pool import decoding
+from motet_media.sound_file import Samples, read_blocks
 
 from .batcher import Batcher
 from .model import FRAME, Floats, Memory
 
-ROWS = 16  # stretches in a pass: few enough to leave room for live sessions
+ROWS = 16  # stretches per pass: few enough to leave room for live sessions
 STRETCH = 480 * FRAME  # samples: 15 s
-SHORTEST = 150  # frames that are worth a stretch of their own
-BEFORE = 40  # frames: 1.3 s
+SHORTEST = 150  # frames: least length of a stretch
+BEFORE = 40  # frames read before a stretch: 1.3 s
 
 
-async def probabilities(batcher: Batcher, data: bytes | memoryview, longest: float) -> AsyncIterator[list[float]]:
-    """Of speech, one per frame, block by block. BadRequest for what is no sound, or longer than `longest` seconds."""
+async def probabilities(
+    batcher: Batcher, data: bytes | memoryview, longest: float
+) -> AsyncGenerator[list[float], None]:
+    """Yield speech probabilities, one per frame, block by block.
+
+    Raises BadRequest for data that is no audio or longer than `longest` seconds.
+    """
     blocks = read_blocks(data, longest, ROWS * STRETCH)
     memory = Memory()
-    while (block := await asyncio.to_thread(_next, blocks)) is not None:
-        yield await _of_block(batcher, _frames(block), memory)
+    try:
+        while (block := await decoding(_next, blocks)) is not None:
+            yield await _of_block(batcher, _frames(block), memory)
+    finally:
+        # the generator still runs on a thread; its child process is killed already
+        with suppress(ValueError):
+            blocks.close()
 
 
-def _next(blocks: Iterator[Samples]) -> Samples | None:
+def _next(blocks: Generator[Samples, None, None]) -> Samples | None:
     return next(blocks, None)
 
 
 def _frames(block: Samples) -> list[Floats]:
-    """(FRAME,) each; the last one is filled up with silence."""
+    """Split a block into frames, (FRAME,) each; the last one is padded with silence."""
     return list(np.pad(block, (0, -len(block) % FRAME)).reshape(-1, FRAME))
 
 
 async def _of_block(batcher: Batcher, frames: list[Floats], memory: Memory) -> list[float]:
-    """`memory`: of what comes before the block; afterwards, of the block."""
+    """Return the probabilities of a block; `memory` is the state before it, then after it."""
     rows = max(1, min(ROWS, len(frames) // SHORTEST))
     starts = [len(frames) * row // rows for row in range(rows)]
     memories = [memory, *(Memory() for _ in starts[1:])]

@@ -1,23 +1,22 @@
-"""The voice activity actor, role `vad`: when somebody speaks, live (`detect`) and in a file (`survey`), and whether he
-has finished (`judge`).
-"""
+"""Serve role `vad`: speech edges live (`detect`) and in files (`survey`), turn ends (`judge`)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from motet_shared.actor import Actor, operation
-from motet_shared.audio import Resampler
-from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
-from motet_shared.call import Call
+from motet_media.audio import Resampler
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import UnknownModel
 from motet_shared.messages import Detect, Judge, ModelCard, SpeechEdge, Spoken, Survey, Verdict
+from motet_shared.process.actor import Actor, operation
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 
 from .batcher import Batcher
 from .config import VadConfig
@@ -28,17 +27,19 @@ from .turns import TurnModel
 
 
 class Vad(Actor):
-    """Listens to many sessions at once, each with a memory of its own."""
+    """Serve many sessions at once, each with its own state."""
 
     role = "vad"
-    drain_timeout = 1.0  # sessions last for hours: they move to another instance instead of ending first
+    drain_timeout = (
+        1.0  # sessions last for hours: they fail over to another instance instead of ending first
+    )
 
     def __init__(self, config: VadConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_active
         self._batcher: Batcher | None = None
         self._turns: TurnModel | None = None
-        self._store = BlobStore(bus.instance)
+        self._store = BlobStore.of(config, bus.instance)
         self._files = asyncio.Semaphore(config.max_files)
         self._task: asyncio.Task[None] | None = None
 
@@ -73,7 +74,7 @@ class Vad(Actor):
 
     @operation(Detect)
     async def detect(self, call: Call, request: Detect) -> None:
-        """Edges of one session's speech as they are noticed, until its input ends."""
+        """Send the edges of one session's speech as they are detected, until its input ends."""
         _check_model(request.model)
         edges, memory, heard = Edges(request), Memory(), 0
         async for frames in self._frames(call, request.sample_rate):
@@ -87,17 +88,18 @@ class Vad(Actor):
 
     @operation(Survey)
     async def survey(self, call: Call, request: Survey) -> None:
-        """Where somebody speaks in a file. Its stretches are heard in the same passes as live sessions."""
+        """Send where a file has speech; its stretches share forward passes with live sessions."""
         _check_model(request.model)
         edges, heard = Edges(_detection(request)), 0
         found: list[SpeechEdge] = []
         async with self._files:
             data = await self._store.get(request.audio)
-            async for block in probabilities(self.batcher, data, self.config.max_audio):
-                for probability in block:
-                    heard += FRAME_MS
-                    if (edge := edges.frame(probability, heard - FRAME_MS, heard)) is not None:
-                        found.append(edge)
+            async with aclosing(probabilities(self.batcher, data, self.config.max_audio)) as blocks:
+                async for block in blocks:
+                    for probability in block:
+                        heard += FRAME_MS
+                        if (edge := edges.frame(probability, heard - FRAME_MS, heard)) is not None:
+                            found.append(edge)
         if (last := edges.finish(heard)) is not None:
             found.append(last)
         await call.send(Spoken(_spans(found), heard / 1000))
@@ -105,7 +107,7 @@ class Vad(Actor):
 
     @operation(Judge)
     async def judge(self, call: Call, request: Judge) -> None:
-        """From the words alone; done at once."""
+        """Send the probability that a turn has ended, from the words alone, without delay."""
         if self._turns is None or request.model not in ("", self._turns.name):
             served = self._turns.name if self._turns else "none"
             raise UnknownModel(
@@ -116,7 +118,7 @@ class Vad(Actor):
         call.finish("stop")
 
     async def _frames(self, call: Call, rate: int) -> AsyncIterator[list[Floats]]:
-        """The frames that each piece of the input completes; the last one is filled up with silence."""
+        """Yield the frames that each input chunk completes; the last one is padded with silence."""
         resampler, rest = Resampler(rate, RATE), b""
         async for data in call.received():
             rest += resampler.feed(data)
@@ -130,16 +132,21 @@ class Vad(Actor):
 
     def models(self) -> list[ModelCard]:
         names = [Silero.name] if self._batcher else []
-        return [ModelCard(name=name, context=0) for name in [*names, *([self._turns.name] if self._turns else [])]]
+        return [
+            ModelCard(name=name, context=0)
+            for name in [*names, *([self._turns.name] if self._turns else [])]
+        ]
 
     def stats(self) -> dict[str, Any]:
         return {} if self._batcher is None else asdict(self._batcher.counters)
 
     def check_integrity(self) -> None:
-        """With no session, no frame may wait."""
+        """Raise RuntimeError if frames wait although no session is active."""
         super().check_integrity()
         if not self.bus.calls.active and self.batcher.waiting:
-            raise RuntimeError(f"no session is active, but {self.batcher.waiting} wait for the model")
+            raise RuntimeError(
+                f"no session is active, but {self.batcher.waiting} wait for the model"
+            )
 
 
 def _check_model(name: str) -> None:
@@ -156,10 +163,13 @@ def _detection(request: Survey) -> Detect:
 
 
 def _spans(edges: list[SpeechEdge]) -> list[tuple[float, float]]:
-    """Seconds of speech: its beginnings with their padding, its ends without the silence that was waited for."""
-    return [(start.ms / 1000, stop.speech_ms / 1000) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
+    """Return seconds of speech: starts include their padding, ends exclude the final silence."""
+    return [
+        (start.ms / 1000, stop.speech_ms / 1000)
+        for start, stop in zip(edges[::2], edges[1::2], strict=True)
+    ]
 
 
 def _floats(pcm: bytes) -> list[Floats]:
-    """(FRAME,) each, in -1 to 1."""
+    """Convert 16-bit PCM to frames, (FRAME,) each, in -1 to 1."""
     return list((np.frombuffer(pcm, "<i2").astype(np.float32) / 32768).reshape(-1, FRAME))

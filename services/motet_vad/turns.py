@@ -1,8 +1,9 @@
-"""Whether somebody has finished speaking, judged from the words: "show me the" goes on, "show me the star" may not.
+"""Predict from the words whether a turn has ended.
 
-A network of about ten thousand weights over the last words and the first ones; `models/recipes/pocket_turns.py` trains
-it. Words have no list: each is the sum of two rows of a table, found by hashing, so any word of any language has some
-meaning, and those of the training data their own.
+"show me the" goes on, "show me the star" may not. A network of about ten thousand weights over the
+last and the first words; `models/recipes/pocket_turns.py` trains it. There is no vocabulary: each
+word is the sum of two rows of a table, found by hashing, so every word of any language has a
+representation, and words of the training data a learnt one.
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from motet_shared.small_network import Sizes, SmallNetwork
+from motet_models.small_network import Sizes, SmallNetwork
 
-LAST, FIRST, ENDING = 6, 2, 2  # words from the end, words from the start, letters that the last word ends with
+LAST, FIRST, ENDING = (
+    6,
+    2,
+    2,
+)  # words from the end, words from the start, final letters of the last word
 SLOTS = LAST + FIRST + 1
-LONG = 12  # words: longer ones are all the same
+LONG = 12  # words: longer texts count as this long
 
 _WORDS = re.compile(r"[\w']+")
 
@@ -44,12 +49,15 @@ class TurnShape(Sizes):
 
 
 def words_of(text: str) -> list[str]:
-    """Lower case, without the punctuation that a recognizer may or may not have guessed."""
+    """Return lower-case words without punctuation, which recognizers predict inconsistently."""
     return _WORDS.findall(text.lower())
 
 
 def slots(words: list[str]) -> list[str]:
-    """What the network sees: the last words, newest first; the first ones; the last one's ending. Empty: none."""
+    """Return the network's inputs: last words, newest first; first words; the last word's ending.
+
+    "" where there is none.
+    """
     last = [words[-1 - n] if n < len(words) else "" for n in range(LAST)]
     first = [words[n] if n < len(words) else "" for n in range(FIRST)]
     return [*last, *first, f"-{words[-1][-ENDING:]}" if words else ""]
@@ -57,7 +65,7 @@ def slots(words: list[str]) -> list[str]:
 
 @lru_cache(20_000)
 def rows_of(word: str, rows: int) -> tuple[int, int]:
-    """Its two rows. Row 0 stands for no word at all."""
+    """Return the two table rows of a word; row 0 stands for no word."""
     if not word:
         return 0, 0
     digest = blake2b(word.encode(), digest_size=8).digest()
@@ -66,18 +74,20 @@ def rows_of(word: str, rows: int) -> tuple[int, int]:
 
 
 def features(text: str, rows: int) -> tuple[NDArray[np.int64], float]:
-    """((SLOTS, 2) rows of the table, the length in 0 to 1) of a text."""
+    """Return the inputs of a text: (SLOTS, 2) table rows, and its length in 0 to 1."""
     words = words_of(text)
-    return np.array([rows_of(word, rows) for word in slots(words)], np.int64), min(len(words), LONG) / LONG
+    return np.array([rows_of(word, rows) for word in slots(words)], np.int64), min(
+        len(words), LONG
+    ) / LONG
 
 
 class TurnModel(SmallNetwork[TurnShape]):
-    """20 µs per text."""
+    """Predict ends of turns; 20 µs per text."""
 
     model_type, what, setting, sizes = "motet-turns", "end-of-turn model", "turns", TurnShape
 
     def finished(self, text: str) -> float:
-        """The probability that nothing more comes after `text`; 0.5 where no word was heard."""
+        """Return the probability that nothing follows `text`; 0.5 if it has no words."""
         if not words_of(text):
             return 0.5
         rows, length = features(text, self.shape.rows)

@@ -1,1 +1,1 @@
-"""What is in a picture: the vision half of a checkpoint that sees, apart from its language model."""
+"""Encode pictures with the vision half of a checkpoint, apart from its language model."""

@@ -1,9 +1,9 @@
-"""`python -m motet_vision`: run one process that encodes pictures for a language model."""
+"""Run one process that encodes pictures for a language model: `python -m motet_vision`."""
 
-from motet_shared.starts import importing
+from motet_shared.process.starts import importing
 
 with importing():
-    from motet_shared.actor import run
+    from motet_shared.process.actor import run
 
     from .config import VisionConfig
     from .service import Vision

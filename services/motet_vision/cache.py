@@ -1,7 +1,7 @@
-"""What was seen before: embeddings by the content of the picture, least recently used given up first.
+"""Cache image embeddings by the content of the picture, evicting the least recently used.
 
-They lie in the process's blob store, where readers find them: a picture that is seen again costs a look into a table.
-A reader that comes too late finds the blob gone and asks again.
+They lie in the process's blob store, where readers find them: a cached picture costs one table
+look-up. A reader that comes too late finds the blob gone and requests the picture again.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections import OrderedDict
 
 from torch import Tensor
 
-from motet_shared.blobs import BlobStore
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Overloaded, PayloadTooLarge
 from motet_shared.messages import Seen, Sight
 
-_READERS = 1 << 30  # nobody counts them: a blob lives until the cache drops it
-_TTL = 1e9
+_READERS = 1 << 30  # no limit in practice: a blob lives until the cache drops it
+_TTL = 1e9  # seconds; no limit in practice
 
 
-class SightCache:
-    """Everything in it is in `store`, which holds nothing else."""
+class EmbeddingCache:
+    """Keep embeddings in `store`, which holds nothing else."""
 
     def __init__(self, store: BlobStore):
         self._store = store
@@ -38,9 +38,17 @@ class SightCache:
         return seen
 
     async def put(
-        self, name: str, embeddings: Tensor, ids: list[int], grid: tuple[int, ...], interval: float = 1.0
+        self,
+        name: str,
+        embeddings: Tensor,
+        ids: list[int],
+        grid: tuple[int, ...],
+        interval: float = 1.0,
     ) -> Seen:
-        """Raises PayloadTooLarge for a picture that the cache can never hold."""
+        """Add the embeddings of a picture, evicting others to make room.
+
+        Raises PayloadTooLarge for a picture that is larger than the whole cache.
+        """
         async with self._room:
             nbytes = embeddings.nbytes
             if nbytes > self._store.capacity:
@@ -53,14 +61,22 @@ class SightCache:
             while True:
                 try:
                     ref = await self._store.put_async(
-                        data, "float32", tuple(embeddings.shape), wait=0.0, readers=_READERS, ttl=_TTL, digest=False
+                        data,
+                        "float32",
+                        tuple(embeddings.shape),
+                        wait=0.0,
+                        readers=_READERS,
+                        ttl=_TTL,
+                        digest=False,
                     )
                     break
                 except Overloaded:
                     if not self._seen:
                         raise
                     self._give_up_one()
-            seen = self._seen[name] = Seen(Sight(embeddings=ref, name=name, grid=grid, interval=interval), ids)
+            seen = self._seen[name] = Seen(
+                Sight(embeddings=ref, name=name, grid=grid, interval=interval), ids
+            )
             return seen
 
     def _give_up_one(self) -> None:

@@ -1,25 +1,33 @@
-"""The eyes of a checkpoint folder: image processor, vision tower and projector, and nothing of the language model.
+"""Load the vision half of a checkpoint: image processor, tower and projector; no language model.
 
-The model is transformers' own, of a config whose language model has no layers and one word: what is not there is not
-read. Safetensors only, no code from the folder.
+The model is transformers' own, with a config whose language model has no layers and a vocabulary of
+one word, so tensors of the language model are not read. Safetensors only, no code from the folder.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
 from motet_kernels import gpu
-from motet_kernels.device import dtype_name, find_dtype
+from motet_kernels.runtime.device import dtype_name, find_dtype
+from motet_models.checkpoints import check_checkpoint
+from motet_models.seeing import MODEL_TYPES
 from motet_shared.errors import ConfigError
-from motet_shared.seeing import MODEL_TYPES
 
 from .families import Family, Fixed
 from .native import Native
@@ -27,7 +35,16 @@ from .packed import pack
 from .tiles import Tiles
 from .tower_attention import use_packed_attention
 
-_UNUSABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, ImportError, SafetensorError)
+_UNUSABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+)
 _FAMILIES: dict[str, type[Family]] = {
     "llava": Fixed,
     "qwen2_5_vl": Native,
@@ -35,25 +52,34 @@ _FAMILIES: dict[str, type[Family]] = {
     "idefics3": Tiles,
     "smolvlm": Tiles,
 }
-# By the names of today and, without prefix, of older checkpoints.
-_LANGUAGE = r"^(model\.)?(language_model|text_model|layers|words|norm)\.|^(language_model\.)?lm_head\."
-_WORDS = "embed_tokens"  # there is a table of one word, which no tensor is to be taken for
+# Names of tensors in current checkpoints and, without prefix, in older ones.
+_LANGUAGE = (
+    r"^(model\.)?(language_model|text_model|layers|words|norm)\.|^(language_model\.)?lm_head\."
+)
+_WORDS = "embed_tokens"  # the one-word table of the model, which no tensor may be loaded into
 
 
 def load_family(
-    folder: Path, dtype: torch.dtype | None, weights: str = "exact", device: torch.device | None = None
+    folder: Path,
+    dtype: torch.dtype | None,
+    weights: str = "exact",
+    device: torch.device | None = None,
 ) -> Family:
-    """Everything that turns a picture into embeddings. Raises ConfigError that says what is wrong with the folder.
+    """Load everything that turns a picture into embeddings.
 
-    dtype: of weights and activations; None: float32, on a GPU the checkpoint's. weights: one of `config.WEIGHTS`.
-    device: where the tower computes, the CPU if none is named.
+    dtype: of weights and activations; None: float32, on a GPU the checkpoint's. weights: one of
+    `config.WEIGHTS`. device: where the tower computes, by default the CPU. Raises ConfigError that
+    says what is wrong with the folder.
     """
     device = device or torch.device("cpu")
-    disable_progress_bar()  # standard error is the service's log
+    disable_progress_bar()  # standard error is the log of the service
+    check_checkpoint(folder, without=re.compile(_LANGUAGE))
     config = _read(folder, "config.json", AutoConfig)
     if config.model_type not in MODEL_TYPES:
         known = ", ".join(sorted(MODEL_TYPES))
-        raise ConfigError(f"model={str(folder)!r}: model_type {config.model_type!r} does not see; there are {known}")
+        raise ConfigError(
+            f"model={str(folder)!r}: model_type {config.model_type!r} does not see; there are {known}"
+        )
     processor = _read(folder, "preprocessor_config.json", AutoImageProcessor)
     tokenizer = _read(folder, "the tokenizer", AutoTokenizer)
     own = config.dtype or config.vision_config.dtype or config.get_text_config().dtype
@@ -93,10 +119,15 @@ def _load_eyes(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
             key_mapping={_WORDS: "words"},
         )
     except _UNUSABLE as error:
-        raise ConfigError(f"model={str(folder)!r}: transformers cannot make {whole.__name__} of it: {error}") from error
+        raise ConfigError(
+            f"model={str(folder)!r}: transformers cannot make {whole.__name__} of it: {error}"
+        ) from error
     faults = [f"missing {name}" for name in sorted(report["missing_keys"])]
     faults += [f"unknown {name}" for name in sorted(report["unexpected_keys"])]
-    faults += [f"{name} is {list(has)}, not {list(wants)}" for name, has, wants in sorted(report["mismatched_keys"])]
+    faults += [
+        f"{name} is {list(has)}, not {list(wants)}"
+        for name, has, wants in sorted(report["mismatched_keys"])
+    ]
     if faults:
         shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
         raise ConfigError(f"model={str(folder)!r}: the weights contradict config.json: {shown}")
@@ -105,7 +136,10 @@ def _load_eyes(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
 
 
 def _speechless(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The same with a language model of no layers and one word; its width is the projector's business too."""
+    """Change `config` to a language model of no layers and one word.
+
+    The width stays, as the projector depends on it.
+    """
     text = config.get_text_config()
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
     if getattr(text, "layer_types", None) is not None:

@@ -1,12 +1,12 @@
-"""Settings of the vision process."""
+"""Define the settings of the vision process."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from motet_shared.config import Bytes, ProcessConfig, setting
 from motet_shared.errors import ConfigError
+from motet_shared.process.config import Bytes, ProcessConfig, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 WEIGHTS = ("exact", "int8")
@@ -14,36 +14,58 @@ WEIGHTS = ("exact", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig(ProcessConfig):
-    """Encodes pictures with the vision half of the checkpoint that a decode process serves the language half of."""
+    """Encode pictures with the vision half of a checkpoint whose language half decode serves."""
 
-    model: str = setting("folder of the checkpoint: LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3")
+    model: str = setting(
+        "folder of the checkpoint: LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3"
+    )
     name: str = setting("what clients call the model (default: the folder's name)", default="")
-    device: str = setting("where the tower computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu")
-    dtype: str = setting("of weights and activations: auto, float32, bfloat16 or float16", default="auto")
-    weights: str = setting("of the matrices: exact, or int8 (rounded, faster; see the README)", default="exact")
+    device: str = setting(
+        "where the tower computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
+    )
+    dtype: str = setting(
+        "of weights and activations: auto, float32, bfloat16 or float16", default="auto"
+    )
+    weights: str = setting(
+        "of the matrices: exact, or int8 (rounded, faster; see the README)", default="exact"
+    )
     threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
-    max_patches: int = setting("patches encoded at a time, unless one picture alone has more", default=4096, min=1)
-    max_active: int = setting("most pictures at a time; more are refused as overloaded", default=64, min=1)
-    max_prepared: int = setting("most pictures held ready to be encoded: they are large", default=16, min=1)
+    max_patches: int = setting(
+        "patches encoded at a time, unless one picture alone has more", default=4096, min=1
+    )
+    max_active: int = setting(
+        "most pictures at a time; more are refused as overloaded", default=64, min=1
+    )
+    max_prepared: int = setting(
+        "most pictures held ready to be encoded: they are large", default=16, min=1
+    )
     max_picture: int = setting("largest picture, pixels", default=50_000_000, min=1)
-    max_frames: int = setting("frames of a video that are looked at, two per second at most", default=16, min=2)
+    max_frames: int = setting(
+        "frames of a video that are looked at, two per second at most", default=16, min=2
+    )
     max_video: int = setting("longest video, frames", default=10_000, min=2)
     max_file: Bytes = setting("largest picture file", default=32 << 20, min=1024)
     cache_memory: Bytes = setting(
         "memory for encoded pictures, the least recently used given up first", default=128 << 20
     )
-    step_timeout: float = setting("seconds after which a step is taken to hang: the process ends", default=120.0, min=1)
+    step_timeout: float = setting(
+        "seconds after which a step is taken to hang: the process ends", default=120.0, min=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (Path(self.model) / "config.json").is_file():
-            raise ConfigError(f"model={self.model!r}: no config.json there; give the folder of a checkpoint")
+            raise ConfigError(
+                f"model={self.model!r}: no config.json there; give the folder of a checkpoint"
+            )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
         if self.weights not in WEIGHTS:
             raise ConfigError(f"weights={self.weights!r}: choose one of {', '.join(WEIGHTS)}")
         if self.cache_memory < 1 << 20:
-            raise ConfigError(f"cache_memory={self.cache_memory}: holds hardly a picture; give at least 1MB")
+            raise ConfigError(
+                f"cache_memory={self.cache_memory}: holds hardly a picture; give at least 1MB"
+            )
 
     @property
     def model_name(self) -> str:

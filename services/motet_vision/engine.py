@@ -1,4 +1,7 @@
-"""Pictures in, embeddings out, as many at a time as a budget of patches allows. It knows no threads and no network."""
+"""Run the vision engine: pictures in, embeddings out, batched within a budget of patches.
+
+It uses no threads and no network.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,17 @@ Key = Hashable
 
 @dataclass(slots=True)
 class StepOutput:
-    """One picture: embeddings `[L, T, X]`, or why there are none."""
+    """Result of one picture: embeddings `[L, T, X]`, or the error."""
 
     key: Key
     result: Tensor | MotetError
 
 
 class Engine:
-    """First come, first served; who is alike goes along. `add` and `cancel` are called between steps."""
+    """Encode pictures in order of arrival, batched with similar ones that wait.
+
+    `add` and `cancel` are called between steps.
+    """
 
     def __init__(self, family: Family, max_patches: int):
         self.family = family
@@ -44,7 +50,7 @@ class Engine:
         return bool(self._waiting)
 
     def step(self) -> list[StepOutput]:
-        """Encode the next batch. A picture that spoils it fails alone."""
+        """Encode the next batch. A picture that makes the batch fail fails alone."""
         batch = self._batch()
         if not batch:
             return []
@@ -54,7 +60,7 @@ class Engine:
         self._counts["batch_size"] = len(batch)
         try:
             return self._encode(batch)
-        except Exception:  # whatever model code raises; who it was about shows when each is alone
+        except Exception:  # any error of model code; encoding each alone finds the faulty picture
             return [self._encode_alone(key, picture) for key, picture in batch.items()]
 
     def _encode_alone(self, key: Key, picture: Prepared) -> StepOutput:
@@ -65,7 +71,7 @@ class Engine:
             return StepOutput(key, InternalError(problem))
 
     def _batch(self) -> dict[Key, Prepared]:
-        """The first that waits, and those like it as far as the patches go."""
+        """Take the first waiting picture, and those that can join it within the budget."""
         batch: dict[Key, Prepared] = {}
         left, alike = self._max_patches, None
         for key, picture in self._waiting.items():
@@ -87,7 +93,9 @@ class Engine:
             problem = f"the picture has {embeddings.shape[1]} embeddings for {wanted} placeholders"
             return StepOutput(key, InternalError(problem))
         if not embeddings.isfinite().all():
-            return StepOutput(key, InternalError("the model computed NaN or infinity for this picture"))
+            return StepOutput(
+                key, InternalError("the model computed NaN or infinity for this picture")
+            )
         return StepOutput(key, embeddings)
 
     def stats(self) -> dict[str, float]:

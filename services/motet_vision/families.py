@@ -1,7 +1,8 @@
-"""How families of models look at a picture: what it is made into, how many tokens it takes, and how it is encoded.
+"""Define how model families encode a picture: preparation, number of tokens, and batches.
 
-Preparing and encoding are transformers' own code: its image processors, and `get_image_features` of its models. What is
-here decides what goes in together and what comes out for whom. Shapes: L layers, T tokens, X hidden size.
+Preparing and encoding are transformers' own code: its image processors, and `get_image_features` of
+its models. This module decides what is batched, and splits the results by picture. Shapes: L
+layers, T tokens, X hidden size.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from motet_kernels import gpu
-from motet_kernels.device import Download, describe, dtype_name
+from motet_kernels.runtime.device import Download, describe, dtype_name
 from motet_kernels.spans import upload
 
 from .video import Video
@@ -26,15 +27,16 @@ from .video import Video
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """A picture ready to be encoded.
+    """Picture ready to be encoded.
 
-    inputs: what the model takes, the pictures of a batch along the first axis.
-    patches: how many the tower looks at: what it costs.
-    alike: pictures are encoded together if this is equal.
-    ids: token ids that stand for it in a prompt, placeholders among them.
-    grid: (frames, rows, columns) of its tokens, where the language model's positions have these axes.
-    interval: from one of these frames to the next, in positions.
-    parts: how many pictures the model takes it for: frames of a video, where it knows none.
+    * inputs: inputs of the model, the pictures of a batch along the first axis.
+    * patches: number of patches for the tower, which determine the cost.
+    * alike: pictures with equal values can be encoded together.
+    * ids: token ids that stand for it in a prompt, placeholders among them.
+    * grid: (frames, rows, columns) of its tokens, where the language model's positions have these
+      axes.
+    * interval: from one of these frames to the next, in positions.
+    * parts: number of pictures it counts as: frames of a video, for models without videos.
     """
 
     inputs: dict[str, Tensor]
@@ -47,7 +49,7 @@ class Prepared:
 
 
 class Family(ABC):
-    """The eyes of one checkpoint."""
+    """Encode pictures with the vision half of one checkpoint."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
         self.model: Any = model
@@ -58,27 +60,29 @@ class Family(ABC):
         self.on_gpu = gpu.is_gpu(self.device)
 
     def describe(self) -> dict[str, str]:
-        """What was chosen when the model was loaded."""
+        """Return the choices made when the model was loaded."""
         return {"dtype": dtype_name(self.dtype), **describe(self.device)}
 
     @abstractmethod
     def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
-        """A picture in RGB, scaled down to about `max_pixels` if that is not 0. Any thread may ask.
+        """Prepare an RGB picture, scaled down to about `max_pixels` if that is not 0.
 
-        Raises ValueError for a picture that the model cannot look at.
+        May be called on any thread. Raises ValueError for a picture that the model cannot encode.
         """
 
     def prepare_video(self, video: Video, max_pixels: int) -> Prepared:
-        """A video as its frames, one after the other, each as a picture. Errors as of `prepare`."""
+        """Prepare a video as its frames, in order, each as a picture. Raises like `prepare`."""
         frames = [self.prepare(frame, max_pixels) for frame in video.frames]
-        inputs = self._joined({name: [frame.inputs[name] for frame in frames] for name in frames[0].inputs})
+        inputs = self._joined(
+            {name: [frame.inputs[name] for frame in frames] for name in frames[0].inputs}
+        )
         ids = [token for frame in frames for token in frame.ids]
         patches = sum(frame.patches for frame in frames)
         return Prepared(inputs, patches, frames[0].alike, ids, parts=len(frames))
 
     @torch.inference_mode()
     def encode(self, pictures: Sequence[Prepared]) -> list[Tensor]:
-        """Float32 `[L, T, X]` of each, on the CPU. The pictures are `alike`."""
+        """Return float32 embeddings `[L, T, X]` of each picture, on the CPU. All are `alike`."""
         names = pictures[0].inputs
         inputs = self._joined({n: [p.inputs[n] for p in pictures] for n in names})
         seen = self.model.get_image_features(**(self._moved(inputs) if self.on_gpu else inputs))
@@ -94,7 +98,7 @@ class Family(ABC):
         return {name: torch.cat(parts) for name, parts in inputs.items()}
 
     def _moved(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
-        """What the model takes on a GPU: there, and pixels in its type."""
+        """Return the inputs on the GPU, with pixels in the dtype of the model."""
         return {name: self._uploaded(part) for name, part in inputs.items()}
 
     def _uploaded(self, part: Tensor) -> Tensor:
@@ -102,20 +106,22 @@ class Family(ABC):
 
 
 def _brought(found: list[Tensor]) -> list[Tensor]:
-    """On the CPU, in one copy."""
-    return list(Download(torch.cat(found, dim=1)).wait().split([len(one[0]) for one in found], dim=1))
+    """Return the tensors on the CPU, by one copy."""
+    return list(
+        Download(torch.cat(found, dim=1)).wait().split([len(one[0]) for one in found], dim=1)
+    )
 
 
 class Fixed(Family):
-    """LLaVA: every picture is scaled to the one size that the tower knows, whatever it was. `max_pixels` is no matter.
+    """Encode LLaVA's pictures, all scaled to the one size of the tower. `max_pixels` is ignored.
 
-    With a square to cut out of the middle (CLIP) what lies beside it is not seen.
+    If the processor crops a square from the middle (CLIP), the rest is not encoded.
     """
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
         super().__init__(model, processor, tokenizer)
         config = model.config
-        # Towers of CLIP's kind begin with a token for the whole picture, which the "default" strategy leaves out.
+        # CLIP's towers begin with a token for the whole picture; the "default" strategy drops it.
         embeddings = getattr(self.model.vision_tower, "embeddings", None)
         self._extra = int(hasattr(embeddings, "class_embedding"))
         self._left_out = int(config.vision_feature_select_strategy == "default")

@@ -1,4 +1,4 @@
-"""Qwen2.5-VL and Qwen3-VL: pictures in their own resolution, as many tokens as they have patches."""
+"""Encode pictures in their own resolution: Qwen2.5-VL and Qwen3-VL; tokens follow from patches."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ _STEP = 2  # frames that a patch of a video spans
 
 
 class Native(Family):
-    """A token for every square of merged patches; Qwen3-VL gives embeddings for deeper layers besides."""
+    """Encode with a token per square of merged patches; Qwen3-VL adds deeper layers."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
         super().__init__(model, processor, tokenizer)
         self._merge: int = processor.merge_size
-        self._least, self._most = int(processor.size["shortest_edge"]), int(processor.size["longest_edge"])
+        self._least, self._most = (
+            int(processor.size["shortest_edge"]),
+            int(processor.size["longest_edge"]),
+        )
 
     def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
         most = max(self._least, min(max_pixels or self._most, self._most))
@@ -43,29 +46,37 @@ class Native(Family):
         return Prepared(inputs, frames * rows * columns, "any size", ids, grid)
 
     def prepare_video(self, video: Video, max_pixels: int) -> Prepared:
-        """Qwen2.5-VL's way: patches span two frames, and positions follow the time between them.
+        """Prepare a video as Qwen2.5-VL does: patches span two frames, positions follow the time.
 
-        The processor makes patches of each frame as of a picture, that is of the frame twice: half of each is taken.
+        The processor makes patches of each frame as of a picture, that is, of the frame twice; half
+        of each is taken. Raises UnsupportedParameter for other models.
         """
         vision = self.model.config.vision_config
         if not hasattr(vision, "tokens_per_second") or vision.temporal_patch_size != _STEP:
-            message = f"a {self.model.config.model_type} reads no videos here; send frames as images"
+            message = (
+                f"a {self.model.config.model_type} reads no videos here; send frames as images"
+            )
             raise UnsupportedParameter(message)
         shown = [*video.frames, *video.frames[-1:] * (len(video.frames) % _STEP)]
         frames = [self.prepare(frame, max_pixels) for frame in shown]
         shape = (-1, _STEP, vision.patch_size**2)  # channels, frames, pixels
         halves = [frame.inputs["pixel_values"].unflatten(1, shape)[:, :, 0] for frame in frames]
-        pairs = [torch.stack(pair, 2).flatten(1) for pair in zip(halves[::_STEP], halves[1::_STEP], strict=True)]
+        pairs = [
+            torch.stack(pair, 2).flatten(1)
+            for pair in zip(halves[::_STEP], halves[1::_STEP], strict=True)
+        ]
         _, rows, columns = frames[0].grid
         steps = len(pairs)
         grid = torch.tensor([[steps, rows * self._merge, columns * self._merge]])
         inputs = {"pixel_values": torch.cat(pairs), "image_grid_thw": grid}
         patches = steps * rows * columns * self._merge**2
         interval = vision.tokens_per_second * _STEP / video.fps
-        return Prepared(inputs, patches, "any size", frames[0].ids * steps, (steps, rows, columns), interval)
+        return Prepared(
+            inputs, patches, "any size", frames[0].ids * steps, (steps, rows, columns), interval
+        )
 
     def _moved(self, inputs: dict[str, Tensor]) -> dict[str, Any]:
-        """Positions, windows and bounds follow from the grids: worked out here, so that nothing waits for the device.
+        """Compute positions, windows and bounds from the grids, so that nothing waits for the GPU.
 
         Grids and bounds stay on the CPU, where they are read.
         """
@@ -74,14 +85,18 @@ class Native(Family):
         starts = {"cu_seqlens": get_vision_cu_seqlens(grids)}
         if hasattr(tower, "window_size"):
             sizes = {"window_size": tower.window_size, "patch_size": tower.patch_size}
-            known["window_index"], starts["cu_window_seqlens"] = get_vision_window_index(grids, self._merge, **sizes)
+            known["window_index"], starts["cu_window_seqlens"] = get_vision_window_index(
+                grids, self._merge, **sizes
+            )
         if hasattr(tower, "num_grid_per_side"):
-            known["interp_indices"], known["interp_weights"] = get_vision_interpolation_indices_and_weights(
-                grids,
-                num_grid_per_side=tower.num_grid_per_side,
-                mode=tower.interpolation_mode,
-                align_corners=tower.interpolation_align_corners,
-                spatial_merge_size=self._merge,
+            known["interp_indices"], known["interp_weights"] = (
+                get_vision_interpolation_indices_and_weights(
+                    grids,
+                    num_grid_per_side=tower.num_grid_per_side,
+                    mode=tower.interpolation_mode,
+                    align_corners=tower.interpolation_align_corners,
+                    spatial_merge_size=self._merge,
+                )
             )
         moved = {name: upload(part, self.device) for name, part in known.items()}
         pixels = self._uploaded(inputs["pixel_values"])

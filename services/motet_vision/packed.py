@@ -1,7 +1,7 @@
-"""A tower on our kernels: transformers' own modules, whose matrices are packed once and whose GELU is ours.
+"""Run a tower on Motet's kernels: transformers' modules with packed matrices and a faster GELU.
 
-On a CPU what a matrix makes of a row depends on that row alone, so pictures do not change with their company. On a GPU
-layer norms and attention are ours too.
+On a CPU the result of a row depends on that row alone, so pictures do not depend on their batch. On
+a GPU layer norms and attention are replaced too.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import GELUTanh
 
-from motet_kernels import gpu, native
+from motet_kernels import gpu
 from motet_kernels.gates import gelu_tanh
-from motet_kernels.linear import Linear
+from motet_kernels.linear.linear import Linear
 from motet_kernels.norm import layer_norm
+from motet_kernels.runtime import native
 
 _LANGUAGE = ("language_model", "text_model")
 
 
 def pack(model: nn.Module, weights: str) -> None:
-    """Have `model`, which has no language layers, compute with packed matrices; the originals are given up.
+    """Replace the matrices of `model`, outside of language layers, by packed ones.
 
-    weights: "exact" keeps the type that they have; "int8" rounds them per output channel, and activations per row.
-    Without native kernels a model on a CPU whose weights stay exact stays torch's.
+    The originals are dropped. weights: "exact" keeps their dtype; "int8" rounds them per output
+    channel, and activations per row. Without native kernels, a model on a CPU with exact weights is
+    left to torch.
     """
     device = next(model.parameters()).device
     if weights == "exact" and not gpu.is_gpu(device) and native.load()["isa"] == "torch":
@@ -39,8 +41,8 @@ def pack(model: nn.Module, weights: str) -> None:
 
 
 def _packed(module: nn.Module, weights: str) -> nn.Module | None:
-    """What takes the module's place, if anything does."""
-    if type(module) is nn.Linear:  # what derives from it is asked for its weight
+    """Return the replacement of a module, or None."""
+    if type(module) is nn.Linear:  # no subclasses: their weight is read by other code
         return _matrix(module.weight, module.bias, weights)
     if isinstance(module, nn.Conv3d) and _is_one_patch(module):
         return PatchMatrix(module)
@@ -50,8 +52,12 @@ def _packed(module: nn.Module, weights: str) -> nn.Module | None:
 
 
 def _on_gpu(module: nn.Module) -> nn.Module | None:
-    """What takes the module's place besides, where every launch counts."""
-    if type(module) is nn.LayerNorm and len(module.normalized_shape) == 1 and module.bias is not None:
+    """Return a further replacement of a module on a GPU, where every launch counts, or None."""
+    if (
+        type(module) is nn.LayerNorm
+        and len(module.normalized_shape) == 1
+        and module.bias is not None
+    ):
         return FastNorm(module)
     return None
 
@@ -66,12 +72,17 @@ def _is_one_patch(conv: nn.Conv3d) -> bool:
 
 
 class PatchMatrix(nn.Module):
-    """A convolution over patches that come apart already, `[N, C, frames, height, width]`, as the matrix that it is."""
+    """Compute a convolution over separate patches as a matrix product.
+
+    Patches are `[N, C, frames, height, width]`.
+    """
 
     def __init__(self, conv: nn.Conv3d):
         super().__init__()
         self._matrix = _matrix(conv.weight.flatten(1), conv.bias, "exact")
-        self.weight = nn.Parameter(conv.weight.new_empty(0), requires_grad=False)  # models ask for its type
+        self.weight = nn.Parameter(
+            conv.weight.new_empty(0), requires_grad=False
+        )  # models read its dtype
 
     def forward(self, patches: Tensor) -> Tensor:
         out: Tensor = self._matrix(patches.flatten(1))
@@ -79,7 +90,7 @@ class PatchMatrix(nn.Module):
 
 
 class FastGELU(nn.Module):
-    """torch's, by tanh, takes four times as long on a CPU as a native one."""
+    """Compute GELU by tanh natively; torch's takes four times as long on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype != torch.float32 and not gpu.takes(x):
@@ -89,7 +100,7 @@ class FastGELU(nn.Module):
 
 
 class FastNorm(nn.Module):
-    """A layer norm in one launch, with weights in float32."""
+    """Compute a layer norm in one launch, with weights in float32."""
 
     weight: Tensor
     bias: Tensor
@@ -97,7 +108,7 @@ class FastNorm(nn.Module):
     def __init__(self, norm: nn.LayerNorm):
         super().__init__()
         self._eps = norm.eps
-        # No parameters: the first of a model's says which type it computes in.
+        # Buffers, not parameters: the dtype of a model is read from its first parameter.
         self.register_buffer("weight", norm.weight.detach().float())
         self.register_buffer("bias", norm.bias.detach().float())
 

@@ -1,7 +1,8 @@
-"""The vision actor, role `vision`: a picture file in, embeddings of its tokens out, by reference.
+"""Serve the vision actor, role `vision`: a picture file in, embeddings of its tokens out, by blob.
 
-Files are fetched as blobs and prepared on threads; the engine encodes what is ready, many pictures at a time. What was
-encoded stays, by its content: seen again, it is neither fetched nor encoded.
+Files are fetched as blobs and prepared on threads; the engine encodes what is ready, many pictures
+at a time. Embeddings are cached by the content of the file: a cached picture is neither fetched nor
+encoded.
 """
 
 from __future__ import annotations
@@ -16,31 +17,39 @@ from typing import Any
 import torch
 from PIL import Image as Pil
 
-from motet_kernels.device import find_device
-from motet_shared.actor import Actor, operation
-from motet_shared.blobs import BlobStore
-from motet_shared.bus import Bus
-from motet_shared.call import Call
-from motet_shared.errors import BadRequest, BlobError, ConfigError, PayloadTooLarge, UnsupportedParameter
+from motet_kernels.runtime import native
+from motet_kernels.runtime.device import find_device
+from motet_media.pictures import open_picture
+from motet_media.pool import decoding
+from motet_shared.blobs.store import BlobStore
+from motet_shared.errors import (
+    BadRequest,
+    BlobError,
+    ConfigError,
+    PayloadTooLarge,
+    UnsupportedParameter,
+)
 from motet_shared.messages import Encode, Image, ModelCard, Seen
-from motet_shared.pictures import open_picture
+from motet_shared.process.actor import Actor, operation
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 
-from .cache import SightCache
+from .cache import EmbeddingCache
 from .checkpoint import load_family
 from .config import VisionConfig
 from .engine import Engine
 from .families import Family, Prepared
 from .shared_work import SharedWork
-from .thread import Looker
+from .thread import VisionEncoder
 from .video import open_video
 
 log = logging.getLogger(__name__)
 
-_PREPARERS = 2  # threads: what they hold of decoded pictures is what bounds their number
+_PREPARERS = 2  # threads; bounded by the memory of the decoded pictures that they hold
 
 
 class Vision(Actor):
-    """Serves the eyes of one model."""
+    """Serve the vision half of one model."""
 
     role = "vision"
     config: VisionConfig
@@ -49,11 +58,13 @@ class Vision(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_active
         self._store = BlobStore.of(config, bus.instance, config.cache_memory)
-        self._cache = SightCache(self._store)
+        self._cache = EmbeddingCache(self._store)
         self._work: SharedWork[Seen] = SharedWork()
         self._threads = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="prepare")
+        # Videos have threads of their own, as they take longer than pictures.
+        self._films = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="films")
         self._room = asyncio.Semaphore(config.max_prepared)
-        self._looker: Looker | None = None
+        self._looker: VisionEncoder | None = None
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
@@ -63,29 +74,32 @@ class Vision(Actor):
         device = find_device(self.config.device, ConfigError)
         dtype = None if self.config.dtype == "auto" else getattr(torch, self.config.dtype)
         family = await asyncio.to_thread(load_family, folder, dtype, self.config.weights, device)
-        await asyncio.to_thread(lambda: family.encode([family.prepare(Pil.new("RGB", (64, 64)), 0)]))
+        await asyncio.to_thread(
+            lambda: family.encode([family.prepare(Pil.new("RGB", (64, 64)), 0)])
+        )
         await self._store.start()
-        self._looker = Looker(Engine(family, self.config.max_patches), self.crash)
+        self._looker = VisionEncoder(Engine(family, self.config.max_patches), self.crash)
         created = int((folder / "config.json").stat().st_mtime)
         self._card = ModelCard(name=self.config.model_name, context=0, created=created)
         self.bus.monitor.duties.append(self._looker.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name})
 
     async def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._films):
+            threads.shutdown(wait=False, cancel_futures=True)
         if self._looker is not None:
             await self._looker.close()
         await self._store.close()
 
     @property
-    def looker(self) -> Looker:
+    def looker(self) -> VisionEncoder:
         if self._looker is None:
             raise RuntimeError("the model is not loaded yet")
         return self._looker
 
     @operation(Encode)
     async def encode(self, call: Call, request: Encode) -> None:
-        """One `Seen`. Who asks for what is being encoded waits for that."""
+        """Send one `Seen`. Calls for a picture that is being encoded share that work."""
         self.check_served(request.model)
         image = request.image
         _check(image, self.config)
@@ -97,7 +111,7 @@ class Vision(Actor):
         if seen is None:
             try:
                 seen = await self._work.result(name, lambda: self._look(name, image, data))
-            except BlobError:  # maybe that of another caller, who has left with his file
+            except BlobError:  # maybe the blob of another caller that has left; retry with this one
                 seen = await self._work.result(name, lambda: self._look(name, image, data))
         await call.send(seen)
         call.finish("stop")
@@ -105,21 +119,25 @@ class Vision(Actor):
     async def _look(self, name: str, image: Image, data: memoryview | None) -> Seen:
         if data is None:
             data = await self._store.get(image.file, release=False)
-        loop = asyncio.get_running_loop()
+        threads = self._films if image.is_video else self._threads
         family = self.looker.thread.engine.family
         async with self._room:
-            picture = await loop.run_in_executor(self._threads, _prepare, family, bytes(data), image, self.config)
+            picture = await decoding(
+                _prepare, family, bytes(data), image, self.config, executor=threads
+            )
             embeddings = await self.looker.look(picture)
         return await self._cache.put(name, embeddings, picture.ids, picture.grid, picture.interval)
 
     def load(self) -> dict[str, float]:
-        return {} if self._looker is None else {"queued": self._looker.thread.stats()["waiting"]}
+        if self._looker is None:
+            return {}
+        return {"queued": self._looker.thread.stats()["waiting"], **native.fallback()}
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
-        """Numbers, which are metrics too, and words: what was chosen when the model was loaded."""
+        """Return numbers, which are metrics too, and the choices made when the model was loaded."""
         if self._looker is None:
             return {}
         thread = self._looker.thread
@@ -127,7 +145,7 @@ class Vision(Actor):
         return {**thread.stats(), **self._cache.stats(), **self._store.stats(), **chosen}
 
     def check_integrity(self) -> None:
-        """For an idle actor: nobody is looked at, and the store holds what the cache knows of."""
+        """Check an idle actor: no picture is being encoded, and the store is consistent."""
         super().check_integrity()
         self._store.check_integrity()
         if not self.bus.calls.active and (len(self._work) or self.looker.thread.engine.has_work):
@@ -136,12 +154,13 @@ class Vision(Actor):
 
 def _check(image: Image, config: VisionConfig) -> None:
     if image.file.nbytes > config.max_file:
-        message = (
-            f"{image.param or 'image'}: the file has {image.file.nbytes} bytes; at most {config.max_file} are read"
-        )
+        message = f"{image.param or 'image'}: the file has {image.file.nbytes} bytes"
+        message += f"; at most {config.max_file} are read"
         raise PayloadTooLarge(message, param=image.param or None)
     if image.max_pixels < 0:
-        raise BadRequest(f"max_pixels: {image.max_pixels} is negative; give 0 for no limit", param="max_pixels")
+        raise BadRequest(
+            f"max_pixels: {image.max_pixels} is negative; give 0 for no limit", param="max_pixels"
+        )
 
 
 def _digest(data: memoryview | None) -> str:
@@ -157,7 +176,9 @@ def _prepare(family: Family, data: bytes, image: Image, config: VisionConfig) ->
         return family.prepare(picture, image.max_pixels)
     except ValueError as error:
         size = f"{picture.width}×{picture.height}"
-        raise BadRequest(f"{param}: this model cannot look at {size} pixels: {error}", param=param) from error
+        raise BadRequest(
+            f"{param}: this model cannot look at {size} pixels: {error}", param=param
+        ) from error
 
 
 def _prepare_video(family: Family, data: bytes, image: Image, config: VisionConfig) -> Prepared:
@@ -170,4 +191,6 @@ def _prepare_video(family: Family, data: bytes, image: Image, config: VisionConf
         raise UnsupportedParameter(f"{param}: {error}", param=param) from None
     except ValueError as error:
         width, height = video.frames[0].size
-        raise BadRequest(f"{param}: this model cannot look at {width}×{height} pixels: {error}", param=param) from error
+        raise BadRequest(
+            f"{param}: this model cannot look at {width}×{height} pixels: {error}", param=param
+        ) from error

@@ -1,4 +1,4 @@
-"""Work that several callers wait for: done once, and given up when the last of them has left."""
+"""Share work that several callers wait for: done once, cancelled when the last of them has left."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Work(Generic[T]):
 
 
 class SharedWork(Generic[T]):
-    """By name: whoever asks for what is under way already joins in."""
+    """Run one task per name; later callers of the name join it."""
 
     def __init__(self) -> None:
         self._works: dict[str, _Work[T]] = {}
@@ -26,7 +26,7 @@ class SharedWork(Generic[T]):
         return len(self._works)
 
     async def result(self, name: str, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What `begin`'s coroutine returns or raises, begun by whoever came first."""
+        """Return or raise the result of `begin`'s coroutine, started by the first caller."""
         work = self._works.get(name)
         if work is None:
             work = self._works[name] = _Work(asyncio.create_task(begin()))

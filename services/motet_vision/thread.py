@@ -1,4 +1,4 @@
-"""The vision engine on its thread, and pictures to it and back as coroutines."""
+"""Run the vision engine on its thread, and submit pictures to it as coroutines."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from functools import partial
 
 from torch import Tensor
 
-from motet_shared import engine_thread
 from motet_shared.errors import MotetError
+from motet_shared.process import engine_thread
 
 from .engine import Engine, Key, StepOutput
 from .families import Prepared
 
 
 class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
-    """Its outputs are pictures that are encoded."""
+    """Run the engine; outputs are encoded pictures."""
 
     name = "motet-vision"
 
@@ -30,8 +30,11 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
         return self.engine.step()
 
 
-class Looker:
-    """Use it from one event loop. `on_crash` is called there with what ended the engine's thread."""
+class VisionEncoder:
+    """Encode pictures from one event loop.
+
+    `on_crash` is called there with the engine thread's error.
+    """
 
     def __init__(self, engine: Engine, on_crash: Callable[[BaseException], object]):
         self._on_crash = on_crash
@@ -42,8 +45,13 @@ class Looker:
         await asyncio.to_thread(self.thread.stop)
 
     async def look(self, picture: Prepared) -> Tensor:
-        """Its embeddings `[L, T, X]`. When cancelled, it waits no longer a step later."""
-        return await self._pending.result(lambda key: self.thread.submit(key, picture), self.thread.cancel)
+        """Return the embeddings `[L, T, X]`.
+
+        A cancelled picture leaves the queue after the current step.
+        """
+        return await self._pending.result(
+            lambda key: self.thread.submit(key, picture), self.thread.cancel
+        )
 
     def _deliver(self, outputs: list[StepOutput]) -> None:
         for output in outputs:

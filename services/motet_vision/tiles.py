@@ -1,4 +1,4 @@
-"""SmolVLM and Idefics3: a picture is cut into tiles of one size, and seen as a whole besides."""
+"""Encode pictures as tiles of one size plus the whole picture: SmolVLM and Idefics3."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .families import Family, Prepared
 
 
 class Tiles(Family):
-    """Every tile takes equally many tokens. `max_pixels` bounds how many there are, down to the whole alone."""
+    """Encode with equally many tokens per tile; `max_pixels` bounds tiles, down to the whole."""
 
     def __init__(self, model: PreTrainedModel, processor: Any, tokenizer: Any):
         super().__init__(model, processor, tokenizer)
@@ -28,16 +28,21 @@ class Tiles(Family):
         self._image = tokenizer.convert_ids_to_tokens(self.placeholder)
 
     def prepare(self, picture: Image.Image, max_pixels: int) -> Prepared:
-        made = self.processor(images=[picture], return_row_col_info=True, return_tensors="pt", **self._size(max_pixels))
+        made = self.processor(
+            images=[picture],
+            return_row_col_info=True,
+            return_tensors="pt",
+            **self._size(max_pixels),
+        )
         inputs = {name: made[name] for name in ("pixel_values", "pixel_attention_mask")}
         _, tiles, _, height, width = inputs["pixel_values"].shape
         text = self._text(made["rows"][0][0], made["cols"][0][0])
-        # The tokenizer's own `encode` sets what all threads share.
+        # The tokenizer's own `encode` changes state that all threads share.
         ids = list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
         return Prepared(inputs, tiles * self._patches, (height, width), ids)
 
     def _size(self, max_pixels: int) -> dict[str, Any]:
-        """Settings of the processor: as many tiles along the longer side as `max_pixels` allow."""
+        """Return processor settings: as many tiles along the longer side as `max_pixels` allows."""
         if not max_pixels:
             return {}
         along = math.isqrt(max_pixels) // self._tile
@@ -46,7 +51,7 @@ class Tiles(Family):
         return {"size": {"longest_edge": min(along * self._tile, self._longest)}}
 
     def _text(self, rows: int, columns: int) -> str:
-        """What stands for a picture in a prompt, as in transformers' processors of these families."""
+        """Return the prompt text of a picture, as in transformers' processors of these families."""
         whole = self._around + self._whole + self._image * self._tokens + self._around
         if not rows:
             return whole
@@ -60,11 +65,13 @@ class Tiles(Family):
         return "".join(f"{line}\n" for line in lines) + "\n" + whole
 
     def _joined(self, inputs: dict[str, list[Tensor]]) -> dict[str, Tensor]:
-        """Pictures have different numbers of tiles; transformers takes empty ones, which it leaves out again."""
+        """Pad pictures to equal numbers of tiles by empty ones, which transformers drops."""
         most = max(part.shape[1] for part in inputs["pixel_values"])
         padded = {name: [_padded(part, most) for part in parts] for name, parts in inputs.items()}
         return super()._joined(padded)
 
 
 def _padded(part: Tensor, tiles: int) -> Tensor:
-    return torch.cat((part, part.new_zeros(part.shape[0], tiles - part.shape[1], *part.shape[2:])), dim=1)
+    return torch.cat(
+        (part, part.new_zeros(part.shape[0], tiles - part.shape[1], *part.shape[2:])), dim=1
+    )

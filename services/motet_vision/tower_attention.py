@@ -1,8 +1,9 @@
-"""Attention of a tower on a GPU: all rows of a batch in one launch per layer, and nothing that waits for the device.
+"""Compute a tower's attention on a GPU: one launch per layer for a batch, without device syncs.
 
-Towers whose attention comes from transformers' `AttentionInterface` come here in two ways: pictures in one size as
-`[B, H, T, D]`, pictures in their own as one row `[1, H, N, D]` with the bounds of its parts, which are on the CPU.
-B pictures · T tokens of each · N of all · H heads · D numbers per head.
+Towers that use transformers' `AttentionInterface` call this in two ways: pictures of one size as
+`[B, H, T, D]`, pictures in their own resolution as one row `[1, H, N, D]` with the bounds of its
+parts, which are on the CPU. B pictures · T tokens of each · N of all · H heads · D numbers per
+head.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from transformers.modeling_utils import AttentionInterface
 from motet_kernels.full_attention import packed_attention
 from motet_kernels.spans import Spans
 
-# Qwen's towers hand over all parts of a row at once to whatever has "flash" in its name, and one after the other to
-# everything else, for which they ask the device for the bounds in every layer.
+# Qwen's towers pass all parts of a row at once to an implementation with "flash" in its name; to
+# any other they pass one part after the other, reading the bounds from the device in every layer.
 NAME = "motet_flash_rows"
 
 
 def use_packed_attention(eyes: PreTrainedModel) -> None:
-    """Have the tower of `eyes` attend with `packed_attention`."""
+    """Make the tower of `eyes` use `packed_attention`."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     eyes.config.vision_config._attn_implementation = NAME
@@ -43,18 +44,26 @@ def attend(
     cu_seq_lens_q: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """`[B, T, H, D]`, each token attending to those of its picture, or of its part of the row."""
-    if attention_mask is not None:  # of pictures that do not fill their frame
-        seen = F.scaled_dot_product_attention(query_BHTD, key_BHTD, value_BHTD, attn_mask=attention_mask, scale=scaling)
+    """Return `[B, T, H, D]`: each token attends to its own picture, or to its part of the row."""
+    if attention_mask is not None:  # pictures that do not fill their frame
+        seen = F.scaled_dot_product_attention(
+            query_BHTD, key_BHTD, value_BHTD, attn_mask=attention_mask, scale=scaling
+        )
         return seen.transpose(1, 2), None
     batch, _, tokens, _ = query_BHTD.shape
-    bounds = range(0, batch * tokens + 1, tokens) if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
-    query, key, value = (part.transpose(1, 2).flatten(0, 1) for part in (query_BHTD, key_BHTD, value_BHTD))
-    out_NHD = packed_attention(query, key, value, _spans(tuple(bounds), query.device), scale=scaling)
+    bounds = (
+        range(0, batch * tokens + 1, tokens) if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
+    )
+    query, key, value = (
+        part.transpose(1, 2).flatten(0, 1) for part in (query_BHTD, key_BHTD, value_BHTD)
+    )
+    out_NHD = packed_attention(
+        query, key, value, _spans(tuple(bounds), query.device), scale=scaling
+    )
     return out_NHD.unflatten(0, (batch, tokens)), None
 
 
 @lru_cache(maxsize=8)
 def _spans(bounds: tuple[int, ...], device: torch.device) -> Spans:
-    """Kept, because the layers of a tower ask for the same ones after another."""
+    """Return the spans, cached since all layers of a tower use the same ones."""
     return Spans(bounds, device)

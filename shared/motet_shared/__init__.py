@@ -1,3 +1,6 @@
-"""What every Motet process needs: the wire, the actors, discovery, blobs, telemetry. Knows nothing of models."""
+"""Provide what every Motet process needs: wire, actors, discovery, blobs and telemetry.
+
+This package knows nothing of models.
+"""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Every error that crosses a process border, as one exception tree.
+"""Define every error that crosses a process boundary, as one exception tree.
 
     MotetError
     ├── ConfigError                 a setting is wrong; the process does not start
@@ -20,15 +20,18 @@
     ├── BlobError                   a blob cannot be read or written
     └── InternalError               a bug, named by its exception
 
-On the wire an error is the frame `messages.Error{code, message, retryable, param}`; `to_frame_fields` and
-`from_wire` convert. The message names the field, the value and the remedy.
+On the wire an error is the frame `messages.Error{code, message, retryable, param}`; `from_wire`
+converts it back. The message names the field, the value and the remedy.
 """
 
 from __future__ import annotations
 
 
 class MotetError(Exception):
-    """Base of all errors with a wire code. `retryable` says whether the same request may succeed later."""
+    """Base of all errors with a wire code.
+
+    `retryable`: the same request may succeed later.
+    """
 
     code = "error"
     retryable = False
@@ -40,77 +43,113 @@ class MotetError(Exception):
 
 
 class ConfigError(MotetError):
+    """Report a wrong setting; the process does not start."""
+
     code = "config"
 
 
 class BadRequest(MotetError):
+    """Report a request that the caller must change."""
+
     code = "invalid_request"
 
 
 class UnknownModel(BadRequest):
+    """Report a model that is not served."""
+
     code = "model_not_found"
 
 
 class ContextTooLong(BadRequest):
+    """Report a prompt that exceeds the context length."""
+
     code = "context_length_exceeded"
 
 
 class UnsupportedParameter(BadRequest):
+    """Report a parameter that is not supported."""
+
     code = "unsupported_parameter"
 
 
 class PayloadTooLarge(BadRequest):
+    """Report a message or upload over its size limit."""
+
     code = "payload_too_large"
 
 
 class MalformedMessage(BadRequest):
+    """Report a message that cannot be decoded."""
+
     code = "malformed_message"
 
 
 class ProtocolMismatch(BadRequest):
+    """Report a peer with another protocol version."""
+
     code = "protocol_mismatch"
 
 
 class Overloaded(MotetError):
+    """Report full queues; retryable."""
+
     code = "overloaded"
     retryable = True
 
 
 class Unavailable(MotetError):
+    """Report that no instance is ready; retryable."""
+
     code = "unavailable"
     retryable = True
 
 
 class Draining(Unavailable):
+    """Report an instance that takes no new work; retryable."""
+
     code = "draining"
 
 
 class StreamBroken(MotetError):
+    """Report a stream that ended without its End; retryable."""
+
     code = "stream_broken"
     retryable = True
 
 
 class WorkerLost(StreamBroken):
+    """Report a peer that is gone or hangs."""
+
     code = "worker_lost"
 
 
 class StreamGap(StreamBroken):
+    """Report a missing frame of a stream."""
+
     code = "stream_gap"
 
 
 class DeadlineExceeded(MotetError):
+    """Report a stream that was not complete by its deadline."""
+
     code = "deadline_exceeded"
 
 
 class Cancelled(MotetError):
+    """Report work that was cancelled."""
+
     code = "cancelled"
 
 
 class BlobError(MotetError):
+    """Report a blob that cannot be read or written."""
+
     code = "blob"
 
 
 class InternalError(MotetError):
+    """Report a bug, named by its exception."""
+
     code = "internal"
 
 
@@ -121,8 +160,13 @@ def _tree(cls: type[MotetError]) -> list[type[MotetError]]:
 BY_CODE: dict[str, type[MotetError]] = {cls.code: cls for cls in _tree(MotetError)}
 
 
-def from_wire(code: str, message: str, retryable: bool = False, param: str | None = None) -> MotetError:
-    """The exception for a wire error. An unknown code (a newer peer) becomes a plain MotetError that keeps it."""
+def from_wire(
+    code: str, message: str, retryable: bool = False, param: str | None = None
+) -> MotetError:
+    """Return the exception for a wire error.
+
+    An unknown code (from a newer peer) becomes a plain MotetError with that code.
+    """
     cls = BY_CODE.get(code)
     if cls is not None:
         return cls(message, param=param)
@@ -132,7 +176,10 @@ def from_wire(code: str, message: str, retryable: bool = False, param: str | Non
 
 
 def as_motet_error(error: BaseException) -> MotetError:
-    """`error` itself if it has a wire code, else an InternalError that names its type (never its traceback)."""
+    """Return `error` itself if it has a wire code, else an InternalError with its type's name.
+
+    The traceback is never included.
+    """
     if isinstance(error, MotetError):
         return error
     return InternalError(f"{type(error).__name__}: {error}")

@@ -1,8 +1,8 @@
-"""Every struct on the wire: the protocol on one page.
+"""Define every struct of the wire protocol.
 
-A message is MessagePack. What opens work is a *map* (fields may be added, unknown ones are ignored); what flows in
-bulk is an *array* with its tag first. One NATS message carries many frames: an actor sends one `Frames` per step and
-destination process.
+Messages are MessagePack. An Open is encoded as a *map*: fields may be added, and unknown fields are
+ignored. Frames, controls and feeds are encoded as *arrays* with their tag first. One NATS message
+carries many frames: an actor sends one `Frames` per step and destination process.
 
     caller  → worker   Open            on motet.v1.<role>.<op>  or  motet.v1.<role>.i.<instance>.open
     worker  → caller   Frames[…]       on motet.v1.inbox.<role>.<instance>.frames
@@ -10,10 +10,11 @@ destination process.
     caller  → worker   Feeds[…]        on motet.v1.<role>.i.<instance>.feed
     anyone  → anyone   Heartbeat       on motet.v1.ev.<role>.<instance>.heartbeat
 
-A stream is named by its caller's instance id and a number that the caller never uses again. `seq` counts the items of
-a stream from 0; every other frame carries the number of items sent so far, so that a lost tail is noticed. What a
-caller feeds into a stream is counted and granted in the same way, in the other direction.
-Deadlines are remaining milliseconds, never wall-clock times.
+A stream is named by its caller's instance id and a number that the caller never reuses. `seq`
+counts the items of a stream from 0; every other frame carries the number of items sent so far, so
+that the receiver detects a lost tail. The input that a caller feeds into a stream is counted and
+granted in the same way, in the other direction. Deadlines are remaining milliseconds, never
+wall-clock times.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ import msgspec
 from msgspec import Struct
 
 PROTOCOL = 1
-FEED_WINDOW = 64  # feeds that may be sent before the first Want, and that a worker keeps for a slow reader
-FEED_SIZE = 32 * 1024  # most bytes in one feed
+# feeds that may be sent before the first Want, and the most a worker buffers for a slow reader
+FEED_WINDOW = 64
+FEED_SIZE = 32 * 1024  # maximum bytes of one feed
 
 
-# -------------------------------------------------------------------------------------------------------- small parts
+# -------------------------------------------------------------------------------------- small parts
 class BlobRef(Struct, frozen=True, omit_defaults=True):
-    """Bulk bytes that travel out of band. `address` is the transport's (segment name, or host:port)."""
+    """Reference to bulk bytes that are transferred outside of messages.
+
+    `address` depends on the transport: a shared-memory segment name, or host:port.
+    """
 
     transport: Literal["shm", "tcp"]
     address: str
@@ -39,23 +44,30 @@ class BlobRef(Struct, frozen=True, omit_defaults=True):
     nbytes: int
     dtype: str = "uint8"
     shape: tuple[int, ...] = ()
-    digest: str = ""  # BLAKE2b-128 of the bytes, hex; empty: not computed
-    fallback: str = ""  # host:port of the owner's TCP server, used when attaching fails
+    digest: str = ""  # BLAKE2b-128 of the bytes, hex; empty if not computed
+    # host:port of the owner's TCP server, used if attaching to shared memory fails
+    fallback: str = ""
     owner: str = ""  # instance id that holds the bytes
 
 
 class Usage(Struct, omit_defaults=True, gc=False):
+    """Token counts of a request."""
+
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int = 0  # of prompt_tokens, served from a prefix cache
-    image_tokens: int = 0  # of prompt_tokens, that stand for images
+    cached_tokens: int = 0  # part of prompt_tokens: served from a prefix cache
+    image_tokens: int = 0  # part of prompt_tokens: image placeholders
     reasoning_tokens: int = 0
-    accepted_tokens: int = 0  # of completion_tokens, that were guessed ahead
-    rejected_tokens: int = 0  # that were guessed, and are not among them
+    accepted_tokens: int = 0  # part of completion_tokens: accepted draft tokens
+    # draft tokens that verification rejected; not part of completion_tokens
+    rejected_tokens: int = 0
 
 
 class Sampling(Struct, omit_defaults=True, kw_only=True):
-    """How to draw the next token. Noise is keyed by (seed, position): the same seed goes on after a move."""
+    """Sampling parameters of a request.
+
+    Noise is keyed by (seed, position), so a stream continues identically after a failover.
+    """
 
     temperature: float = 1.0  # 0: greedy
     top_k: int = 0  # 0: off
@@ -63,10 +75,10 @@ class Sampling(Struct, omit_defaults=True, kw_only=True):
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output, as in transformers
+    repetition_penalty: float = 1.0  # applies to prompt and output, as in transformers
     logit_bias: dict[int, float] = {}
     seed: int = 0
-    logprobs: int = -1  # -1: none; 0: of the chosen token; n: and of the n most likely
+    logprobs: int = -1  # -1: none; 0: of the chosen token; n: also of the n most likely tokens
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: list[int] = []
@@ -74,21 +86,32 @@ class Sampling(Struct, omit_defaults=True, kw_only=True):
 
 
 class Grammar(Struct, omit_defaults=True, kw_only=True):
-    """What a reply must be a sentence of: its tokens are held to it, and its end ends the reply."""
+    """Grammar that constrains a reply.
+
+    Tokens that the grammar does not allow are masked; the reply ends where the grammar ends.
+    """
 
     kind: Literal["json_schema", "regex", "choice", "grammar"]
-    text: str  # the schema as JSON, the expression, the choices as a JSON list, or Lark's or llama.cpp's syntax
-    param: str = ""  # where it stands in the client's request, which errors name
+    # JSON schema, regular expression, JSON list of choices, or a grammar in Lark's or llama.cpp's
+    # (GBNF) syntax
+    text: str
+    param: str = ""  # path of the field in the client's request, for error messages
 
 
 class TokenLogprob(Struct, array_like=True, gc=False):
+    """Log-probability of one output token, with the most likely alternatives as (id, logprob)."""
+
     id: int
     logprob: float
     top: list[tuple[int, float]] = []  # most likely first
 
 
 class ToolCallDelta(Struct, array_like=True, omit_defaults=True, gc=False):
-    """A piece of a tool call. The first of an index carries id and name; `arguments` pieces concatenate to JSON."""
+    """Fragment of a tool call.
+
+    The first fragment of an index carries `id` and `name`; the `arguments` fragments concatenate to
+    JSON.
+    """
 
     index: int
     id: str = ""
@@ -97,7 +120,7 @@ class ToolCallDelta(Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class TextLogprob(Struct, array_like=True, gc=False):
-    """Log-probability of one emitted token, with the bytes it stands for."""
+    """Log-probability of one emitted token, with the bytes that the token encodes."""
 
     token: bytes
     logprob: float
@@ -105,39 +128,46 @@ class TextLogprob(Struct, array_like=True, gc=False):
 
 
 class Image(Struct, omit_defaults=True, kw_only=True):
-    """A picture in a chat: a file in any format, and how much of it the model is to see; or a video."""
+    """Image or video in a chat: a file in any supported format, and its maximum resolution."""
 
     file: BlobRef
     is_video: bool = False
-    max_pixels: int = 0  # it is scaled down to about so many; 0: as many as the model takes
-    param: str = ""  # where it stands in the client's request, which errors name
+    max_pixels: int = 0  # approximate pixel count to scale down to; 0: the model's maximum
+    param: str = ""  # path of the field in the client's request, for error messages
 
 
 class Sight(Struct, omit_defaults=True, kw_only=True):
-    """What a model sees of a picture: an embedding for each of its placeholders in the prompt."""
+    """Image embeddings of one picture: one vector per placeholder token in the prompt."""
 
-    embeddings: BlobRef  # float32 [layers, tokens, hidden]: the first layer's are embeddings, others are added deeper
-    name: str  # of the content: what bears one name looks the same
-    grid: tuple[int, ...] = ()  # (frames, rows, columns) of its tokens, where the model's positions have as many axes
-    interval: float = 1.0  # from one of these frames to the next, in positions
+    # float32 [layers, tokens, hidden]: the first layer replaces token embeddings, further layers
+    # are added to deeper hidden states
+    embeddings: BlobRef
+    name: str  # key of the content: equal names mean equal embeddings
+    # (frames, rows, columns) of the tokens, for models with multi-axis positions (M-RoPE)
+    grid: tuple[int, ...] = ()
+    interval: float = 1.0  # distance between consecutive frames, in positions
 
 
 class Resume(Struct, omit_defaults=True):
-    """What a client already has of a broken stream. Replaying `ids` restores all text state; `text_len` checks it."""
+    """State of a broken text stream at the client, to resume it at another instance.
+
+    Replaying `ids` restores all text state; `text_len` verifies it.
+    """
 
     ids: list[int]
-    text_len: int  # characters of content and of tool-call arguments together
+    text_len: int  # characters of content and tool-call arguments together
 
 
-# ----------------------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 class Request(Struct, kw_only=True, omit_defaults=True):
-    """Base of what an Open asks for. The subclass tag is also the operation's name in the subject."""
+    """Base of all request bodies of an Open. The tag is the operation's name in the subject."""
 
 
 class Chat(Request, tag="chat"):
-    """gateway → tokenizer: messages in OpenAI's shape, text (and tool calls) back as `Text` items.
+    """Request a chat completion (gateway → tokenizer); `Text` items come back.
 
-    A content part {"type": "image"} stands for the next one of `images`.
+    Messages have OpenAI's shape; replies hold text and tool calls. A content part {"type": "image"}
+    stands for the next element of `images`.
     """
 
     model: str
@@ -146,20 +176,23 @@ class Chat(Request, tag="chat"):
     images: list[Image] = []
     tools: list[dict[str, Any]] = []
     tool_choice: str = "auto"  # "auto" | "none" | "required"
-    tool: str = ""  # the one that must be called, if it is required
-    parallel_tools: bool = True  # more than one call in a reply
-    grammar: Grammar | None = None  # of a reply that calls no tool
+    tool: str = ""  # name of the tool to call if tool_choice is "required"; empty: any tool
+    parallel_tools: bool = True  # allow several tool calls in one reply
+    grammar: Grammar | None = None  # constrains a reply without tool calls
     stop: list[str] = []
-    max_tokens: int | None = None  # None: as many as the context holds
+    max_tokens: int | None = None  # None: limited by the context only
     resume: Resume | None = None
     request_id: str = ""
     priority: int = 0
     tenant: str = ""
-    max_context: int = 0  # most tokens of prompt and reply; 0: as many as the model takes
+    max_context: int = 0  # limit on prompt plus reply, tokens; 0: the model's limit
 
 
 class Complete(Request, tag="complete"):
-    """gateway → tokenizer: a raw prompt (text or token ids), `Text` items back."""
+    """Request a completion of a raw prompt, text or token ids (gateway → tokenizer).
+
+    `Text` items come back.
+    """
 
     model: str
     prompt: str | list[int]
@@ -172,38 +205,43 @@ class Complete(Request, tag="complete"):
     request_id: str = ""
     priority: int = 0
     tenant: str = ""
-    max_context: int = 0  # most tokens of prompt and reply; 0: as many as the model takes
+    max_context: int = 0  # limit on prompt plus reply, tokens; 0: the model's limit
 
 
-TIERS = {"flex": -1, "default": 0, "priority": 1}  # the priorities that clients may ask for
+TIERS = {"flex": -1, "default": 0, "priority": 1}  # priority of each service tier
 
 
 def tier_of(priority: int) -> str:
-    """The highest tier that a priority reaches."""
-    return max((name for name in TIERS if TIERS[name] <= priority), key=TIERS.__getitem__, default="flex")
+    """Return the highest service tier whose priority is at most `priority`, else "flex"."""
+    return max(
+        (name for name in TIERS if TIERS[name] <= priority), key=TIERS.__getitem__, default="flex"
+    )
 
 
 class Generate(Request, tag="generate"):
-    """tokenizer → decode: token ids in, `Tokens` items back. `output` holds tokens that were emitted before a move.
+    """Request token generation (tokenizer → decode): token ids in, `Tokens` items back.
 
-    The placeholders in the prompt belong to `sights`, in order.
+    `output` holds tokens that were emitted before a failover. The placeholders in the prompt belong
+    to `sights`, in order.
     """
 
     model: str
     prompt: list[int]
     sampling: Sampling
     output: list[int] = []
-    grammar: Grammar | None = None  # `output` is its beginning
+    grammar: Grammar | None = None  # `output` is a prefix of the reply that it constrains
     sights: list[Sight] = []
     request_id: str = ""
-    priority: int = 0  # higher ones go first
-    tenant: str = ""  # whose share of the engine it uses; before a NUL those who share one among themselves
+    priority: int = 0  # requests with higher priority run first
+    # tenant for fair shares; the part before a NUL names the tenant group that shares one share
+    tenant: str = ""
 
 
 class Prefill(Request, tag="prefill"):
-    """decode → prefill: have a prompt computed; `KvPiece` items come back while it is.
+    """Request a remote prefill (decode → prefill); `KvPiece` items come back while it is computed.
 
-    Tokens before `start` the caller has. The blobs are kept until it ends its input: then it has read them all.
+    The caller already has the tokens before `start`. The blobs are kept until the caller ends its
+    input, which signals that it has read them all.
     """
 
     model: str
@@ -216,17 +254,20 @@ class Prefill(Request, tag="prefill"):
 
 
 class Become(Request, tag="become"):
-    """operator → decode, prefill: go on in the other of these roles, once all that runs there is complete."""
+    """Switch an instance between the decode and prefill roles (operator → decode, prefill).
+
+    The switch happens once all running requests are complete.
+    """
 
     role: str
 
 
 class Cached(Request, tag="cached"):
-    """tokenizer → decode: what the prefix cache holds; `Held` items come back."""
+    """Request the contents of the prefix cache (tokenizer → decode); `Held` items come back."""
 
 
 class Encode(Request, tag="encode"):
-    """anyone → vision: a picture; one `Seen` comes back."""
+    """Request the embeddings of an image (anyone → vision); one `Seen` comes back."""
 
     model: str
     image: Image
@@ -234,43 +275,55 @@ class Encode(Request, tag="encode"):
 
 
 class Profile(Request, tag="profile"):
-    """operator → decode: record the engine's next steps; a gzipped Chrome trace (JSON) comes back as `Chunk` items.
+    """Record the engine's next steps (operator → decode).
 
-    It ends after `steps` steps or `seconds` seconds, whichever comes first; steps=0: after `seconds`.
+    A gzipped Chrome trace (JSON) comes back as `Chunk` items. Recording ends after `steps` steps or
+    `seconds` seconds, whichever comes first; with steps=0 only `seconds` counts.
     """
 
     model: str
     steps: int = 20
     seconds: float = 60.0
-    shapes: bool = False  # of each operator's inputs
-    stacks: bool = False  # of Python, per operator: slows the steps down several times
-    memory: bool = False  # allocated and freed, per operator
+    shapes: bool = False  # record input shapes of each operator
+    stacks: bool = False  # record Python stacks per operator; slows steps down several times
+    memory: bool = False  # record memory allocated and freed per operator
 
 
 class Detect(Request, tag="detect"):
-    """anyone → vad: PCM goes in as input of the stream, `SpeechEdge` items come back. The fields are `server_vad`'s."""
+    """Request voice activity detection of a live stream (anyone → vad).
 
-    model: str = ""  # empty: the one that is served
+    PCM is fed as the stream's input; `SpeechEdge` items come back. The fields are those of
+    `server_vad` in OpenAI's realtime API.
+    """
+
+    model: str = ""  # empty: the model that is served
     sample_rate: int = 24000
     threshold: float = 0.5
     prefix_padding_ms: int = 300
     silence_duration_ms: int = 500
     idle_timeout_ms: int | None = None
-    pause_ms: int | None = None  # silence within a turn that is told, and how far the turn was heard
+    # silence within a turn that is reported as a pause, ms; also enables `heard` reports
+    pause_ms: int | None = None
 
 
 class Judge(Request, tag="judge"):
-    """anyone → vad: has the speaker of these words finished? One `Verdict` comes back."""
+    """Request the probability that the speaker has finished (anyone → vad).
 
-    text: str  # the transcript of the turn so far
-    model: str = ""  # empty: the one that is served
+    One `Verdict` comes back.
+    """
+
+    text: str  # transcript of the turn so far
+    model: str = ""  # empty: the model that is served
 
 
 class Survey(Request, tag="survey"):
-    """anyone → vad: a sound file in any format; one `Spoken` comes back. `Detect` says what the other fields mean."""
+    """Request the speech spans of an audio file (anyone → vad); one `Spoken` comes back.
+
+    The file may be in any supported format. The other fields are as in `Detect`.
+    """
 
     audio: BlobRef
-    model: str = ""  # empty: the one that is served
+    model: str = ""  # empty: the model that is served
     threshold: float = 0.5
     prefix_padding_ms: int = 0
     silence_duration_ms: int = 100
@@ -278,41 +331,52 @@ class Survey(Request, tag="survey"):
 
 
 class Voices(Request, tag="voices"):
-    """anyone → speakers: a sound file in any format and stretches of it; a `Voice` of each comes back, in order."""
+    """Request speaker embeddings of spans of an audio file (anyone → speakers).
+
+    The file may be in any supported format. One `Voice` per span comes back, in order.
+    """
 
     audio: BlobRef
-    spans: list[tuple[float, float]] = []  # seconds, by their beginnings; none: the file as one stretch
-    model: str = ""  # empty: the one that is served
+    # (start, end) in seconds, sorted by start; empty: the whole file as one span
+    spans: list[tuple[float, float]] = []
+    model: str = ""  # empty: the model that is served
     request_id: str = ""
 
 
 class HearingResume(Struct, omit_defaults=True):
-    """What a client already has of a recording: the first window that it has not all of, and how it goes on there."""
+    """Position of a client in a broken transcription: its first incomplete window."""
 
     window: int
-    segment: int  # id of that window's first segment
-    skip: int  # segments of that window that the client has
-    language: str = ""  # that was found
+    segment: int  # id of the first segment of that window
+    skip: int  # segments of that window that the client already has
+    language: str = ""  # language that was detected
 
 
 class Transcribe(Request, tag="transcribe"):
-    """anyone → asr: a file in any format; a `Recording`, then `Segment` items as each becomes final."""
+    """Request a transcription of an audio file in any supported format (anyone → asr).
+
+    A `Recording` comes back, then `Segment` items as each becomes final.
+    """
 
     model: str
     audio: BlobRef
-    language: str = ""  # code or name; empty: found out
+    language: str = ""  # code or name; empty: detect
     task: Literal["transcribe", "translate"] = "transcribe"  # translate: into English
-    prompt: str = ""  # what was said before, and how it is written
-    temperature: float = 0.0  # 0: greedy, and higher ones where that goes wrong
+    prompt: str = ""  # preceding text, which also sets the spelling and style
+    temperature: float = 0.0  # 0: greedy, with fallback to higher temperatures if decoding fails
     words: bool = False
     seed: int = 0
-    speech: list[tuple[float, float]] | None = None  # seconds in which somebody speaks; None: told by the level
+    # (start, end) of speech in seconds; None: estimated from the sound level
+    speech: list[tuple[float, float]] | None = None
     resume: HearingResume | None = None
     request_id: str = ""
 
 
 class Listen(Request, tag="listen"):
-    """anyone → asr: PCM goes in as input of the stream, `Partial` items come back, and one `Segment` at its end."""
+    """Request a live transcription (anyone → asr).
+
+    PCM is fed as the stream's input; `Partial` items come back, and one `Segment` at the end.
+    """
 
     model: str
     sample_rate: int = 24000
@@ -323,57 +387,71 @@ class Listen(Request, tag="listen"):
 
 
 class SpeechResume(Struct, omit_defaults=True):
-    """What a client already has of broken speech: where it is in the text, and how many samples."""
+    """Position of a client in a broken speech stream: characters of text and samples of sound."""
 
-    text: int  # characters that are wholly spoken, to the end of a sentence: `Audio.text`
-    samples: int  # of those characters
-    skip: int = 0  # of the sentence after them
+    text: int  # characters that are completely spoken, up to a sentence end: `Audio.text`
+    samples: int  # samples that those characters took
+    skip: int = 0  # samples of the following sentence that the client already has
 
 
 class Speak(Request, tag="speak"):
-    """anyone → tts: text in, `Audio` items back. Noise is keyed by (seed, sentence), so it goes on after a move."""
+    """Request speech synthesis (anyone → tts): text in, `Audio` items back.
+
+    Noise is keyed by (seed, sentence), so that a stream continues identically after a failover.
+    """
 
     model: str
     text: str
-    voice: str = ""  # empty: the model's first
-    speed: float = 1.0  # 0.25 to 4, at the same pitch
+    voice: str = ""  # empty: the model's first voice
+    speed: float = 1.0  # 0.25 to 4; the pitch stays the same
     seed: int = 0
-    sentence: int = 0  # number of the first sentence; above 0: sentences before it are spoken elsewhere
+    # number of the first sentence; above 0 if earlier sentences are spoken by another request
+    sentence: int = 0
     resume: SpeechResume | None = None
     request_id: str = ""
 
 
 class Embed(Request, tag="embed"):
-    """anyone → embedding: texts, or token ids of texts; `Vectors` of them come back, in order."""
+    """Request embeddings of texts or of token ids (anyone → embedding).
+
+    `Vectors` come back, in order.
+    """
 
     model: str
-    input: list[str | list[int]]  # all of one kind
-    prompt: str = ""  # name of the prompt that goes before each text; empty: the model's default, if it has one
-    dimensions: int = 0  # the first numbers of each vector, of unit length; 0: all
-    first: int = 0  # number of the first text, for errors; above 0: texts before it are embedded elsewhere
+    input: list[str | list[int]]  # either all texts or all token ids
+    # name of the prompt that precedes each text; empty: the model's default, if any
+    prompt: str = ""
+    # truncate each vector to so many numbers and normalise it to unit length; 0: all
+    dimensions: int = 0
+    # number of the first text, for errors; above 0 if earlier texts are embedded by another request
+    first: int = 0
     request_id: str = ""
 
 
 class Checkpoint(Struct, omit_defaults=True):
-    """A picture that is half done, as safetensors: inline where it is small. Any instance of its model goes on."""
+    """Checkpoint of a denoise loop as safetensors, inline if small.
 
-    step: int  # steps that are done
+    Any instance of the model can resume from it.
+    """
+
+    step: int  # completed steps
     data: bytes = b""
     ref: BlobRef | None = None
 
 
 class Adapter(Struct, array_like=True, gc=False):
-    """A LoRA adapter of a diffusion model, by the name that the server gave it."""
+    """LoRA adapter of a diffusion model, by its name on the server, with its scale."""
 
     name: str
     scale: float = 1.0
 
 
 class Draw(Request, tag="draw"):
-    """anyone → diffusion: a prompt in, `Stroke` items while the picture forms, one `Picture` at the end.
+    """Request an image (anyone → diffusion): `Stroke` items for progress, one `Picture` at the end.
 
-    The noise depends on `seed` alone. Zero (None for the scales) stands for the model's own default. With `image` that
-    picture is changed, with `mask` too (a picture of the same size) only where the mask is white.
+    The noise depends on `seed` alone. Zero (None for the scales) stands for the model's default.
+    With `image`, that image is edited; with `mask` (an image of the same size) only where the mask
+    is white.
     """
 
     model: str
@@ -386,22 +464,25 @@ class Draw(Request, tag="draw"):
     seed: int = 0
     image: BlobRef | None = None
     mask: BlobRef | None = None
-    strength: float | None = None  # how far from `image`, 0 to 1
-    previews: int = 0  # pictures of the estimate, evenly spread over the steps
+    strength: float | None = None  # strength of the change to `image`, 0 to 1
+    previews: int = 0  # number of previews, spread evenly over the steps
     checkpoint_every: int = 0  # steps; 0: no checkpoints
     loras: list[Adapter] = []
     format: Literal["png", "jpeg", "webp"] = "png"
-    quality: int = 90  # of jpeg and webp
+    quality: int = 90  # quality of jpeg and webp, 1 to 100
     resume: Checkpoint | None = None
     request_id: str = ""
 
 
 class Targets(Request, tag="targets"):
-    """operator → planner: how many instances it wants; a `Wanted` per group comes back."""
+    """Request the planner's target instance counts (operator → planner).
+
+    One `Wanted` per group comes back.
+    """
 
 
 class Echo(Request, tag="echo"):
-    """To any actor that serves it (tests, the doctor): `count` items come back, `delay_ms` apart."""
+    """Request `count` echo items, `delay_ms` apart, from any actor that serves it (e.g. tests)."""
 
     count: int = 1
     delay_ms: float = 0.0
@@ -409,87 +490,94 @@ class Echo(Request, tag="echo"):
     fail_at: int = -1  # raise before this item; -1: never
 
 
-# ---------------------------------------------------------------------------------------------------- bodies of items
+# ---------------------------------------------------------------------------------- bodies of items
 class Tokens(Struct, array_like=True, omit_defaults=True, gc=False, tag="t"):
-    """decode → tokenizer: the tokens of one engine step (one, or several under speculation)."""
+    """Tokens of one engine step (decode → tokenizer): one, or several with speculation."""
 
     ids: list[int]
     logprobs: list[TokenLogprob] | None = None
 
 
 class Text(Struct, array_like=True, omit_defaults=True, gc=False, tag="x"):
-    """tokenizer → gateway: text that is safe to show, and the ids consumed so far that it came from.
+    """Text that is safe to show (tokenizer → gateway), and the token ids that it was decoded from.
 
-    `ids` may run ahead of `text`: half a character, a possible stop string or tag is held back.
+    `ids` may run ahead of `text`: incomplete characters and possible stop strings or tags are held
+    back.
     """
 
     text: str
     ids: list[int]
     tools: list[ToolCallDelta] | None = None
     logprobs: list[TextLogprob] | None = None
+    prompt_tokens: int = 0  # of the request; sent once, with the first text of a stream
 
 
 class Blob(Struct, array_like=True, tag="r"):
+    """Item that consists of one blob."""
+
     ref: BlobRef
 
 
 class Chunk(Struct, array_like=True, gc=False, tag="d"):
-    """The next bytes of a file that is sent in order. Small enough for any `max_payload`."""
+    """Next bytes of a file that is sent in order; small enough for any `max_payload`."""
 
     data: bytes
 
 
 class Verdict(Struct, array_like=True, gc=False, tag="v"):
-    """vad: the probability that nothing more follows a text."""
+    """Probability that a text is a finished turn, from the VAD service."""
 
     finished: float
 
 
 class SpeechEdge(Struct, array_like=True, gc=False, tag="s"):
-    """vad: speech starts or stops, or nobody spoke for the idle timeout. All times are ms of audio since the start.
+    """Start or stop of speech, or an idle timeout without speech, from the VAD service.
 
-    With `pause_ms` it also pauses and resumes within a turn, and `heard` only says how far the turn was heard, and how
-    far (`speech_ms`) somebody has spoken.
+    All times are milliseconds of audio since the start of the stream. With `pause_ms`, `pause` and
+    `resume` mark silences within a turn, and `heard` reports how far the turn was heard and until
+    where there was speech (`speech_ms`).
     """
 
     kind: Literal["start", "stop", "idle", "pause", "resume", "heard"]
-    ms: int  # as the realtime API tells it: with the prefix padding, with the silence that was waited for
+    ms: int  # as in OpenAI's realtime API: includes the prefix padding and the awaited silence
     speech_ms: int  # where the speech itself starts or ends; for "idle": where the silence began
-    heard_ms: int  # how much was heard when it was noticed
+    heard_ms: int  # audio received when the edge was detected
 
 
 class Spoken(Struct, array_like=True, gc=False, tag="o"):
-    """vad: where somebody speaks in a recording, in order and apart."""
+    """Speech spans of a recording, in order and disjoint, from the VAD service."""
 
     spans: list[tuple[float, float]]  # seconds
     duration: float  # of the recording, seconds
 
 
 class Voice(Struct, array_like=True, gc=False, tag="n"):
-    """speakers: how somebody sounds in a stretch of a recording, to be compared by the cosine."""
+    """Speaker embedding of a span of a recording, to be compared by cosine similarity."""
 
     vector: bytes  # float32, little-endian, of unit length
-    alike: float  # the cosine from which two such vectors are rather one person's than two's
+    # cosine similarity above which two vectors more likely belong to one speaker than to two
+    alike: float
 
 
 class Seen(Struct, array_like=True, tag="l"):
-    """vision: a picture as the model sees it, and the token ids that stand for it in a prompt."""
+    """Image embeddings of a picture (vision → caller), and its token ids in a prompt."""
 
     sight: Sight
-    ids: list[int]  # placeholders, and the marks between them
+    ids: list[int]  # placeholder tokens and the separator tokens between them
 
 
 class Held(Struct, array_like=True, gc=False, tag="y"):
-    """decode: some of the blocks that its prefix cache holds (`prefixes`), as of the news before `number`."""
+    """Some blocks of the prefix cache (`prefixes`), as of the CacheNews before `number`."""
 
     number: int
     blocks: list[int]
 
 
 class KvPiece(Struct, array_like=True, tag="q"):
-    """prefill → decode: keys and values of tokens `first` to `end` of some layers, one after the other in the blob.
+    """Keys and values of tokens `first` to `end` of some layers (prefill → decode).
 
-    It is a part of what tokens `start` to `stop` need; with `last` they have it all.
+    The layers are stored one after the other in the blob. It is a part of the transfer of tokens
+    `start` to `stop`; `last` marks that transfer's final piece.
     """
 
     start: int
@@ -497,20 +585,23 @@ class KvPiece(Struct, array_like=True, tag="q"):
     layers: list[int]
     first: int
     end: int
-    ref: BlobRef  # its dtype is that of the sender's cache
+    ref: BlobRef  # its dtype is that of the sender's KV cache
     last: bool = False
 
 
 class Vectors(Struct, array_like=True, gc=False, tag="m"):
-    """embedding: the vectors of the next `count` texts."""
+    """Embeddings of the next `count` texts, from the embedding service."""
 
-    data: bytes  # float32, little-endian, one vector after the other
+    data: bytes  # float32, little-endian, vectors concatenated
     count: int
-    tokens: int  # of these texts
+    tokens: int  # tokens of these texts
 
 
 class Recording(Struct, array_like=True, gc=False, tag="h"):
-    """asr: what a file is, once per stream. The language is "" where nobody speaks, or the model cannot tell."""
+    """Properties of an audio file, sent once per transcription stream.
+
+    The language is "" if there is no speech, or if the model cannot detect it.
+    """
 
     duration: float  # seconds
     language: str  # code
@@ -518,36 +609,37 @@ class Recording(Struct, array_like=True, gc=False, tag="h"):
 
 
 class Segment(Struct, array_like=True, omit_defaults=True, tag="g"):
-    """asr: a stretch of text that is final. Times are seconds from the beginning of the recording."""
+    """Final segment of a transcription. Times are seconds from the beginning of the recording."""
 
     id: int  # from 0
-    window: int  # of the recording that it was heard in
+    window: int  # window of the recording that it was decoded in
     start: float
     end: float
-    text: str  # with the space before it, where the language has spaces
+    text: str  # with its leading space, in languages with spaces
     tokens: list[int] = []
     words: list[tuple[str, float, float]] = []  # (text, start, end)
     avg_logprob: float = 0.0
     no_speech_prob: float = 0.0
     temperature: float = 0.0
     compression_ratio: float = 0.0
-    seek: float = 0.0  # where its window starts
+    seek: float = 0.0  # start of its window
 
 
 class Partial(Struct, array_like=True, gc=False, tag="p"):
-    """asr: what was understood so far. `stable` only grows from one to the next; `tail` may change."""
+    """Transcription so far. `stable` only grows from one item to the next; `tail` may change."""
 
     stable: str
     tail: str
 
 
 class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
-    """tts → anyone: the next PCM (mono, 16-bit little-endian, 24 kHz).
+    """Next PCM of a speech stream (mono, 16-bit little-endian, 24 kHz).
 
-    `words` are those of the whole sentence as (written, start, end), in ms from the beginning of the stream: estimates
-    with a sentence's first item, the true times with its last. A later list of the same `sentence` replaces one before.
-    `text`: how many characters of the request are wholly spoken with this item; 0: no more than before.
-    `usage`: with the last item of a sentence, what that sentence took: tokens of its text, and frames.
+    `words` are those of the whole sentence as (written, start, end), in ms from the beginning of
+    the stream: estimates with a sentence's first item, exact times with its last. A later list for
+    the same `sentence` replaces the earlier one. `text` is the number of characters of the request
+    that are completely spoken with this item; 0: unchanged. `usage` comes with the last item of a
+    sentence: the tokens of its text and its frames.
     """
 
     data: bytes
@@ -558,16 +650,19 @@ class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
 
 
 class Stroke(Struct, array_like=True, omit_defaults=True, tag="k"):
-    """diffusion: a step is done. One that the caller has no credit for is left out: only the newest tells anything."""
+    """Completion of a denoising step, from the diffusion service.
+
+    Strokes that the caller has no credit for are dropped, since only the newest matters.
+    """
 
     step: int  # from 1
     steps: int
-    preview: bytes = b""  # the estimate so far, a file in the request's format
+    preview: bytes = b""  # preview of the result, a file in the request's format
     checkpoint: Checkpoint | None = None
 
 
 class Picture(Struct, array_like=True, tag="z"):
-    """diffusion: the picture is done: a file in the request's format, lent to the caller."""
+    """Finished image, a file in the request's format that is leased to the caller."""
 
     ref: BlobRef
     width: int
@@ -576,7 +671,7 @@ class Picture(Struct, array_like=True, tag="z"):
 
 
 class Wanted(Struct, array_like=True, tag="j"):
-    """planner: how many instances of a group there should be, and why."""
+    """Target number of instances of a group, with its reason, from the planner."""
 
     group: str
     role: str
@@ -584,8 +679,8 @@ class Wanted(Struct, array_like=True, tag="j"):
     ready: int
     starting: int
     reason: str
-    demand: dict[str, float]  # instances that would just do, by what calls for them
-    cold_start: float  # seconds, as measured; 0: not yet
+    demand: dict[str, float]  # instances that each source of demand requires, by its name
+    cold_start: float  # seconds, measured; 0: not measured yet
 
 
 Body = (
@@ -611,28 +706,33 @@ Body = (
 )
 
 
-# ------------------------------------------------------------------------------------------------------------- frames
+# ------------------------------------------------------------------------------------------- frames
 class Accepted(Struct, array_like=True, gc=False, tag="a"):
-    """An instance took the stream; sent once per stream, before any item."""
+    """Acceptance of a stream by an instance; sent once per stream, before any item."""
 
     stream: int
 
 
 class Item(Struct, array_like=True, gc=False, tag="i"):
+    """One item of a stream, numbered from 0."""
+
     stream: int
     seq: int
     body: Body
 
 
 class Beat(Struct, array_like=True, gc=False, tag="b"):
-    """Nothing to say, still at work. `seq`: items sent so far."""
+    """Sign of life of a stream without new items. `seq`: items sent so far."""
 
     stream: int
     seq: int
 
 
 class End(Struct, array_like=True, omit_defaults=True, tag="e"):
-    """The stream is complete. `status` is the finish reason; `timing` holds seconds by `<role>.<stage>`."""
+    """Normal end of a stream.
+
+    `status` is the finish reason; `timing` holds seconds by `<role>.<stage>`.
+    """
 
     stream: int
     seq: int
@@ -642,6 +742,8 @@ class End(Struct, array_like=True, omit_defaults=True, tag="e"):
 
 
 class Error(Struct, array_like=True, omit_defaults=True, gc=False, tag="!"):
+    """End of a stream with an error."""
+
     stream: int
     seq: int
     code: str
@@ -651,7 +753,10 @@ class Error(Struct, array_like=True, omit_defaults=True, gc=False, tag="!"):
 
 
 class Want(Struct, array_like=True, gc=False, tag="w"):
-    """`total` feeds may be sent since the start; cumulative, and repeated when the caller tells where it is."""
+    """Grant of input: `total` feeds may be sent, counted from the start of the stream.
+
+    The count is cumulative, and the grant is repeated when the caller reports its position.
+    """
 
     stream: int
     total: int
@@ -668,12 +773,15 @@ class Frames(Struct, array_like=True, tag="f"):
     frames: list[Frame]
 
 
-# ----------------------------------------------------------------------------------------------------- opens, control
+# ----------------------------------------------------------------------------------- opens, control
 FOREVER = 2**40  # milliseconds: 34 years
 
 
 class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
-    """Start a stream. Carries its first credit, so that work starts at once. May arrive twice: `(caller, stream)`."""
+    """Request to start a stream, with its first credit, so that work starts at once.
+
+    An Open may arrive twice; it is identified by `(caller, stream)`.
+    """
 
     v: int
     caller: str  # instance id, "<role>-<hex>"
@@ -700,24 +808,32 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         | Targets
         | Echo
     )
-    deadline_ms: int | None = None  # to be complete in; more than FOREVER is no more than that
-    session: str = ""  # the realtime session that it is for, if it is part of a reply
-    epoch: int = 0  # of that session: what is older than the newest is out of date, see `epochs`
+    deadline_ms: int | None = None  # remaining time until completion; capped at FOREVER
+    session: str = ""  # realtime session, if the work is part of one of its replies
+    epoch: int = 0  # epoch of that session; work of an older epoch is out of date, see `epochs`
 
 
 class Credit(Struct, array_like=True, gc=False, tag="c"):
-    """`total` items may be sent since the start; cumulative, so a lost grant is harmless."""
+    """Grant of items: `total` items may be sent, counted from the start of the stream.
+
+    The count is cumulative, so a lost grant is harmless.
+    """
 
     stream: int
     total: int
 
 
 class Cancel(Struct, array_like=True, gc=False, tag="x"):
+    """Request to end a stream."""
+
     stream: int
 
 
 class Controls(Struct, array_like=True, tag="k"):
-    """Control of many streams of one caller at one instance. An empty list is a probe: the reply is `Pong`."""
+    """Controls of many streams of one caller at one instance.
+
+    An empty list is a probe: the reply is `Pong`.
+    """
 
     v: int
     caller: str
@@ -725,9 +841,9 @@ class Controls(Struct, array_like=True, tag="k"):
 
 
 class Feed(Struct, array_like=True, gc=False, tag="u"):
-    """The next bytes that a caller feeds into a stream; `seq` counts those with data from 0.
+    """Next input bytes of a stream; `seq` counts the feeds with data from 0.
 
-    Without data it tells how many were sent, and may be repeated. `last`: there will be no more.
+    A feed without data reports how many were sent, and may be repeated. `last`: the input ends.
     """
 
     stream: int
@@ -737,7 +853,10 @@ class Feed(Struct, array_like=True, gc=False, tag="u"):
 
 
 class Feeds(Struct, array_like=True, tag="U"):
-    """Feeds into many streams of one caller at one instance, on the connection for bulk: no cancel waits for them."""
+    """Feeds of many streams of one caller to one instance.
+
+    They use the connection for bulk data, so that they never delay a cancel.
+    """
 
     v: int
     caller: str
@@ -745,32 +864,38 @@ class Feeds(Struct, array_like=True, tag="U"):
 
 
 class Pong(Struct, array_like=True, gc=False, tag="p"):
+    """Reply to a probe: the instance and its state."""
+
     v: int
     instance: str
     state: str
 
 
-# ------------------------------------------------------------------------------------------------------------- events
+# ------------------------------------------------------------------------------------------- events
 class ModelCard(Struct, omit_defaults=True, kw_only=True):
-    """A model that an instance serves, as peers and `/v1/models` see it."""
+    """Model that an instance serves, as announced to peers and `/v1/models`."""
 
     name: str
-    context: int  # longest prompt plus output, tokens
+    context: int  # maximum prompt plus output, tokens
     created: int = 0  # Unix seconds of the checkpoint
     tools: bool = False
-    images: bool = False  # its chats may hold them
+    images: bool = False  # chats may contain images
     vocab: int = 0
+    longest_token: int = 0  # characters of the longest token; 0: unknown
     voices: list[str] = []
-    live: bool = False  # it hears while somebody speaks: `Listen`
-    block_size: int = 0  # tokens of a block of its prefix cache; 0: it has none
-    kv: str = ""  # engines of one model with the same can take each other's keys and values; empty: with nobody's
-    parent: str = ""  # of an adapter, the model that it changes
-    resident: bool = True  # an adapter that is not has to be loaded first
-    root: int = 0  # what the chains of its blocks begin with (`prefixes`)
+    live: bool = False  # supports live transcription: `Listen`
+    prompts: bool = False  # transcription accepts a preceding text: `Transcribe.prompt`
+    block_size: int = 0  # tokens per block of its prefix cache; 0: no prefix cache
+    # KV layout; engines of one model with equal values can exchange keys and values; empty: no
+    # exchange
+    kv: str = ""
+    parent: str = ""  # base model of an adapter
+    resident: bool = True  # False: an adapter that must be loaded first
+    root: int = 0  # initial value of its block hash chains (`prefixes`)
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
-    """Who is alive and how loaded. Sent every half second and on every change of state."""
+    """State and load of an instance, sent every half second and on every change of state."""
 
     v: int
     role: str
@@ -778,22 +903,23 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     state: str  # starting | warming | ready | draining | stopped
     seq: int
     models: list[ModelCard] = []
-    load: dict[str, float] = {}  # e.g. active, requests (since it began), queued, kv_free
+    load: dict[str, float] = {}  # e.g. active, requests (since its start), queued, kv_free
     host: str = ""
     pid: int = 0
+    start: float = 0.0  # seconds from process start until ready; 0: not measured
 
 
 class CacheNews(Struct, array_like=True, gc=False, tag="cache"):
-    """What a prefix cache has come to hold since the news before, and what it no longer holds (`prefixes`)."""
+    """Blocks that a prefix cache stored and dropped since its previous news (`prefixes`)."""
 
     v: int
     instance: str
-    number: int  # from 0 on
+    number: int  # sequence number, from 0
     stored: list[int]
     dropped: list[int]
 
 
-# What may come back for a request. Of one that is not here, anything.
+# Item types that may answer a request. Requests that are not listed accept any item.
 ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
     Chat: (Text,),
     Complete: (Text,),
@@ -819,7 +945,10 @@ T = TypeVar("T")
 
 
 def _decoder(kind: type[T]) -> Callable[[bytes], T]:
-    """Bytes to `kind`. All that can be wrong with them is a ValueError, nesting without end included."""
+    """Return a decoder of bytes to `kind`.
+
+    It raises ValueError for any malformed input, including excessive nesting.
+    """
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def checked(data: bytes) -> T:

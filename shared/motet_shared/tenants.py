@@ -1,4 +1,4 @@
-"""Who may use a server, and how much: the file of tenants, as operators write it.
+"""Read the tenants file: which keys may use a server, and with which limits.
 
     [tenants.acme]
     requests_per_minute = 600
@@ -9,8 +9,8 @@
     tenant = "acme"
     sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
-A key is known by its digest alone: 32 random bytes need no slow hash, and whoever reads the file has none of them.
-What a limit means to a request is left to the gateway; making and revoking keys to `motet keys`.
+Only the digest of a key is stored: 32 random bytes need no slow hash, and reading the file reveals
+no key. The gateway enforces the limits; `motet keys` creates and revokes keys.
 """
 
 from __future__ import annotations
@@ -33,20 +33,23 @@ from .errors import ConfigError
 T = TypeVar("T", bound=Struct)
 Tier = Literal["flex", "default", "priority"]
 
-PREFIX = "sk-motet-"  # by which logs, and people, know a key
-DEFAULT = "default"  # the tenant of keys that belong to none
-ID_LENGTH = 12  # digits of a digest by which people name a key
+PREFIX = "sk-motet-"  # marks keys for log redaction and for readers
+DEFAULT = "default"  # tenant of keys that have none
+ID_LENGTH = 12  # digits of the digest that serve as a key's id
+STORED_BYTES = 1 << 30  # default of a tenant's stored_bytes; no other limit has a default
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _Positive = Annotated[int, Meta(ge=1)]
 _Count = Annotated[int, Meta(ge=0)]
 
 
 class TenantLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one tenant may use; None: as much as there is.
+    """Limits of one tenant; None: unlimited.
 
-    A limit per minute or hour may be spent at once, and comes back evenly. Tokens are those of prompts and replies,
-    audio seconds those that are heard and spoken, `max_context` the tokens of one prompt with its reply,
-    `service_tier` the highest that may be asked for. `metrics`: whether its keys open /metrics, which shows all.
+    A limit per minute or hour is a token bucket: it may be spent at once and refills evenly. Tokens
+    are those of prompts and replies, audio seconds those heard and spoken, `max_context` the tokens
+    of one prompt with its reply, `service_tier` the highest tier that may be requested.
+    `stored_bytes` limits the pictures and jobs that are stored at a time. `metrics`: its keys may
+    read /metrics, which covers all tenants.
     """
 
     requests_per_minute: _Positive | None = None
@@ -56,12 +59,13 @@ class TenantLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     images_per_hour: _Count | None = None
     audio_seconds_per_hour: _Count | None = None
     max_context: _Positive | None = None
+    stored_bytes: _Count = STORED_BYTES
     service_tier: Tier = "priority"
     metrics: bool = False
 
 
 class TenantKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key, as far as it is known here."""
+    """Key of a tenant, known by its digest only."""
 
     tenant: str
     sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
@@ -70,37 +74,43 @@ class TenantKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def id(self) -> str:
+        """Return the first digits of the digest, which identify the key."""
         return self.sha256[:ID_LENGTH]
 
 
 @dataclass(frozen=True, slots=True)
 class Tenants:
-    """A whole file."""
+    """Contents of a tenants file."""
 
     limits: Mapping[str, TenantLimits]
     keys: tuple[TenantKey, ...]
 
 
 def new_key() -> str:
-    """A key that nobody can guess: 256 random bits."""
+    """Return a new key of 256 random bits."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def digest(key: str) -> str:
-    """What stands in the file for a key."""
+    """Return the SHA-256 hex digest of a key, as stored in the file."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def check_name(name: str) -> None:
-    """ConfigError for what cannot be the name of a tenant."""
+    """Raise ConfigError if `name` is not a valid name of a tenant."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"tenant: {name!r} is no name; use a-z, 0-9, _ and -, at most 63, a letter or digit first")
+        raise ConfigError(
+            f"tenant: {name!r} is no name; use a-z, 0-9, _ and -, at most 63, a letter or digit first"
+        )
     if name == DEFAULT:
         raise ConfigError(f"tenant: {name!r} is the one of --api-key-file; choose another name")
 
 
 def load_tenants(path: Path) -> Tenants:
-    """The file at `path`. ConfigError (param "tenants_file") names line, field and remedy."""
+    """Read the file at `path`.
+
+    Raises ConfigError (param "tenants_file") that names line, field and remedy.
+    """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -110,12 +120,12 @@ def load_tenants(path: Path) -> Tenants:
 
 
 def parse_tenants(text: str, path: str) -> Tenants:
-    """As `load_tenants`, for what was read."""
+    """Parse the text of a tenants file; `path` is for errors. Raises as `load_tenants`."""
     return _Reader(text, path).read()
 
 
 class _Reader:
-    """One file, with the places of what is in it."""
+    """Parse one file and locate its fields by line for errors."""
 
     def __init__(self, text: str, path: str):
         self._lines, self._text, self._path = text.splitlines(), text, path
@@ -125,7 +135,10 @@ class _Reader:
             document = tomllib.loads(self._text)
         except tomllib.TOMLDecodeError as error:
             found = re.search(r"line (\d+)", str(error))
-            self._refuse(f"is no TOML: {error}; correct it there", int(found[1]) if found else len(self._lines))
+            self._refuse(
+                f"is no TOML: {error}; correct it there",
+                int(found[1]) if found else len(self._lines),
+            )
         for name in document.keys() - {"tenants", "keys"}:
             line = self._line(rf"\s*(\[+\s*)?{re.escape(name)}\b")
             self._refuse(f"`{name}` is unknown; write [tenants.NAME] and [[keys]]", line)
@@ -133,8 +146,12 @@ class _Reader:
         return Tenants(limits, self._keys(document.get("keys", []), limits))
 
     def _limits(self, tables: Any) -> dict[str, TenantLimits]:
-        if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
-            self._refuse("`tenants` holds no tables; write [tenants.NAME]", self._line(r"\s*\[?tenants\b"))
+        if not isinstance(tables, dict) or not all(
+            isinstance(table, dict) for table in tables.values()
+        ):
+            self._refuse(
+                "`tenants` holds no tables; write [tenants.NAME]", self._line(r"\s*\[?tenants\b")
+            )
         limits = {}
         for name, table in tables.items():
             header = self._line(rf"\s*\[\s*tenants\s*\.\s*[\"']?{re.escape(name)}[\"']?\s*\]")
@@ -148,14 +165,18 @@ class _Reader:
     def _keys(self, entries: Any, limits: Mapping[str, TenantLimits]) -> tuple[TenantKey, ...]:
         if not isinstance(entries, list):
             self._refuse("`keys` is no list of tables; write [[keys]]", self._line(r"\s*\[?keys\b"))
-        headers = [n for n, line in enumerate(self._lines, 1) if re.match(r"\s*\[\[\s*keys\s*\]\]", line)]
+        headers = [
+            n for n, line in enumerate(self._lines, 1) if re.match(r"\s*\[\[\s*keys\s*\]\]", line)
+        ]
         keys: dict[str, TenantKey] = {}
         for index, entry in enumerate(entries):
             header = headers[index] if index < len(headers) else 1
             key = self._convert(entry, TenantKey, f"keys[{index}]", header)
             if key.tenant not in limits:
                 line = self._field_line("tenant", header)
-                self._refuse(f"`keys[{index}].tenant`: there is no [tenants.{key.tenant}]; add it", line)
+                self._refuse(
+                    f"`keys[{index}].tenant`: there is no [tenants.{key.tenant}]; add it", line
+                )
             if key.sha256 in keys:
                 line = self._field_line("sha256", header)
                 self._refuse(f"`keys[{index}].sha256` is there twice ({key.id}…); remove one", line)
@@ -175,11 +196,13 @@ class _Reader:
             self._refuse(f"`{where}.{field}`: {what}", self._field_line(field, header))
 
     def _line(self, pattern: str) -> int:
-        """The number of the first line that matches; 1 where none does."""
-        return next((number for number, line in enumerate(self._lines, 1) if re.match(pattern, line)), 1)
+        """Return the number of the first matching line; 1 if none matches."""
+        return next(
+            (number for number, line in enumerate(self._lines, 1) if re.match(pattern, line)), 1
+        )
 
     def _field_line(self, field: str, header: int) -> int:
-        """That of a field in the table that begins in line `header`."""
+        """Return the line of a field in the table that begins in line `header`, else `header`."""
         for number, line in enumerate(self._lines[header:], header + 1):
             if line.lstrip().startswith("["):
                 break

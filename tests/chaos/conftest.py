@@ -19,7 +19,9 @@ def chaos_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack
     folder = tmp_path_factory.mktemp("chaos")
     model = markov.save(folder / MODEL)
     speech = ("--asr", "none", "--tts", "none")
-    with MotetStack(folder, "--llm", str(model), "--decode", "2", "--tokenizer", "2", *speech) as stack:
+    with MotetStack(
+        folder, "--llm", str(model), "--decode", "2", "--tokenizer", "2", *speech
+    ) as stack:
         stack.wait_until_all_ready()
         yield stack
 

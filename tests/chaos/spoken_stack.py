@@ -12,20 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tts_checkpoints
-from asr_checkpoints import tiny_whisper
 from e2e import markov
 from motet_gateway.config import GatewayConfig
-from motet_gateway.gateway import Gateway
-from motet_shared.bus import Bus
-from motet_shared.discovery import Directory
-from motet_shared.stream import Stream
-from motet_shared.subjects import role_of
+from motet_gateway.service import Gateway
 from motet_shared.testing import NatsServer, running
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.discovery import Directory
+from motet_shared.wire.stream import Stream
+from motet_shared.wire.subjects import role_of
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from realtime_client import Client, talking
-from service_nursery import Nursery, alive
+from support import tts_checkpoints
+from support.asr_checkpoints import tiny_whisper
+from support.realtime_client import Client, talking
+from support.service_nursery import Nursery, alive
 
 MODEL = "markov"
 START_SECONDS = 300.0
@@ -53,18 +53,32 @@ class Folders:
         return {
             "vad": ("motet_vad",),
             "asr": ("motet_asr", "--model", str(self.asr), "--name", "ears", *_EXACT_EARS),
-            "tts": ("motet_tts", "--model", str(self.tts), "--name", "voice", *_SMALL_CHUNKS, "--threads", "1"),
+            "tts": (
+                "motet_tts",
+                "--model",
+                str(self.tts),
+                "--name",
+                "voice",
+                *_SMALL_CHUNKS,
+                "--threads",
+                "1",
+            ),
             "decode": ("motet_llm", "--model", str(self.llm), "--name", MODEL, "--threads", "1"),
         }[role]
 
 
-_EXACT_EARS = ("--no-fallback", "--no-live", "--parallel", "1")  # live, what is heard depends on when
+_EXACT_EARS = (
+    "--no-fallback",
+    "--no-live",
+    "--parallel",
+    "1",
+)  # live, what is heard depends on when
 _SMALL_CHUNKS = ("--first-chunk", "0.002", "--chunk", "0.01")
 _LOADED = (
     "motet_vad.service",
     "motet_asr.service",
     "motet_tts.service",
-    "motet_llm.worker",
+    "motet_llm.service",
     "transformers.models.whisper.modeling_whisper",
     "transformers.models.pocket_tts.modeling_pocket_tts",
     "transformers.models.llama.modeling_llama",
@@ -91,7 +105,9 @@ class SpokenStack:
     def stream(self, role: str) -> Stream | None:
         """The one that an instance of this role is serving, if there is one."""
         streams = self.caller(role).caller.streams.values()
-        return next((s for s in streams if not s.done and s.instance and role_of(s.instance) == role), None)
+        return next(
+            (s for s in streams if not s.done and s.instance and role_of(s.instance) == role), None
+        )
 
     async def kill(self, role: str, when: Callable[[Stream], bool] = lambda stream: True) -> str:
         """SIGKILL of the instance that serves a stream of this role, as soon as `when` holds for it; its name.
@@ -110,7 +126,9 @@ class SpokenStack:
                     return str(stream.instance)
                 os.kill(pid, signal.SIGCONT)
 
-    async def send_away(self, role: str, when: Callable[[Stream], bool] = lambda stream: True) -> str:
+    async def send_away(
+        self, role: str, when: Callable[[Stream], bool] = lambda stream: True
+    ) -> str:
         """Two SIGTERMs to the instance that serves a stream of this role: it takes no more, and hands over what it has.
 
         That is what a restart does, and a scale-down, once there has been time enough to end.
@@ -132,7 +150,9 @@ class SpokenStack:
 
     def _pid(self, instance: str) -> int:
         role = role_of(instance)
-        return next(b.pid for b in self.caller(role).directory.instances(role) if b.instance == instance)
+        return next(
+            b.pid for b in self.caller(role).directory.instances(role) if b.instance == instance
+        )
 
     async def begin(self, *roles: str) -> None:
         """Start a process for each. `all_ready` waits for them."""
@@ -149,7 +169,9 @@ class SpokenStack:
     async def all_ready(self) -> None:
         for role in ROLES:
             try:
-                await self.caller(role).directory.wait_for(partial(_both_ready, role), START_SECONDS)
+                await self.caller(role).directory.wait_for(
+                    partial(_both_ready, role), START_SECONDS
+                )
             except TimeoutError:
                 living = sum(map(alive, self.pids))
                 raise TimeoutError(
@@ -170,7 +192,9 @@ class SpokenStack:
 
 
 def _state(directory: Directory, role: str, instance: str) -> str:
-    return next((beat.state for beat in directory.instances(role) if beat.instance == instance), "gone")
+    return next(
+        (beat.state for beat in directory.instances(role) if beat.instance == instance), "gone"
+    )
 
 
 def _both_ready(role: str, directory: Directory) -> bool:
@@ -185,7 +209,8 @@ async def spoken_stack(root: Path) -> AsyncIterator[SpokenStack]:
         config = GatewayConfig(port=0, drain_timeout=1.0, patience=60.0)
         gateway = Gateway(config, await nats.bus("gateway"))
         tokenizer = Tokenizer(
-            TokenizerConfig(model=(f"{MODEL}={folders.llm}",), metrics_port=-1), await nats.bus("tokenizer")
+            TokenizerConfig(model=(f"{MODEL}={folders.llm}",), metrics_port=-1),
+            await nats.bus("tokenizer"),
         )
         for actor in (tokenizer, gateway):
             await stack.enter_async_context(running(actor))

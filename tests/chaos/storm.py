@@ -1,6 +1,6 @@
 """A storm: mixed traffic while processes are killed, paused and cut off at random, NATS among them; and the account.
 
-    make chaos ARGS="--seconds 600 --every 10 --seed 3"
+    PYTHONPATH=tests:models/recipes python -m chaos.storm --seconds 600 --every 10 --seed 3   (make extended PART=storm)
 
 Chats, speech, transcripts, spoken conversations and pictures, two processes of each service, tiny models whose answers
 are known from a quiet time. Every question is accounted for: completed exactly as in the quiet time, or broken off in
@@ -82,7 +82,9 @@ class Weather:
         await asyncio.sleep(self.storm.every / 2)
         while (now := time.monotonic()) - began < self.storm.seconds - self.storm.every / 2:
             kind, name = self._random.choice(self.storm.kinds), self._random.choice(names)
-            self.say(f"{now - began:6.1f} s  {kind:5}  {name:12}  {traffic.asking} questions under way")
+            self.say(
+                f"{now - began:6.1f} s  {kind:5}  {name:12}  {traffic.asking} questions under way"
+            )
             await self._strike(kind, name)
             self.blows.append(Blow(kind, name, now, time.monotonic()))
             await asyncio.sleep(max(0.0, now + self.storm.every - time.monotonic()))
@@ -108,14 +110,23 @@ class Weather:
         return found
 
     async def _complaints(self) -> list[str]:
-        said = await integrities(self.stack.nats.url, self.stack.nats.password)
+        said = await integrities(self.stack.nats.url, self.stack.nats.passwords)
         names = {instance: name for name, instance in self.stack.instances().items()}
-        found = [f"{names.get(instance, instance)}: {word}" for instance, word in said.items() if word != "ok"]
-        return found + [f"{name}: says nothing" for instance, name in names.items() if instance not in said]
+        found = [
+            f"{names.get(instance, instance)}: {word}"
+            for instance, word in said.items()
+            if word != "ok"
+        ]
+        return found + [
+            f"{name}: says nothing" for instance, name in names.items() if instance not in said
+        ]
 
     def _memory(self) -> dict[int, int]:
         """Bytes by process."""
-        return {member.pid: psutil.Process(member.pid).memory_info().rss for member in self.stack.members}
+        return {
+            member.pid: psutil.Process(member.pid).memory_info().rss
+            for member in self.stack.members
+        }
 
     def _growth(self, before: dict[int, int]) -> dict[str, int]:
         """Of those that have lived through all of it."""
@@ -126,7 +137,9 @@ class Weather:
 
 async def run(storm: Storm, folder: Path, say: Callable[[str], None] = print) -> Account:
     """Starts everything in `folder`, which is empty, and ends it again."""
-    say(f"seed {storm.seed}, {storm.seconds:g} s, every {storm.every:g} s one of {', '.join(storm.kinds)}")
+    say(
+        f"seed {storm.seed}, {storm.seconds:g} s, every {storm.every:g} s one of {', '.join(storm.kinds)}"
+    )
     async with storm_stack(folder) as stack:
         return await Weather(storm, stack, say).run()
 
@@ -134,10 +147,15 @@ async def run(storm: Storm, folder: Path, say: Callable[[str], None] = print) ->
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="chaos.storm", description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--seed", type=int, default=random.SystemRandom().randrange(10**6), help="of all that is random"
+        "--seed",
+        type=int,
+        default=random.SystemRandom().randrange(10**6),
+        help="of all that is random",
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="how long it lasts")
-    parser.add_argument("--every", type=float, default=10.0, help="seconds from one blow to the next")
+    parser.add_argument(
+        "--every", type=float, default=10.0, help="seconds from one blow to the next"
+    )
     parser.add_argument("--clients", type=int, default=1, help="eight times so many ask at a time")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of blows")
     given = parser.parse_args(argv)

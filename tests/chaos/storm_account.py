@@ -52,14 +52,24 @@ class Account:
     @property
     def completed(self) -> float:
         """The share of the questions that were answered as in a quiet time, at the first try."""
-        return sum(answer.verdict == "completed" for answer in self.answers) / max(len(self.answers), 1)
+        return sum(answer.verdict == "completed" for answer in self.answers) / max(
+            len(self.answers), 1
+        )
 
     def findings(self) -> list[str]:
         """What must not be, in words; empty after a clean storm."""
-        found = [f"{a.verdict}: {a.detail}" for a in self.answers if a.verdict in ("lost", "changed", "wrong")]
+        found = [
+            f"{a.verdict}: {a.detail}"
+            for a in self.answers
+            if a.verdict in ("lost", "changed", "wrong")
+        ]
         found += [f"{name} died by itself" for name in self.died]
         found += [f"left behind: {complaint}" for complaint in self.left]
-        found += [f"{name} has grown by {size >> 20} MB" for name, size in self.growth.items() if size > GROWTH]
+        found += [
+            f"{name} has grown by {size >> 20} MB"
+            for name, size in self.growth.items()
+            if size > GROWTH
+        ]
         calm = [a for a in self.broken if not any(blow.may_break(a) for blow in self.blows)]
         found += [f"broken off though nothing had happened: {a.kind}: {a.detail}" for a in calm]
         if self.completed < COMPLETED:
@@ -79,7 +89,9 @@ class Account:
         for kind in sorted({answer.kind for answer in self.answers}):
             lines.append(_row(f"  {kind}", "", [a for a in self.answers if a.kind == kind]))
         lines.append(_row("all", len(self.blows), self.answers))
-        lines.append(f"{self.completed:.1%} completed at the first try; most growth {self._most_growth()}")
+        lines.append(
+            f"{self.completed:.1%} completed at the first try; most growth {self._most_growth()}"
+        )
         return "\n".join(lines)
 
     def _most_growth(self) -> str:

@@ -11,24 +11,23 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import diffusion_stage
-import tts_checkpoints
-from asr_checkpoints import tiny_whisper
-from diffusion_checkpoints import stable_diffusion
 from e2e import markov
-from motet_shared.bus import Bus
-from motet_shared.discovery import Directory
 from motet_shared.testing import NatsServer, free_port
-from service_nursery import Nursery, alive
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.discovery import Directory
+from support import diffusion_stage, tts_checkpoints
+from support.asr_checkpoints import tiny_whisper
+from support.diffusion_checkpoints import stable_diffusion
+from support.service_nursery import Nursery, alive
 
 CHAT, EARS, VOICE, BRUSH = "markov", "ears", "voice", diffusion_stage.MODEL
 ROLES = ("gateway", "tokenizer", "decode", "vad", "asr", "tts", "diffusion")
 NATS = "nats"
 TWO = 2  # of each
 _READY = 300.0  # seconds
-_LIGHT = ("motet_gateway.gateway", "motet_tokenizer.service", "transformers.models.llama")
+_LIGHT = ("motet_gateway.service", "motet_tokenizer.service", "transformers.models.llama")
 _LOADED = (
-    "motet_llm.worker",
+    "motet_llm.service",
     "motet_vad.service",
     "motet_asr.service",
     "motet_tts.service",
@@ -43,7 +42,7 @@ class Line:
     """A process' own way to NATS, which can be cut. It looks like the server to whoever starts that process."""
 
     def __init__(self, nats: NatsServer):
-        self.password = nats.password
+        self.credentials = nats.credentials
         self._nats = nats
         self._ends: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -147,7 +146,9 @@ class StormStack:
             raise TimeoutError(f"not ready within {seconds:g} s: {missing}") from None
 
     def unready(self, directory: Directory) -> list[str]:
-        return [member.name for member in self.members if member.pid not in self._ready_pids(directory)]
+        return [
+            member.name for member in self.members if member.pid not in self._ready_pids(directory)
+        ]
 
     @staticmethod
     def _ready_pids(directory: Directory) -> set[int]:
@@ -155,7 +156,9 @@ class StormStack:
 
     def instances(self) -> dict[str, str]:
         """Instance id by the name of each process that has beaten."""
-        beats = {beat.pid: beat.instance for role in ROLES for beat in self.bus.directory.instances(role)}
+        beats = {
+            beat.pid: beat.instance for role in ROLES for beat in self.bus.directory.instances(role)
+        }
         return {member.name: beats[member.pid] for member in self.members if member.pid in beats}
 
     # ---------------------------------------------------------------------------------------------------------- blows
@@ -167,7 +170,9 @@ class StormStack:
             return
         pid = self.member(name).pid
         self._killed.add(pid)
-        with contextlib.suppress(ProcessLookupError):  # it has just ended by itself: the supervisor knows
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # it has just ended by itself: the supervisor knows
             os.kill(pid, signal.SIGKILL)
 
     async def pause(self, name: str, seconds: float) -> None:
@@ -190,12 +195,25 @@ class StormStack:
 def _arguments(folder: Path, ports: list[int]) -> dict[str, list[tuple[str, ...]]]:
     """Module and flags of each process, by role."""
     chat, brush = markov.save(folder / CHAT), stable_diffusion(folder / BRUSH)
-    ears, voice = tiny_whisper(folder / EARS), tts_checkpoints.pocket_tts(folder / VOICE, threshold=1.0)
+    ears, voice = (
+        tiny_whisper(folder / EARS),
+        tts_checkpoints.pocket_tts(folder / VOICE, threshold=1.0),
+    )
     one: dict[str, tuple[str, ...]] = {
         "tokenizer": ("motet_tokenizer", "--model", f"{CHAT}={chat}"),
         "decode": ("motet_llm", "--model", str(chat), "--name", CHAT, "--threads", "1"),
         "vad": ("motet_vad",),
-        "asr": ("motet_asr", "--model", str(ears), "--name", EARS, "--no-fallback", "--no-live", "--parallel", "1"),
+        "asr": (
+            "motet_asr",
+            "--model",
+            str(ears),
+            "--name",
+            EARS,
+            "--no-fallback",
+            "--no-live",
+            "--parallel",
+            "1",
+        ),
         # One sentence at a time: what is computed together is rounded together, and a sound must come out to the bit.
         "tts": (
             "motet_tts",
@@ -211,7 +229,9 @@ def _arguments(folder: Path, ports: list[int]) -> dict[str, list[tuple[str, ...]
         ),
         "diffusion": ("motet_diffusion", *diffusion_stage.flags(brush)),
     }
-    gateways: list[tuple[str, ...]] = [("motet_gateway", "--port", str(port), "--patience", "10") for port in ports]
+    gateways: list[tuple[str, ...]] = [
+        ("motet_gateway", "--port", str(port), "--patience", "10") for port in ports
+    ]
     return {"gateway": gateways} | {role: [argv] * TWO for role, argv in one.items()}
 
 

@@ -15,14 +15,18 @@ import websockets
 
 from chaos.storm_stack import BRUSH, CHAT, EARS, VOICE
 from chaos.streams import Outcome, ask, request
-from realtime_client import TRANSCRIPTION, Client, sound
-from spoken import say, silence, wav
+from support.realtime_client import TRANSCRIPTION, Client, sound
+from support.spoken import say, silence, wav
 
 PATIENCE = 90.0  # seconds after which an answer counts as lost
 TOKENS = 120
 _TRIES = 5
 VARIANTS = 3  # different questions of each kind
-_LINES = ("Two red circles and a blue square.", "Where is the small green star?", "It is above the triangle.")
+_LINES = (
+    "Two red circles and a blue square.",
+    "Where is the small green star?",
+    "It is above the triangle.",
+)
 # What a client may send again as it was. Everything else is the server's promise to have understood.
 RETRYABLE = {"overloaded", "unavailable", "draining", "stream_broken", "worker_lost", "stream_gap"}
 
@@ -43,7 +47,11 @@ Ask = Callable[[httpx.AsyncClient, int], Awaitable[Any]]
 
 
 def _checked(error: dict[str, Any], had: Any = None) -> Exception:
-    return Broken(error["code"], had) if error.get("code") in RETRYABLE else Wrong(json.dumps(error)[:300])
+    return (
+        Broken(error["code"], had)
+        if error.get("code") in RETRYABLE
+        else Wrong(json.dumps(error)[:300])
+    )
 
 
 async def _whole(http: httpx.AsyncClient, path: str, **body: Any) -> httpx.Response:
@@ -77,19 +85,31 @@ async def transcript(http: httpx.AsyncClient, number: int) -> str:
     """Where somebody speaks is found by the vad."""
     fields = {"model": EARS, "language": "en", "chunking_strategy": '{"type": "server_vad"}'}
     files = {"file": ("said.wav", wav(silence(200) + say(_LINES[number]) + silence(200)))}
-    return str((await _whole(http, "/v1/audio/transcriptions", data=fields, files=files)).json()["text"])
+    return str(
+        (await _whole(http, "/v1/audio/transcriptions", data=fields, files=files)).json()["text"]
+    )
 
 
 async def picture(http: httpx.AsyncClient, number: int) -> str:
-    body = {"model": BRUSH, "prompt": "two red circles", "size": "32x32", "steps": 12, "seed": number}
-    return str((await _whole(http, "/v1/images/generations", json=body)).json()["data"][0]["b64_json"])
+    body = {
+        "model": BRUSH,
+        "prompt": "two red circles",
+        "size": "32x32",
+        "steps": 12,
+        "seed": number,
+    }
+    return str(
+        (await _whole(http, "/v1/images/generations", json=body)).json()["data"][0]["b64_json"]
+    )
 
 
 async def conversation(http: httpx.AsyncClient, number: int) -> tuple[str, str, bytes]:
     """A spoken turn over a WebSocket: what was heard, what is answered, and how that sounds."""
     url = str(http.base_url).replace("http", "ws", 1).rstrip("/")
     try:
-        async with websockets.connect(f"{url}/v1/realtime?model={CHAT}", proxy=None, max_size=None) as socket:
+        async with websockets.connect(
+            f"{url}/v1/realtime?model={CHAT}", proxy=None, max_size=None
+        ) as socket:
             return await _turn(Client(socket), number)
     except (OSError, websockets.WebSocketException) as error:
         raise Broken(f"connection: {type(error).__name__}") from None
@@ -98,7 +118,12 @@ async def conversation(http: httpx.AsyncClient, number: int) -> tuple[str, str, 
 async def _turn(client: Client, number: int) -> tuple[str, str, bytes]:
     await _until(client, "session.created")
     heard = {"turn_detection": None, "transcription": {"language": "en"}}
-    settings = {"type": "realtime", "temperature": 0, "max_output_tokens": 40, "audio": {"input": heard}}
+    settings = {
+        "type": "realtime",
+        "temperature": 0,
+        "max_output_tokens": 40,
+        "audio": {"input": heard},
+    }
     await client.send("session.update", session=settings)
     await _until(client, "session.updated")
     await client.audio(say(_LINES[number]))
@@ -110,7 +135,9 @@ async def _turn(client: Client, number: int) -> tuple[str, str, bytes]:
     response = (await _until(client, "response.done"))["response"]
     if response["status"] == "failed":
         raise _checked(response["status_details"]["error"])
-    said = next(event for event in client.events if event["type"] == f"{TRANSCRIPTION}.completed")["transcript"]
+    said = next(event for event in client.events if event["type"] == f"{TRANSCRIPTION}.completed")[
+        "transcript"
+    ]
     content = response["output"][0]["content"][0]
     return said, content.get("transcript", f"not spoken: {content}"), sound(client.events)
 
@@ -175,7 +202,9 @@ class Traffic:
         async with asyncio.TaskGroup() as tasks:
             for kind, (_, share) in KINDS.items():
                 for _ in range(share * clients):
-                    tasks.create_task(self._client(kind, until, random.Random(self.chance.random())))
+                    tasks.create_task(
+                        self._client(kind, until, random.Random(self.chance.random()))
+                    )
 
     async def _client(self, kind: str, until: asyncio.Event, chance: random.Random) -> None:
         gateways = [_client(url) for url in self.urls]
@@ -208,7 +237,11 @@ class Traffic:
             return "broken", str(broken)
         except Wrong as wrong:
             return "wrong", f"{kind} {number}: {wrong}"
-        return ("completed", "") if answer == due else ("changed", f"{kind} {number}: {str(answer)[:200]!r}")
+        return (
+            ("completed", "")
+            if answer == due
+            else ("changed", f"{kind} {number}: {str(answer)[:200]!r}")
+        )
 
 
 async def _insist(question: Ask, http: httpx.AsyncClient, number: int) -> Any:

@@ -46,7 +46,9 @@ def request(number: int, model: str, tokens: int) -> dict[str, Any]:
         "ignore_eos": True,
     }
     text = f"stream {number} says {'abcdefgh'[number % 8]}"
-    return body | ({"prompt": text} if number % 2 else {"messages": [{"role": "user", "content": text}]})
+    return body | (
+        {"prompt": text} if number % 2 else {"messages": [{"role": "user", "content": text}]}
+    )
 
 
 @dataclass
@@ -58,7 +60,9 @@ class Streams:
     outcomes: list[Outcome] = field(default_factory=list)
 
     async def __aenter__(self) -> Streams:
-        self._http = httpx.AsyncClient(base_url=self.url, timeout=120, limits=LIMITS, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=self.url, timeout=120, limits=LIMITS, trust_env=False
+        )
         self.outcomes = [Outcome() for _ in self.requests]
         self._progress = asyncio.Event()
         self.tasks = [
@@ -68,7 +72,10 @@ class Streams:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for task in self.tasks:
             task.cancel()
@@ -79,7 +86,11 @@ class Streams:
         """Waits until every stream has brought this many characters, and says so if one is over by then."""
         async with asyncio.timeout(timeout):
             while any(len(outcome.text) < characters for outcome in self.outcomes):
-                if over := [outcome for outcome in self.outcomes if outcome.done and len(outcome.text) < characters]:
+                if over := [
+                    outcome
+                    for outcome in self.outcomes
+                    if outcome.done and len(outcome.text) < characters
+                ]:
                     raise RuntimeError(f"a stream ended before its time: {over[0]}")
                 self._progress.clear()
                 await self._progress.wait()
@@ -95,7 +106,10 @@ class Streams:
 
 
 async def ask(
-    http: httpx.AsyncClient, body: dict[str, Any], outcome: Outcome, told: Callable[[], None] = lambda: None
+    http: httpx.AsyncClient,
+    body: dict[str, Any],
+    outcome: Outcome,
+    told: Callable[[], None] = lambda: None,
 ) -> None:
     """Send one request and note in `outcome` what comes; `told` is called with every piece of it."""
     path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"

@@ -17,7 +17,7 @@ from chaos.streams import Outcome, Streams, request
 from e2e.peer import service_stats
 from e2e.stack import MotetStack
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 TOKENS = 700
 CHOICES = 8
@@ -36,7 +36,9 @@ class DeafClient:
     async def ask(cls, url: str, body: dict[str, Any]) -> AsyncIterator[DeafClient]:
         host, port = url.removeprefix("http://").split(":")
         peer = socket.create_connection((host, int(port)))
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)  # else the kernel listens in its place
+        peer.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 8192
+        )  # else the kernel listens in its place
         reader, writer = await asyncio.open_connection(sock=peer, limit=2**20)
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         data = json.dumps(body).encode()
@@ -51,7 +53,9 @@ class DeafClient:
     async def listen(self) -> list[str]:
         """The texts of all choices of the whole stream."""
         peer = self._writer.get_extra_info("socket")
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20)  # a small window is slow as well
+        peer.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 2**20
+        )  # a small window is slow as well
         self._writer.transport.resume_reading()  # type: ignore[attr-defined]
         texts = [""] * CHOICES
         while line := await self._reader.readline():
@@ -68,7 +72,9 @@ class DeafClient:
 
 async def decode_stats(stack: MotetStack) -> list[dict[str, Any]]:
     instances = [str(child["instance"]) for child in stack.children("decode")]
-    return [await service_stats(stack.nats_url, stack.password, instance) for instance in instances]
+    return [
+        await service_stats(stack.nats_url, stack.passwords, instance) for instance in instances
+    ]
 
 
 async def until_decode(
@@ -104,7 +110,9 @@ async def test_who_does_not_read_slows_only_himself(
         assert all_paused(await decode_stats(stack)), "he waits, and no one else does"
         texts = await asyncio.wait_for(deaf.listen(), 120)
     assert all(len(text.encode()) in (TOKENS, TOKENS + 2) for text in texts)
-    assert texts[0].startswith(undisturbed[0].text[:-1]), "the seed and the prompt are those of stream 0"
+    assert texts[0].startswith(undisturbed[0].text[:-1]), (
+        "the seed and the prompt are those of stream 0"
+    )
 
 
 @pytest.mark.parametrize("phase", ["at once", "decoding", "paused"])
@@ -125,8 +133,12 @@ async def test_leavers_free_their_blocks_while_others_run_on(
         await streams.reached(40)
         for task in streams.tasks[::2]:
             task.cancel()
-        await until_decode(stack, lambda stats: sum(entry["running"] for entry in stats) <= len(requests) // 2, 5)
+        await until_decode(
+            stack, lambda stats: sum(entry["running"] for entry in stats) <= len(requests) // 2, 5
+        )
         await asyncio.gather(*streams.tasks, return_exceptions=True)
         outcomes = streams.outcomes[1::2]
-    assert all(outcome.same_as(due) for outcome, due in zip(outcomes, undisturbed[1::2], strict=True))
+    assert all(
+        outcome.same_as(due) for outcome, due in zip(outcomes, undisturbed[1::2], strict=True)
+    )
     await until_decode(stack, lambda stats: idle(stats) and all_free(stats), 5)

@@ -19,14 +19,26 @@ from e2e.stack import MotetStack
 pytestmark = pytest.mark.timeout(600)
 
 CALLERS = {"tokenizer": "gateway", "decode": "tokenizer", "vad": "gateway"}
-OPERATIONS = {"tokenizer": ("chat", "complete"), "decode": ("generate",), "vad": ("detect", "judge", "survey")}
+OPERATIONS = {
+    "tokenizer": ("chat", "complete"),
+    "decode": ("generate",),
+    "vad": ("detect", "judge", "survey"),
+}
 
 
 def open_map(**changes: Any) -> dict[str, Any]:
     """A good open, apart from `changes`."""
     body = {"type": "generate", "model": MODEL, "prompt": [1, 2], "sampling": {"max_tokens": 1}}
     caller = "gateway-0000dead"
-    return {"type": "open", "v": PROTOCOL, "caller": caller, "stream": 1, "credit": 1, "body": body, **changes}
+    return {
+        "type": "open",
+        "v": PROTOCOL,
+        "caller": caller,
+        "stream": 1,
+        "credit": 1,
+        "body": body,
+        **changes,
+    }
 
 
 def nested(depth: int) -> bytes:
@@ -42,16 +54,26 @@ def garbage() -> list[bytes]:
     samplings: list[Any] = [None, [], {"temperature": "hot"}, {"seed": "x"}]
     values: list[Any] = [
         *(None, True, 0, -1, 1.5, "open", "", [], {}, [[]], {"type": "open"}, {1: 2}, [None] * 10),
-        *(["f", PROTOCOL, "decode-0000dead", []], ["f", PROTOCOL, 7, []], ["f", 99, "decode-0000dead", []]),
+        *(
+            ["f", PROTOCOL, "decode-0000dead", []],
+            ["f", PROTOCOL, 7, []],
+            ["f", 99, "decode-0000dead", []],
+        ),
         ["f", PROTOCOL, "no instance id", [["a", 1]]],
-        *(["f", PROTOCOL, "decode-0000dead", [frame]] for frame in ([], ["?"], ["i"], ["i", 1, 0, ["t"]], ["a", "x"])),
+        *(
+            ["f", PROTOCOL, "decode-0000dead", [frame]]
+            for frame in ([], ["?"], ["i"], ["i", 1, 0, ["t"]], ["a", "x"])
+        ),
         [
             "f",
             PROTOCOL,
             "decode-0000dead",
             [["i", 2**60, 2**60, ["t", [2**62]]], ["e", 2**63, 0], ["!", 1, 0, "?", "?"]],
         ],
-        *(["k", PROTOCOL, "gateway-0000dead", [part]] for part in (["c", 1, -5], ["c", "x", 1], ["x"], ["z", 1], 5)),
+        *(
+            ["k", PROTOCOL, "gateway-0000dead", [part]]
+            for part in (["c", 1, -5], ["c", "x", 1], ["x"], ["z", 1], 5)
+        ),
         *(
             ["U", PROTOCOL, "gateway-0000dead", [part]]
             for part in (["u", 1, 0, b"x"], ["u", -1, -1, b""], ["u", 1, 0], 5)
@@ -59,12 +81,18 @@ def garbage() -> list[bytes]:
         *(["U", version, "gateway-0000dead", [["u", 1, 0, b""]]] for version in (0, 99, "1", None)),
         *(["k", version, "gateway-0000dead", [["x", 1]]] for version in (0, 99, "1", None)),
         *(open_map(v=version) for version in (0, 2, 99, "1", None, -1, 2**63)),
-        *(open_map(caller=caller) for caller in ("", "x", "gateway-*", "gateway-0000dead.>", 5, None, "a" * 5000)),
+        *(
+            open_map(caller=caller)
+            for caller in ("", "x", "gateway-*", "gateway-0000dead.>", 5, None, "a" * 5000)
+        ),
         *(open_map(stream=stream) for stream in (-1, 2**64 - 1, "1", None, 1.5)),
         *(open_map(credit=credit) for credit in (-1, "many", None)),
         *(open_map(deadline_ms=deadline) for deadline in (-1, 0, "soon", 2**62)),
         *(open_map(body=wrong) for wrong in bodies),
-        *(open_map(body=body | {"prompt": prompt}) for prompt in ([], [-1], [2**40], ["a"], None, "text")),
+        *(
+            open_map(body=body | {"prompt": prompt})
+            for prompt in ([], [-1], [2**40], ["a"], None, "text")
+        ),
         *(open_map(body=body | {"sampling": wrong}) for wrong in samplings),
         open_map(body=body | {"model": "no-such-model"}),
         {
@@ -77,11 +105,28 @@ def garbage() -> list[bytes]:
         },
         {"type": "heartbeat", "v": 99, "role": 1, "instance": 2, "state": 3, "seq": "x"},
     ]
-    raw = [b"", b"\xc1", b"\xff" * 100, b"{}", b'{"json": 1}', good[:-3], good + b"\x00", nested(1000), nested(200_000)]
+    raw = [
+        b"",
+        b"\xc1",
+        b"\xff" * 100,
+        b"{}",
+        b'{"json": 1}',
+        good[:-3],
+        good + b"\x00",
+        nested(1000),
+        nested(200_000),
+    ]
     raw += [b"\x87" + good[1:] + msgpack.packb("more") + nested(5000)]
-    raw += [b"\x95" + msgpack.packb([tag, PROTOCOL, "decode-0000dead", []])[1:] + nested(5000) for tag in "fk"]
+    raw += [
+        b"\x95" + msgpack.packb([tag, PROTOCOL, "decode-0000dead", []])[1:] + nested(5000)
+        for tag in "fk"
+    ]
     raw += [noise.randbytes(noise.randrange(1, 200)) for _ in range(50)]
-    raw += [b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"]  # lengths that are a lie
+    raw += [
+        b"\xdd\xff\xff\xff\xff",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+    ]  # lengths that are a lie
     return raw + [msgpack.packb(value) for value in values]
 
 
@@ -94,7 +139,9 @@ def subjects_of(stack: MotetStack, user: str) -> list[str]:
         if user == caller:
             found += [f"motet.v1.{role}.{op}" for op in OPERATIONS[role]]
             found += [
-                f"motet.v1.{role}.i.{instance}.{end}" for instance in instances for end in ("open", "ctl", "feed")
+                f"motet.v1.{role}.i.{instance}.{end}"
+                for instance in instances
+                for end in ("open", "ctl", "feed")
             ]
         if user == role:
             found += [f"motet.v1.inbox.{caller}.{instance}.frames" for instance in callers]
@@ -117,7 +164,7 @@ def pids_of(stack: MotetStack) -> dict[str, int]:
 @pytest.mark.parametrize("user", ["gateway", "tokenizer", "decode", "vad"])
 async def test_garbage_kills_nobody(user: str, stack: MotetStack) -> None:
     pids = pids_of(stack)
-    async with Peer.connect(stack.nats_url, stack.password, user) as peer:
+    async with Peer.connect(stack.nats_url, stack.passwords, user) as peer:
         for subject in subjects_of(stack, user):
             for data in garbage():
                 await peer.client.publish(subject, data)
@@ -126,7 +173,9 @@ async def test_garbage_kills_nobody(user: str, stack: MotetStack) -> None:
         await still_well(stack, pids)
 
 
-@pytest.mark.parametrize(("user", "role"), [("gateway", "tokenizer"), ("tokenizer", "decode"), ("gateway", "vad")])
+@pytest.mark.parametrize(
+    ("user", "role"), [("gateway", "tokenizer"), ("tokenizer", "decode"), ("gateway", "vad")]
+)
 async def test_an_open_that_cannot_be_read_is_answered_with_a_typed_error(
     user: str, role: str, stack: MotetStack
 ) -> None:
@@ -139,7 +188,7 @@ async def test_an_open_that_cannot_be_read_is_answered_with_a_typed_error(
         nested(1000): "malformed_message",
         nested(100_000): "malformed_message",
     }
-    async with Peer.connect(stack.nats_url, stack.password, user) as peer:
+    async with Peer.connect(stack.nats_url, stack.passwords, user) as peer:
         for stream, (data, code) in enumerate(cases.items(), start=1):
             peer.frames[stream] = deque()
             reply = f"{peer.inbox}.open.{stream}"
@@ -153,10 +202,12 @@ async def test_what_is_dropped_is_counted(stack: MotetStack) -> None:
     instance = str(stack.children("decode")[0]["instance"])
 
     async def dropped() -> int:
-        return sum((await service_stats(stack.nats_url, stack.password, instance))["dropped"].values())
+        return sum(
+            (await service_stats(stack.nats_url, stack.passwords, instance))["dropped"].values()
+        )
 
     before = await dropped()
-    async with Peer.connect(stack.nats_url, stack.password, "tokenizer") as peer:
+    async with Peer.connect(stack.nats_url, stack.passwords, "tokenizer") as peer:
         for _ in range(10):
             await peer.client.publish(f"motet.v1.decode.i.{instance}.ctl", b"\xc1")
         await peer.client.flush()
@@ -167,7 +218,7 @@ async def test_what_is_dropped_is_counted(stack: MotetStack) -> None:
 
 async def test_service_requests_with_bodies_are_answered_all_the_same(stack: MotetStack) -> None:
     pids = pids_of(stack)
-    async with operator(stack.nats_url, stack.password) as client:
+    async with operator(stack.nats_url, stack.passwords) as client:
         for verb in ("PING", "INFO", "STATS"):
             for data in garbage():
                 await client.publish(f"$SRV.{verb}", data)
@@ -179,9 +230,12 @@ async def test_service_requests_with_bodies_are_answered_all_the_same(stack: Mot
 async def test_oversize_is_refused_by_the_sender_and_by_nats(stack: MotetStack) -> None:
     """Just below the limit everybody copes; above it NATS closes the connection of whoever sends it, not of others."""
     pids = pids_of(stack)
-    async with Peer.connect(stack.nats_url, stack.password, "gateway") as peer:
+    async with Peer.connect(stack.nats_url, stack.passwords, "gateway") as peer:
         limit = peer.client.max_payload
-        for data in (b"\xff" * limit, msgpack.packb(open_map(body={"type": "chat", "model": "x" * (limit - 1000)}))):
+        for data in (
+            b"\xff" * limit,
+            msgpack.packb(open_map(body={"type": "chat", "model": "x" * (limit - 1000)})),
+        ):
             await peer.client.publish("motet.v1.tokenizer.chat", data)
         await peer.client.flush()
         with pytest.raises(nats.errors.MaxPayloadError):

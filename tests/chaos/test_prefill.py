@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import tiny_checkpoint
-from motet_cli import role
-from motet_cli.connection import Connection
-from motet_shared.bus import Bus
+from motet_cli.commands import role
+from motet_cli.supervision.connection import Connection
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate, Sampling, Tokens
-from motet_shared.stream import Stream
 from motet_shared.testing import NatsServer
-from service_nursery import Nursery
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.stream import Stream
+from support.checkpoints import tiny_checkpoint
+from support.service_nursery import Nursery
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 ENGINE = ("--threads", "1", "--deterministic", "--max-running", "8")
-LOADED = ("motet_llm.worker", "motet_llm.prefill")
+LOADED = ("motet_llm.service", "motet_llm.serving.prefill_service")
 CONTEXT = 16384
 PROMPT = [(7 * i * i + i) % 250 for i in range(CONTEXT - 16)]
 LENGTH = 8  # of the reply, tokens
@@ -51,15 +51,26 @@ class Workers:
 
     async def answer(self, stream: Stream) -> tuple[Reply, dict[str, float]]:
         """And seconds by stage."""
-        logprobs = [entry async for body in stream if isinstance(body, Tokens) for entry in body.logprobs or ()]
+        logprobs = [
+            entry
+            async for body in stream
+            if isinstance(body, Tokens)
+            for entry in body.logprobs or ()
+        ]
         assert stream.end is not None
         return [(entry.id, entry.logprob) for entry in logprobs], stream.end.timing
 
     async def midway(self) -> None:
         """The prefill worker has computed some of the prompt, and the decode worker has stored some."""
         done = self.load("prefill")["tokens"]
-        await self.until(lambda: self.load("prefill")["tokens"] > done + 64 and self.load("decode")["kv_free"] < 1)
-        assert self.load("prefill")["tokens"] < done + len(PROMPT) - 1024, "too few tokens for this machine"
+        await self.until(
+            lambda: (
+                self.load("prefill")["tokens"] > done + 64 and self.load("decode")["kv_free"] < 1
+            )
+        )
+        assert self.load("prefill")["tokens"] < done + len(PROMPT) - 1024, (
+            "too few tokens for this machine"
+        )
 
     async def meet(self, instance: str | None = None) -> None:
         """Until the decode worker has found one that prefills for it."""
@@ -75,7 +86,10 @@ class Workers:
         """The id under which a process serves in a role."""
 
         def found() -> str | None:
-            return next((b.instance for b in self.bus.directory.ready(role, model="tiny") if b.pid == pid), None)
+            return next(
+                (b.instance for b in self.bus.directory.ready(role, model="tiny") if b.pid == pid),
+                None,
+            )
 
         return str(await self.bus.directory.wait_for(lambda _: found(), PATIENT))
 
@@ -93,7 +107,9 @@ class Workers:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "tiny"
     path.mkdir()
-    return tiny_checkpoint("llama", path, hidden_size=32, head_dim=8, max_position_embeddings=CONTEXT)
+    return tiny_checkpoint(
+        "llama", path, hidden_size=32, head_dim=8, max_position_embeddings=CONTEXT
+    )
 
 
 @asynccontextmanager
@@ -104,8 +120,12 @@ async def workers(folder: Path, nursery: Nursery, *options: str) -> AsyncIterato
         bus = await nats.bus("tokenizer")
         try:
             pids = {
-                "prefill": await nursery.start(nats, "motet_llm", "--role", "prefill", *model, "--token-budget", "8"),
-                "decode": await nursery.start(nats, "motet_llm", *model, "--remote-prefill", "always", *options),
+                "prefill": await nursery.start(
+                    nats, "motet_llm", "--role", "prefill", *model, "--token-budget", "8"
+                ),
+                "decode": await nursery.start(
+                    nats, "motet_llm", *model, "--remote-prefill", "always", *options
+                ),
             }
             made = Workers(bus, pids)
             for name, pid in pids.items():
@@ -134,7 +154,9 @@ async def test_a_lost_prefill_worker_costs_time_and_nothing_else(
             moved, timing = await made.answer(stream)
         assert len(moved) == LENGTH
         assert timing["decode.transfer"] > 0
-        async with made.ask() as stream:  # its beginning is cached, the rest is computed here: nobody else is there
+        async with (
+            made.ask() as stream
+        ):  # its beginning is cached, the rest is computed here: nobody else is there
             again, timing = await made.answer(stream)
         if number == signal.SIGSTOP:
             os.kill(made.pids["prefill"], signal.SIGCONT)
@@ -146,7 +168,9 @@ async def test_a_lost_prefill_worker_costs_time_and_nothing_else(
 
 
 @pytest.mark.parametrize("how", ["killed", "cancelled"])
-async def test_nobody_waits_for_a_decode_worker_that_is_gone(how: str, folder: Path, nursery: Nursery) -> None:
+async def test_nobody_waits_for_a_decode_worker_that_is_gone(
+    how: str, folder: Path, nursery: Nursery
+) -> None:
     async with workers(folder, nursery) as made:
         async with made.ask():
             await made.midway()
@@ -162,7 +186,7 @@ async def test_a_worker_goes_on_in_another_role(folder: Path, nursery: Nursery) 
     """One of two that decode prefills for the other, and decodes again; the process stays, with all its settings."""
     model = (*ENGINE, "--model", str(folder), "--remote-prefill", "always")
     async with NatsServer() as nats:
-        stack = Connection(nats.url, nats.password)
+        stack = Connection(nats.url, nats.passwords["operator"])
         bus = await nats.bus("tokenizer")
         try:
             pids = [await nursery.start(nats, "motet_llm", *model, "--instance", "decode-one")]
@@ -171,7 +195,9 @@ async def test_a_worker_goes_on_in_another_role(folder: Path, nursery: Nursery) 
             assert one == "decode-one"
             with pytest.raises(Unavailable, match="only decode worker"):
                 await role.change(stack, one, "prefill")
-            pids.append(await nursery.start(nats, "motet_llm", *model, "--instance", "decode-other"))
+            pids.append(
+                await nursery.start(nats, "motet_llm", *model, "--instance", "decode-other")
+            )
             other = await made.ready("decode", pids[1])
             await role.change(stack, one, "decode")  # as it is
             await role.change(stack, other, "prefill")

@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-import diffusion_checkpoints
 from chaos.conftest import MODEL
 from chaos.streams import Streams, request
 from e2e import markov
 from e2e.stack import EARS, VOICE, MotetStack, speech
 from e2e.stack import running as alive
-from motet_shared.audio import wav_header
-from spoken import say
+from motet_media.audio import wav_header
+from support import diffusion_checkpoints
+from support.spoken import say
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BRUSH = "brush"
 STREAMS, TOKENS = 4, 120
@@ -38,7 +38,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
     brush = diffusion_checkpoints.stable_diffusion(folder / BRUSH)
     model = markov.save(folder / MODEL)
     env = {"XDG_RUNTIME_DIR": str(folder), "MOTET_FALLBACK": "false"}
-    with MotetStack(folder, "--llm", str(model), *speech(folder), "--draw", str(brush), env=env) as made:
+    with MotetStack(
+        folder, "--llm", str(model), *speech(folder), "--draw", str(brush), env=env
+    ) as made:
         made.wait_until_all_ready()
         yield made
 
@@ -46,7 +48,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
 def order(stack: MotetStack, *words: str) -> str:
     """What the command says; it must succeed."""
     argv = [sys.executable, "-m", "motet_cli", *words, "--url", stack.url]
-    done = subprocess.run(argv, env=stack.env, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        argv, env=stack.env, capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -72,7 +76,9 @@ class Load:
                 self.over.set()
                 await asyncio.gather(*tasks)
 
-    async def _repeat(self, kind: Callable[[httpx.AsyncClient], Awaitable[bytes]], http: httpx.AsyncClient) -> None:
+    async def _repeat(
+        self, kind: Callable[[httpx.AsyncClient], Awaitable[bytes]], http: httpx.AsyncClient
+    ) -> None:
         got = self.answers.setdefault(kind.__name__, [])
         while not self.over.is_set():
             try:
@@ -86,9 +92,13 @@ class Load:
         """Streams over connections of their own, until the end."""
         got = self.answers.setdefault("chat", [])
         while not self.over.is_set():
-            async with Streams(self.url, [request(number, MODEL, TOKENS) for number in range(STREAMS)]) as streams:
+            async with Streams(
+                self.url, [request(number, MODEL, TOKENS) for number in range(STREAMS)]
+            ) as streams:
                 outcomes = await streams.finish()
-            self.failures += [f"chat: {o.error or o.broken}" for o in outcomes if o.error or o.broken]
+            self.failures += [
+                f"chat: {o.error or o.broken}" for o in outcomes if o.error or o.broken
+            ]
             got.append("\0".join(f"{o.finish} {o.text}" for o in outcomes).encode())
 
     async def draw(self, http: httpx.AsyncClient) -> bytes:
@@ -97,13 +107,20 @@ class Load:
         return base64.b64decode(_whole(reply).json()["data"][0]["b64_json"])
 
     async def speak(self, http: httpx.AsyncClient) -> bytes:
-        body = {"model": VOICE, "input": "Two red circles, and a blue square.", "seed": 4, "response_format": "pcm"}
+        body = {
+            "model": VOICE,
+            "input": "Two red circles, and a blue square.",
+            "seed": 4,
+            "response_format": "pcm",
+        }
         return _whole(await http.post("/v1/audio/speech", json=body)).content
 
     async def listen(self, http: httpx.AsyncClient) -> bytes:
         pcm = say("Two red circles.")
         files = {"file": ("said.wav", io.BytesIO(wav_header(24000, len(pcm)) + pcm))}
-        reply = await http.post("/v1/audio/transcriptions", data={"model": EARS, "language": "en"}, files=files)
+        reply = await http.post(
+            "/v1/audio/transcriptions", data={"model": EARS, "language": "en"}, files=files
+        )
         return _whole(reply).content
 
     async def look(self, http: httpx.AsyncClient) -> bytes:
@@ -122,7 +139,9 @@ async def test_every_service_is_replaced_and_nobody_notices(stack: MotetStack) -
     before = {child["name"]: child["pid"] for child in stack.children()}
     load = Load(stack.url)
     async with load.running():
-        while not all(load.answers.get(kind) for kind in ("chat", "draw", "speak", "listen", "look")):
+        while not all(
+            load.answers.get(kind) for kind in ("chat", "draw", "speak", "listen", "look")
+        ):
             assert not load.failures
             await asyncio.sleep(0.1)
         told = await asyncio.to_thread(order, stack, "restart")
@@ -132,7 +151,9 @@ async def test_every_service_is_replaced_and_nobody_notices(stack: MotetStack) -
     assert [name for name in before if before[name] == after[name]] == ["nats"]
     assert [line.partition(":")[0] for line in told.splitlines()][-1] == "gateway"
     for kind, answers in load.answers.items():
-        assert len(set(answers)) == 1, f"{kind}: {len(set(answers))} different answers among {len(answers)}"
+        assert len(set(answers)) == 1, (
+            f"{kind}: {len(set(answers))} different answers among {len(answers)}"
+        )
     assert not any(alive(pid) for name, pid in before.items() if name != "nats")
 
 
@@ -140,7 +161,10 @@ async def test_more_and_fewer(stack: MotetStack) -> None:
     load = Load(stack.url)
     async with load.running():
         await asyncio.to_thread(order, stack, "scale", "tokenizer=2")
-        assert sorted(child["name"] for child in stack.children("tokenizer")) == ["tokenizer", "tokenizer-2"]
+        assert sorted(child["name"] for child in stack.children("tokenizer")) == [
+            "tokenizer",
+            "tokenizer-2",
+        ]
         await asyncio.to_thread(order, stack, "scale", "tokenizer=1")
     assert not load.failures
     assert [child["name"] for child in stack.children("tokenizer")] == ["tokenizer"]
@@ -153,7 +177,9 @@ def test_orders_that_cannot_be(stack: MotetStack) -> None:
         (("scale", "decode"), "give one such as decode=3"),
     ):
         argv = [sys.executable, "-m", "motet_cli", *words, "--url", stack.url]
-        done = subprocess.run(argv, env=stack.env, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            argv, env=stack.env, capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 2
         assert said in done.stderr
     nobody = {**os.environ, **stack.env, "XDG_RUNTIME_DIR": "/nonexistent"}

@@ -1,6 +1,7 @@
 """A storm in its short form: no question is lost, answered wrongly or twice, and nothing is left behind.
 
-`MOTET_CHAOS_SECONDS` says how long it lasts, `MOTET_CHAOS_SEED` which one it is. The long form: `make chaos`.
+`MOTET_CHAOS_SECONDS` says how long it lasts, `MOTET_CHAOS_SEED` which one it is. The long form:
+`make extended PART=storm`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import pytest
 from chaos.storm import Storm, run
 from chaos.storm_account import Account, Blow
 from chaos.storm_traffic import Answer
+
+pytestmark = pytest.mark.long
 
 SECONDS = float(os.environ.get("MOTET_CHAOS_SECONDS", "60"))
 SEED = int(os.environ.get("MOTET_CHAOS_SEED", "83"))
@@ -48,7 +51,9 @@ def test_a_clean_account_has_no_findings() -> None:
 
 @pytest.mark.parametrize("verdict", ["lost", "changed", "wrong"])
 def test_one_bad_answer_is_a_finding(verdict: str) -> None:
-    assert account(answers("completed", 999) + answers(verdict, 1)).findings() == [f"{verdict}: why"]
+    assert account(answers("completed", 999) + answers(verdict, 1)).findings() == [
+        f"{verdict}: why"
+    ]
 
 
 def test_what_else_must_not_be_is_found() -> None:

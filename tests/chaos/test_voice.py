@@ -11,12 +11,18 @@ import pytest
 import pytest_asyncio
 
 from chaos.spoken_stack import SpokenStack, spoken_stack
-from motet_gateway.realtime import response, transcripts
-from motet_shared.stream import Stream
-from realtime_client import TRANSCRIPTION, Client, kinds, one, sound
-from spoken import say, silence
+from motet_gateway.realtime import item_transcription as transcripts
+from motet_gateway.realtime import response
+from motet_shared.wire.stream import Stream
+from support.realtime_client import TRANSCRIPTION, Client, kinds, one, sound
+from support.spoken import say, silence
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 SAID = "Two red circles and a blue square. Then a green star, and seven small yellow triangles, one above the other."
 TOKENS = 200
@@ -39,7 +45,11 @@ class Turn:
     def of(cls, events: list[dict[str, Any]]) -> Turn:
         done = one(events, "response.done")["response"]
         assert done["status"] == "incomplete", done["status_details"]  # it ends with its tokens
-        captions = [event["delta"] for event in events if event["type"] == "response.output_audio_transcript.delta"]
+        captions = [
+            event["delta"]
+            for event in events
+            if event["type"] == "response.output_audio_transcript.delta"
+        ]
         text = done["output"][0]["content"][0]["transcript"]
         assert "".join(captions) == text
         usage = dict(done["usage"])
@@ -63,7 +73,10 @@ async def turn(stack: SpokenStack, *strikes: Strike) -> Turn:
     spoken = silence(500) + say(SAID) + silence(900)
     half = len(spoken) // 4 * 2
     settings = {"transcription": {"language": "en"}}
-    async with stack.talk(audio={"input": settings}, max_output_tokens=TOKENS) as client, asyncio.TaskGroup() as tasks:
+    async with (
+        stack.talk(audio={"input": settings}, max_output_tokens=TOKENS) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
         blows = [tasks.create_task(_blow(strike, stack)) for strike in strikes]
         await client.audio(spoken[:half])
         await client.until("input_audio_buffer.speech_started")
@@ -176,17 +189,27 @@ async def test_a_turn_through_a_service_that_is_sent_away(
     assert await turn(stack, sent_away(role, items)) == undisturbed
 
 
-async def test_a_turn_is_heard_to_its_end_by_another_ear(stack: SpokenStack, undisturbed: Turn) -> None:
+async def test_a_turn_is_heard_to_its_end_by_another_ear(
+    stack: SpokenStack, undisturbed: Turn
+) -> None:
     """It hears in frames that begin elsewhere, so the edge it finds may lie a frame away."""
     heard = await turn(stack, vad)
     assert heard.start_ms == undisturbed.start_ms
     assert heard.end_ms == pytest.approx(undisturbed.end_ms, abs=2 * FRAME_MS)
-    assert (heard.order, heard.text, heard.pcm) == (undisturbed.order, undisturbed.text, undisturbed.pcm)
+    assert (heard.order, heard.text, heard.pcm) == (
+        undisturbed.order,
+        undisturbed.text,
+        undisturbed.pcm,
+    )
     assert heard.transcript
 
 
 async def test_all_of_them_in_one_turn(stack: SpokenStack, undisturbed: Turn) -> None:
     survived = await turn(stack, vad, asr, decode, tts)
-    assert (survived.order, survived.text, survived.pcm) == (undisturbed.order, undisturbed.text, undisturbed.pcm)
+    assert (survived.order, survived.text, survived.pcm) == (
+        undisturbed.order,
+        undisturbed.text,
+        undisturbed.pcm,
+    )
     assert survived.usage["output_token_details"] == undisturbed.usage["output_token_details"]
     assert survived.transcript

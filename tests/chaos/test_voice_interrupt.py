@@ -11,23 +11,25 @@ from typing import Any
 
 import pytest
 
-import tts_checkpoints
 from e2e import markov
-from fake_services import words
-from motet_llm.worker import Decode, DecodeConfig
-from motet_pipelines.voice import reply
-from motet_shared.bus import Bus
-from motet_shared.epochs import Epoch
+from motet_llm.service import Decode, DecodeConfig
+from motet_pipelines.voice.voice import reply
 from motet_shared.messages import Audio, Cancel, Chat, Sampling, Speak, Text, decode_controls
-from motet_shared.subjects import role_of
 from motet_shared.testing import MemoryHub, memory_bus, running, settle
-from motet_shared.transport import Message
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.epochs import Epoch
+from motet_shared.wire.subjects import role_of
+from motet_shared.wire.transport import Message
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from motet_tts.service import Tts
-from spoken import say, silence
-from tts_stage import config as tts_config
-from voice_stage import stage as stage_with_clients
+from support import tts_checkpoints
+from support.fake_services import words
+from support.spoken import say, silence
+from support.tts_stage import config as tts_config
+from support.voice_stage import stage as stage_with_clients
+
+pytestmark = pytest.mark.long
 
 MODEL = "markov"
 STEPS = 2  # the one that computes when the cancel comes, and one that was prepared meanwhile
@@ -42,7 +44,10 @@ class Folders:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     root = tmp_path_factory.mktemp("models")
-    return Folders(markov.save(root / MODEL, sentences=True), tts_checkpoints.pocket_tts(root / "tts", sample=True))
+    return Folders(
+        markov.save(root / MODEL, sentences=True),
+        tts_checkpoints.pocket_tts(root / "tts", sample=True),
+    )
 
 
 class Meter:
@@ -89,12 +94,20 @@ class Stage:
 
     def reply(self, epoch: Epoch, tokens: int = 3000) -> Any:
         sampling = Sampling(temperature=1.0, seed=3, ignore_eos=True)
-        think = Chat(model=MODEL, messages=[{"role": "user", "content": "Go on"}], sampling=sampling, max_tokens=tokens)
+        think = Chat(
+            model=MODEL,
+            messages=[{"role": "user", "content": "Go on"}],
+            sampling=sampling,
+            max_tokens=tokens,
+        )
         return reply(self.gateway, think, Speak(model="tiny-tts", text="", seed=5), epoch=epoch)
 
     async def idle(self) -> None:
         """Nothing is held anywhere."""
-        actors, threads = (self.tokenizer, self.decode, self.tts), (self.decode.thread, self.tts.desk.thread)
+        actors, threads = (
+            (self.tokenizer, self.decode, self.tts),
+            (self.decode.thread, self.tts.desk.thread),
+        )
         async with asyncio.timeout(60):
             while any(actor.bus.calls.active for actor in actors) or any(map(_busy, threads)):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -122,7 +135,9 @@ async def stage(folders: Folders) -> AsyncIterator[Stage]:
         stack.push_async_callback(gateway.close)
         settings = TokenizerConfig(model=(f"{MODEL}={folders.llm}",), metrics_port=-1)
         tokenizer = Tokenizer(settings, await memory_bus(hub, "tokenizer"))
-        llm = DecodeConfig(model=str(folders.llm), name=MODEL, threads=1, metrics_port=-1, prefix_cache=False)
+        llm = DecodeConfig(
+            model=str(folders.llm), name=MODEL, threads=1, metrics_port=-1, prefix_cache=False
+        )
         decode = Decode(llm, await memory_bus(hub, "decode"))
         tts = Tts(tts_config(folders.tts, threads=1), await memory_bus(hub, "tts"))
         for actor in (decode, tokenizer, tts):
@@ -153,7 +168,9 @@ async def test_each_stage_is_free_within_a_step_of_its_cancel(
     if kind is Audio:
         assert meters[1].asked >= 0, "a sentence was being spoken"
         assert set(stage.cancels) == {"decode", "tokenizer", "tts"}
-    assert stage.cancels.index("tokenizer") < stage.cancels.index("decode"), "who is asked asks decode"
+    assert stage.cancels.index("tokenizer") < stage.cancels.index("decode"), (
+        "who is asked asks decode"
+    )
     await stage.idle()
 
 
@@ -209,7 +226,9 @@ async def test_no_sound_follows_detected_speech() -> None:
             events = await client.until("response.done")
             after = [event["type"] for event in events]
             after = after[after.index("input_audio_buffer.speech_started") :]
-            assert after.count("response.output_audio.delta") <= 1, "one may be on its way to the socket"
+            assert after.count("response.output_audio.delta") <= 1, (
+                "one may be on its way to the socket"
+            )
             assert events[-1]["response"]["status_details"]["reason"] == "turn_detected"
             await client.audio(silence(900))
             await client.until("input_audio_buffer.committed")

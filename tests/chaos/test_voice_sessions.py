@@ -14,29 +14,36 @@ from typing import Any
 
 import pytest
 
-from fake_services import MODEL
-from marked_services import BLOCK, BLOCKS_PER_MS, marked, read_marks, read_words, story
 from motet_gateway.config import GatewayConfig
-from motet_gateway.gateway import Gateway
-from motet_shared.subjects import role_of
+from motet_gateway.service import Gateway
 from motet_shared.testing import NatsServer, running
-from realtime_client import TRANSCRIPTION, Client, sound, talking
-from service_nursery import Nursery
-from spoken import say, silence
+from motet_shared.wire.subjects import role_of
+from support.fake_services import MODEL
+from support.marked_services import BLOCK, BLOCKS_PER_MS, marked, read_marks, read_words, story
+from support.realtime_client import TRANSCRIPTION, Client, sound, talking
+from support.service_nursery import Nursery
+from support.spoken import say, silence
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 
 SESSIONS, TURNS = 16, 3
 SHAPES, COLOURS = ("circle", "square", "triangle", "star"), ("red", "green", "blue", "yellow")
 COUNTS = ("One", "Two", "Seven")
-ROLES = {"asr": "marked_services", "tts": "marked_services", "tokenizer": "marked_services", "vad": "motet_vad"}
+ROLES = {
+    "asr": "support.marked_services",
+    "tts": "support.marked_services",
+    "tokenizer": "support.marked_services",
+    "vad": "motet_vad",
+}
 HEARD = re.compile(r"speaker (\d+) from (\d+) to (\d+)")
 
 
 def sentence(number: int, turn: int) -> str:
     """Another one for each session and turn."""
     colour, shape = COLOURS[number % 4], SHAPES[number // 4]
-    return f"{COUNTS[turn]} large {colour} pictures of a {shape}, please, and tell me all about them."
+    return (
+        f"{COUNTS[turn]} large {colour} pictures of a {shape}, please, and tell me all about them."
+    )
 
 
 @dataclass
@@ -52,16 +59,25 @@ class Stack:
         await self.nursery.start(self.nats, ROLES[role], *argv)
 
     async def ready(self, count: int) -> None:
-        await self.gateway.bus.directory.wait_for(lambda d: all(len(d.ready(role)) >= count for role in ROLES), 240)
+        await self.gateway.bus.directory.wait_for(
+            lambda d: all(len(d.ready(role)) >= count for role in ROLES), 240
+        )
 
     async def kill(self, role: str) -> int:
         """SIGKILL of the instance that serves most streams of this role; how many those are."""
         bus = self.gateway.bus
         while True:
-            serving = [s.instance for s in bus.caller.streams.values() if s.instance and role_of(s.instance) == role]
+            serving = [
+                s.instance
+                for s in bus.caller.streams.values()
+                if s.instance and role_of(s.instance) == role
+            ]
             if serving:
                 victim = max(serving, key=serving.count)
-                os.kill(next(b.pid for b in bus.directory.instances(role) if b.instance == victim), signal.SIGKILL)
+                os.kill(
+                    next(b.pid for b in bus.directory.instances(role) if b.instance == victim),
+                    signal.SIGKILL,
+                )
                 await self.begin(role)
                 return serving.count(victim)
             await asyncio.sleep(0.005)
@@ -69,12 +85,14 @@ class Stack:
 
 @pytest.fixture
 async def stack() -> AsyncIterator[Stack]:
-    loaded = Nursery("marked_services", "motet_vad.service")
+    loaded = Nursery("support.marked_services", "motet_vad.service")
     async with NatsServer() as nats, loaded as nursery, AsyncExitStack() as exits:
-        gateway = Gateway(GatewayConfig(port=0, drain_timeout=1.0, patience=60.0), await nats.bus("gateway"))
+        gateway = Gateway(
+            GatewayConfig(port=0, drain_timeout=1.0, patience=60.0), await nats.bus("gateway")
+        )
         await exits.enter_async_context(running(gateway))
         stack = Stack(nats, nursery, gateway)
-        await nursery.start(nats, "marked_services", "decode")
+        await nursery.start(nats, "support.marked_services", "decode")
         for role in [*ROLES, *ROLES]:
             await stack.begin(role)
         await stack.ready(2)
@@ -96,7 +114,9 @@ class Speaker:
             await self._until(f"{TRANSCRIPTION}.completed", turn + 1)
             await self._until("response.created", replies + 1)
             if turn + 1 < TURNS and self._interrupts.random() < 0.5:
-                await self._until("response.output_audio.delta", self._count("response.output_audio.delta") + 1)
+                await self._until(
+                    "response.output_audio.delta", self._count("response.output_audio.delta") + 1
+                )
             else:
                 await self._until("response.done", replies + 1)
 
@@ -140,28 +160,45 @@ def progress(clients: dict[int, Client]) -> int:
 
 def check(number: int, events: list[dict[str, Any]]) -> int:
     """All that one client has is his own; how many replies were cut short."""
-    heard = [event["transcript"] for event in events if event["type"] == f"{TRANSCRIPTION}.completed"]
+    heard = [
+        event["transcript"] for event in events if event["type"] == f"{TRANSCRIPTION}.completed"
+    ]
     check_hearing(number, events, heard)
     cut = 0
     for done in (event["response"] for event in events if event["type"] == "response.done"):
         text = "".join(part["transcript"] for item in done["output"] for part in item["content"])
-        assert any(story(transcript).startswith(text) for transcript in heard), f"session {number}: {text}"
+        assert any(story(transcript).startswith(text) for transcript in heard), (
+            f"session {number}: {text}"
+        )
         mine = [e for e in events if e.get("response_id") == done["id"]]
         spoken, written = read_words(sound(mine)), text.split()
-        assert spoken[: len(written)] == written or written[: len(spoken)] == spoken, f"session {number}: {spoken}"
+        assert spoken[: len(written)] == written or written[: len(spoken)] == spoken, (
+            f"session {number}: {spoken}"
+        )
         if done["status"] == "completed":
             assert spoken == written
             assert any(story(transcript) == text for transcript in heard)
         else:
-            assert (done["status"], done["status_details"]["reason"]) == ("cancelled", "turn_detected")
+            assert (done["status"], done["status_details"]["reason"]) == (
+                "cancelled",
+                "turn_detected",
+            )
             cut += 1
     return cut
 
 
 def check_hearing(number: int, events: list[dict[str, Any]], heard: list[str]) -> None:
     """Each turn was heard once and whole: the stretch that its edges tell, of nobody else's sound."""
-    stops = {e["item_id"]: e["audio_end_ms"] for e in events if e["type"] == "input_audio_buffer.speech_stopped"}
-    starts = {e["item_id"]: e["audio_start_ms"] for e in events if e["type"] == "input_audio_buffer.speech_started"}
+    stops = {
+        e["item_id"]: e["audio_end_ms"]
+        for e in events
+        if e["type"] == "input_audio_buffer.speech_stopped"
+    }
+    starts = {
+        e["item_id"]: e["audio_start_ms"]
+        for e in events
+        if e["type"] == "input_audio_buffer.speech_started"
+    }
     assert len(heard) == len(stops) == TURNS, f"session {number}: {heard}"
     until = -1
     for transcript, (item_id, stop) in zip(heard, stops.items(), strict=True):
@@ -170,7 +207,10 @@ def check_hearing(number: int, events: list[dict[str, Any]], heard: list[str]) -
         speaker, first, last = map(int, found.groups())
         assert speaker == number
         assert until < first
-        assert (first, last) == (max(until + 1, starts[item_id] * BLOCKS_PER_MS), stop * BLOCKS_PER_MS - 1)
+        assert (first, last) == (
+            max(until + 1, starts[item_id] * BLOCKS_PER_MS),
+            stop * BLOCKS_PER_MS - 1,
+        )
         until = last
 
 

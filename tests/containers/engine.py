@@ -31,16 +31,35 @@ class Docker:
 
     def stack(self, name: str, file: Path, env: dict[str, str]) -> str:
         """Deploy a stack file into the Swarm of this engine."""
-        argv = ["docker", "stack", "deploy", "--compose-file", str(file), "--resolve-image", "never", name]
+        argv = [
+            "docker",
+            "stack",
+            "deploy",
+            "--compose-file",
+            str(file),
+            "--resolve-image",
+            "never",
+            name,
+        ]
         return self._call(argv, self.env | env, 120)
 
-    def _call(self, argv: Sequence[str], env: dict[str, str], timeout: float, stdin: bytes | None = None) -> str:
+    def _call(
+        self, argv: Sequence[str], env: dict[str, str], timeout: float, stdin: bytes | None = None
+    ) -> str:
         done = subprocess.run(
-            argv, env=env, input=stdin, timeout=timeout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+            argv,
+            env=env,
+            input=stdin,
+            timeout=timeout,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
         )
         output = done.stdout.decode(errors="replace")
         if done.returncode:
-            raise RuntimeError(f"{' '.join(argv[:4])} … ended with {done.returncode}:\n{output[-4000:]}")
+            raise RuntimeError(
+                f"{' '.join(argv[:4])} … ended with {done.returncode}:\n{output[-4000:]}"
+            )
         return output
 
 
@@ -67,7 +86,10 @@ def engine() -> Iterator[Docker]:
     Raises RuntimeError with the engine's log where it does not start.
     """
     CACHE.mkdir(parents=True, exist_ok=True)
-    with (CACHE / "docker.lock").open("w") as lock, tempfile.TemporaryDirectory(prefix="motet-docker-") as folder:
+    with (
+        (CACHE / "docker.lock").open("w") as lock,
+        tempfile.TemporaryDirectory(prefix="motet-docker-") as folder,
+    ):
         fcntl.flock(lock, fcntl.LOCK_EX)  # two engines must not share a data folder
         _bound_cache(CACHE / "docker")
         run = Path(folder)
@@ -86,7 +108,10 @@ def _bound_cache(folder: Path) -> None:
     """Each change of the dependencies leaves a gigabyte behind, and to prune takes longer than to start afresh."""
     if folder.exists():
         used = subprocess.run(
-            ["du", "--summarize", "--bytes", str(folder)], capture_output=True, text=True, check=False
+            ["du", "--summarize", "--bytes", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if int(used.stdout.split()[0]) > CACHE_BYTES:
             shutil.rmtree(folder)

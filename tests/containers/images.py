@@ -25,7 +25,7 @@ from pathlib import Path
 import yaml
 
 from containers.engine import CACHE, Docker, engine, unmount_below
-from motet_cli.nats import find_server
+from motet_cli.supervision.nats import find_server
 
 ROOT = Path(__file__).parents[2]
 TAG = "test"
@@ -42,7 +42,11 @@ WHEEL_PORT = 38631
 def services() -> list[str]:
     """Those that compose.yaml builds, by the argument SERVICE of their recipe, each once."""
     composed = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    return list(dict.fromkeys(one["build"]["args"]["SERVICE"] for one in composed.values() if "build" in one))
+    return list(
+        dict.fromkeys(
+            one["build"]["args"]["SERVICE"] for one in composed.values() if "build" in one
+        )
+    )
 
 
 class NoCpuTorch(Exception):
@@ -77,11 +81,24 @@ def base_tarball() -> Path:
         # Of $MOTET_DEBIAN_MIRROR if it is set, else of debootstrap's default.
         mirror = [os.environ["MOTET_DEBIAN_MIRROR"]] if "MOTET_DEBIAN_MIRROR" in os.environ else []
         try:
-            call("debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root), *mirror, timeout=1200)
+            call(
+                "debootstrap",
+                "--variant=minbase",
+                f"--include={PACKAGES}",
+                SUITE,
+                str(root),
+                *mirror,
+                timeout=1200,
+            )
         finally:
             unmount_below(root)  # it mounts /proc there, and leaves it when it is killed
-        unwanted = [f"--exclude=./{name}" for name in ("var/cache/apt/*", "var/lib/apt/lists/*", "usr/share/doc/*")]
-        call("tar", "--create", f"--file={part}", f"--directory={root}", *unwanted, ".", timeout=600)
+        unwanted = [
+            f"--exclude=./{name}"
+            for name in ("var/cache/apt/*", "var/lib/apt/lists/*", "usr/share/doc/*")
+        ]
+        call(
+            "tar", "--create", f"--file={part}", f"--directory={root}", *unwanted, ".", timeout=600
+        )
         part.rename(path)
     return path
 
@@ -100,9 +117,14 @@ def build_service(docker: Docker, service: str, arguments: dict[str, str]) -> No
     pairs = {"BASE_IMAGE": BASE, "SERVICE": service} | arguments
     options = [part for name, value in pairs.items() for part in ("--build-arg", f"{name}={value}")]
     recipe = ["--file", str(ROOT / "services" / "Dockerfile"), "--network", "host"]
-    for target, name in (("dependencies", f"motet-{service}-dependencies"), (None, f"motet-{service}")):
+    for target, name in (
+        ("dependencies", f"motet-{service}-dependencies"),
+        (None, f"motet-{service}"),
+    ):
         stage = ["--target", target] if target else []
-        docker.run("build", *recipe, *options, *stage, "--tag", f"{name}:{TAG}", str(ROOT), timeout=1800)
+        docker.run(
+            "build", *recipe, *options, *stage, "--tag", f"{name}:{TAG}", str(ROOT), timeout=1800
+        )
 
 
 def pip_arguments(wheels_url: str) -> dict[str, str]:
@@ -118,7 +140,11 @@ def pip_arguments(wheels_url: str) -> dict[str, str]:
     found = {"PIP_FIND_LINKS": wheels_url}
     for key in ("index-url", "extra-index-url", "find-links", "trusted-host"):
         name = "PIP_" + key.upper().replace("-", "_")
-        parts = [part for part in settings.get(key, "").split() if not part.startswith(("/", "file:", "~"))]
+        parts = [
+            part
+            for part in settings.get(key, "").split()
+            if not part.startswith(("/", "file:", "~"))
+        ]
         if parts:
             found[name] = " ".join([*found.get(name, "").split(), *parts])
     return found
@@ -126,25 +152,46 @@ def pip_arguments(wheels_url: str) -> dict[str, str]:
 
 def proxies() -> dict[str, str]:
     names = ("http_proxy", "https_proxy", "no_proxy")
-    return {name: os.environ[name] for lower in names for name in (lower, lower.upper()) if name in os.environ}
+    return {
+        name: os.environ[name]
+        for lower in names
+        for name in (lower, lower.upper())
+        if name in os.environ
+    }
 
 
 def extra_certificates(docker: Docker) -> dict[str, str]:
     """Authorities that this machine trusts and the base image does not, such as a proxy's."""
     if not CERTIFICATES.exists():
         return {}
-    known = set(PEM.findall(docker.run("run", "--rm", "--network=none", BASE, "cat", str(CERTIFICATES))))
+    known = set(
+        PEM.findall(docker.run("run", "--rm", "--network=none", BASE, "cat", str(CERTIFICATES)))
+    )
     extra = [text for text in PEM.findall(CERTIFICATES.read_text()) if text not in known]
     return {"CA_CERTIFICATES": "\n".join(extra)} if extra else {}
 
 
 def torch_wheels() -> Path:
     """A folder with the CPU-only torch wheel that this machine's pip finds."""
-    pin = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    pin = next(
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line.startswith("torch==")
+    )
     folder = CACHE / "wheels"
     version = pin.removeprefix("torch==")
     if not list(folder.glob(f"torch-{version}+cpu-*.whl")):
-        call(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={folder}", pin, timeout=600)
+        call(
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            f"--dest={folder}",
+            pin,
+            timeout=600,
+        )
     if not list(folder.glob(f"torch-{version}+cpu-*.whl")):
         raise NoCpuTorch(f"pip finds no CPU-only {pin}; see the README on how to point it at one")
     return folder
@@ -175,7 +222,9 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 def call(*argv: str, timeout: float) -> str:
     """What it prints. RuntimeError if it fails; TimeoutExpired, and all its processes killed, if it takes too long."""
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     try:
         output, errors = process.communicate(timeout=timeout)
     except BaseException:
@@ -183,7 +232,9 @@ def call(*argv: str, timeout: float) -> str:
         process.wait()
         raise
     if process.returncode:
-        raise RuntimeError(f"{' '.join(argv[:4])} … ended with {process.returncode}:\n{(output + errors)[-4000:]}")
+        raise RuntimeError(
+            f"{' '.join(argv[:4])} … ended with {process.returncode}:\n{(output + errors)[-4000:]}"
+        )
     return output
 
 

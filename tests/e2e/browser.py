@@ -14,15 +14,19 @@ from typing import Any
 from playwright.async_api import Page, async_playwright, expect
 
 from e2e.stack import WAIT_SECONDS
-from motet_shared.audio import wav_header
+from motet_media.audio import wav_header
 
 RATE = 24000
 GRANTED = "--use-fake-ui-for-media-stream"  # whoever asks for the microphone gets it
 DEVICE = "--use-fake-device-for-media-stream"  # there is one
 LOUD = 0.1  # of the tone that stands for a voice, which has 0.17
 MILLISECONDS = WAIT_SECONDS * 1000
-_BROKEN = re.compile(r"WebSocket connection|net::ERR_")  # what the browser says of a connection that broke
-_REFUSED = re.compile(r"status of (401|503)")  # and of requests without a key, or while no model is ready
+_BROKEN = re.compile(
+    r"WebSocket connection|net::ERR_"
+)  # what the browser says of a connection that broke
+_REFUSED = re.compile(
+    r"status of (401|503)"
+)  # and of requests without a key, or while no model is ready
 
 # Listens to what the page plays and to what it sends, without its knowledge.
 _TAPS = """
@@ -90,13 +94,21 @@ async def browsing(
 
     cut: but for connections that broke. refused: but for requests without a key, or while no model is ready.
     """
-    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    executable = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", *args])
+        browser = await playwright.chromium.launch(
+            executable_path=executable, args=["--no-sandbox", *args]
+        )
         page = await browser.new_page(**options)
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda line: problems.append(line.text) if line.type == "error" else None)
+        page.on(
+            "console", lambda line: problems.append(line.text) if line.type == "error" else None
+        )
         page.set_default_timeout(MILLISECONDS)
         expect.set_options(timeout=MILLISECONDS)
         await page.add_init_script(_TAPS.replace("LOUD", str(LOUD)))

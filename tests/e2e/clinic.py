@@ -20,8 +20,8 @@ import httpx
 
 from load_generator import Load, post
 from motet_shared.testing import NatsServer, free_port
-from service_nursery import Nursery
-from service_process import python_environment
+from support.service_nursery import Nursery
+from support.service_process import python_environment
 
 STARTS_WITHIN = 60.0
 FOUND_WITHIN = 40.0
@@ -43,7 +43,10 @@ class Clinic:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         while self._connections:
             self._connections.pop().close()
@@ -56,8 +59,12 @@ class Clinic:
     # --------------------------------------------------------------------------------------------------------- services
     async def front(self, folder: Path, *argv: str) -> None:
         """A gateway, and a tokenizer with these settings."""
-        await self._light.start(self._nats, "motet_gateway", "--port", str(self.port), "--drain-timeout", "0.1")
-        await self._light.start(self._nats, "motet_tokenizer", "--model", f"{self.model}={folder}", *argv)
+        await self._light.start(
+            self._nats, "motet_gateway", "--port", str(self.port), "--drain-timeout", "0.1"
+        )
+        await self._light.start(
+            self._nats, "motet_tokenizer", "--model", f"{self.model}={folder}", *argv
+        )
 
     async def decode(self, folder: Path, *argv: str) -> int:
         """A real engine."""
@@ -110,7 +117,9 @@ class Clinic:
         finally:
             writer.close()
 
-    async def stream(self, prompt: str, max_tokens: int, begun: asyncio.Event | None = None) -> None:
+    async def stream(
+        self, prompt: str, max_tokens: int, begun: asyncio.Event | None = None
+    ) -> None:
         """One long reply, read as it comes."""
         reader, writer = await self.connect()
         try:
@@ -158,9 +167,22 @@ class Clinic:
     async def diagnosis(self, seconds: float = 3.0) -> dict[str, dict[str, Any]]:
         """What `motet doctor` finds after so many seconds, by name, in its order."""
         await asyncio.sleep(seconds + 1.0)  # the load has begun to tell by then
-        argv = (sys.executable, "-m", "motet_cli", "doctor", "--url", self.url, "--window", str(seconds), "--json")
+        argv = (
+            sys.executable,
+            "-m",
+            "motet_cli",
+            "doctor",
+            "--url",
+            self.url,
+            "--window",
+            str(seconds),
+            "--json",
+        )
         process = await asyncio.create_subprocess_exec(
-            *argv, env=python_environment(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *argv,
+            env=python_environment(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
         out, err = await process.communicate()
         assert process.returncode in (0, 1), err.decode()

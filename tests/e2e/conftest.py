@@ -32,5 +32,7 @@ def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
 @pytest.fixture
 def client(stack: MotetStack) -> Iterator[openai.OpenAI]:
     """The official client, told nothing but the address."""
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(
+        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
         yield client

@@ -26,20 +26,30 @@ def save(folder: Path, *, sentences: bool = False) -> Path:
     folder.mkdir(parents=True)
     tokenizer = _tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _END, "chat_template": _TEMPLATE}
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": _END,
+        "chat_template": _TEMPLATE,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     size = tokenizer.get_vocab_size()
     ids = tokenizer.get_vocab()
     width = -(-size // 16) * 16  # head_dim must be even
     (folder / "config.json").write_text(json.dumps(_config(size, width, ids[_END])))
-    save_file(_weights(size, width, ids, sentences), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        _weights(size, width, ids, sentences),
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     return folder
 
 
 def _tokenizer() -> Tokenizer:
     """One token per byte."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([_END])
@@ -72,7 +82,9 @@ def _weights(size: int, width: int, ids: dict[str, int], sentences: bool) -> dic
     weights = {
         "model.embed_tokens.weight": np.eye(size, width, dtype=np.float32),
         "model.norm.weight": np.ones(width, np.float32),
-        "lm_head.weight": _sentences(size, width, ids) if sentences else _transitions(size, width, ids),
+        "lm_head.weight": _sentences(size, width, ids)
+        if sentences
+        else _transitions(size, width, ids),
     }
     for layer in range(_LAYERS):
         name = f"model.layers.{layer}."
@@ -102,7 +114,12 @@ def _sentences(size: int, width: int, ids: dict[str, int]) -> np.ndarray:
     """`[next, last]`: words of letters; a full stop ends a line, and the next one begins with a capital."""
     table = np.full((size, width), _NEVER, np.float32)
     small = [ids[letter] for letter in "abcdefghijklmnopqrstuvwxyz"]
-    space, stop, line, capitals = ids["Ġ"], ids["."], ids["Ċ"], [ids[letter] for letter in "BCDEFGHJ"]
+    space, stop, line, capitals = (
+        ids["Ġ"],
+        ids["."],
+        ids["Ċ"],
+        [ids[letter] for letter in "BCDEFGHJ"],
+    )
     random = np.random.default_rng(1)
     table[small] = random.normal(0, 0.1, (len(small), width))
     table[space, small] = 0.18  # a word has about five letters

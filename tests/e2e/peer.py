@@ -10,7 +10,7 @@ import contextlib
 import json
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import msgpack
@@ -37,13 +37,21 @@ class Peer:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def connect(cls, url: str, password: str, role: str = "gateway") -> AsyncIterator[Peer]:
+    async def connect(
+        cls, url: str, passwords: Mapping[str, str], role: str = "gateway"
+    ) -> AsyncIterator[Peer]:
         async def on_error(error: Exception) -> None:
             peer.errors.append(error)
 
         client = Client()
         peer = cls(client, role)
-        await client.connect(url, user=role, password=password, inbox_prefix=f"{peer.inbox}.r", error_cb=on_error)
+        await client.connect(
+            url,
+            user=role,
+            password=passwords[role],
+            inbox_prefix=f"{peer.inbox}.r",
+            error_cb=on_error,
+        )
         try:
             await client.subscribe(f"{peer.inbox}.frames", cb=peer._on_frames)
             await client.subscribe(f"{peer.inbox}.open.*", cb=peer._on_open_reply)
@@ -78,7 +86,9 @@ class Peer:
         instance = self._senders[stream]
         role = instance.partition("-")[0]
         subject = f"motet.v1.{role}.i.{instance}.ctl"
-        await self.client.publish(subject, msgpack.packb(["k", PROTOCOL, self.instance, list(parts)]))
+        await self.client.publish(
+            subject, msgpack.packb(["k", PROTOCOL, self.instance, list(parts)])
+        )
 
     async def grant(self, stream: int, total: int) -> None:
         await self.control(stream, ["c", stream, total])
@@ -127,26 +137,30 @@ class Peer:
 
 # --------------------------------------------------------------------------------------------------------- observing
 @contextlib.asynccontextmanager
-async def operator(url: str, password: str) -> AsyncIterator[Client]:
+async def operator(url: str, passwords: Mapping[str, str]) -> AsyncIterator[Client]:
     """The user for people and their tools: it may look, not touch."""
-    client = await nats.connect(url, user="operator", password=password, max_reconnect_attempts=2)
+    client = await nats.connect(
+        url, user="operator", password=passwords["operator"], max_reconnect_attempts=2
+    )
     try:
         yield client
     finally:
         await client.close()
 
 
-async def service_stats(url: str, password: str, instance: str) -> dict[str, Any]:
+async def service_stats(url: str, passwords: Mapping[str, str], instance: str) -> dict[str, Any]:
     """What an instance says of itself: `data` of its answer to `$SRV.STATS` (JSON, the NATS service API)."""
-    async with operator(url, password) as client:
+    async with operator(url, passwords) as client:
         name = f"motet-{instance.partition('-')[0]}"
         reply = await client.request(f"$SRV.STATS.{name}.{instance}", b"", timeout=5)
         return dict(json.loads(reply.data)["endpoints"][0]["data"])
 
 
-async def integrities(url: str, password: str, seconds: float = 2.0) -> dict[str, str]:
+async def integrities(
+    url: str, passwords: Mapping[str, str], seconds: float = 2.0
+) -> dict[str, str]:
     """What every process but the operator's says of its state within `seconds`: ok, busy, or what is wrong with it."""
-    async with operator(url, password) as client:
+    async with operator(url, passwords) as client:
         found: dict[str, str] = {}
         inbox = client.new_inbox()
 
@@ -161,9 +175,11 @@ async def integrities(url: str, password: str, seconds: float = 2.0) -> dict[str
         return found
 
 
-async def heartbeats(url: str, password: str, seconds: float = 0.8) -> dict[str, dict[str, Any]]:
+async def heartbeats(
+    url: str, passwords: Mapping[str, str], seconds: float = 0.8
+) -> dict[str, dict[str, Any]]:
     """The last heartbeat of each instance that beat within `seconds`."""
-    async with operator(url, password) as client:
+    async with operator(url, passwords) as client:
         seen: dict[str, dict[str, Any]] = {}
 
         async def take(msg: Msg) -> None:
@@ -175,9 +191,12 @@ async def heartbeats(url: str, password: str, seconds: float = 0.8) -> dict[str,
         return seen
 
 
-def states(url: str, password: str) -> dict[str, str]:
+def states(url: str, passwords: Mapping[str, str]) -> dict[str, str]:
     """The state of each instance that is alive; empty while NATS is away."""
     try:
-        return {instance: beat["state"] for instance, beat in asyncio.run(heartbeats(url, password)).items()}
+        return {
+            instance: beat["state"]
+            for instance, beat in asyncio.run(heartbeats(url, passwords)).items()
+        }
     except (OSError, TimeoutError, nats.errors.Error):
         return {}

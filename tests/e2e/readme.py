@@ -28,7 +28,10 @@ class Block:
 
 def blocks(page: str = "README.md") -> list[Block]:
     text = (ROOT / page).read_text()
-    return [Block(**found.groupdict(), line=text[: found.start("code")].count("\n")) for found in _BLOCK.finditer(text)]
+    return [
+        Block(**found.groupdict(), line=text[: found.start("code")].count("\n"))
+        for found in _BLOCK.finditer(text)
+    ]
 
 
 def compose_options() -> list[str]:

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
+from motet_shared.credentials import USERS
+
 T = TypeVar("T")
 START_SECONDS = 300.0  # torch alone takes many seconds to import on a busy machine
 ENDLESS = "endless"  # a model of the end-to-end stack that goes on until it is stopped
@@ -27,8 +29,8 @@ WAIT_SECONDS = 60.0
 
 def speech(folder: Path) -> tuple[str, ...]:
     """Arguments of `motet up` for models that hear and speak, made in `folder`: tiny ones with random weights."""
-    import tts_checkpoints  # they need torch, which most tests do without
-    from asr_checkpoints import tiny_whisper
+    from support import tts_checkpoints  # they need torch, which most tests do without
+    from support.asr_checkpoints import tiny_whisper
 
     ears = tiny_whisper(folder / EARS)
     voice = tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
@@ -58,15 +60,27 @@ class MotetStack:
 
     It draws and embeds nothing unless it is told what with."""
 
-    def __init__(self, folder: Path, *args: str, env: Mapping[str, str] | None = None) -> None:
-        self.password = "t" + secrets.token_hex(16)  # also marks every process of this stack
+    def __init__(
+        self, folder: Path, *args: str, env: Mapping[str, str] | None = None, model: str = ""
+    ) -> None:
+        self._mark = secrets.token_hex(16)  # of every process of this stack, in its environment
+        self._model = model  # whose readiness counts; "": that of all that was asked for
         self._state_file = folder / "state.json"
         self.log_file = folder / "motet.log"
-        self._command = [sys.executable, "-m", "motet_cli", "up", "--port", "0", "--state-file", str(self._state_file)]
+        self._command = [
+            sys.executable,
+            "-m",
+            "motet_cli",
+            "up",
+            "--port",
+            "0",
+            "--state-file",
+            str(self._state_file),
+        ]
         left_out = [kind for kind in ("--draw", "--embed") if kind not in args]
         self._command += [*args, *(part for kind in left_out for part in (kind, "none"))]
         paths = os.pathsep.join(path for path in sys.path if path)
-        self.env = {**os.environ, "PYTHONPATH": paths, "MOTET_NATS_PASSWORD": self.password, **(env or {})}
+        self.env = {**os.environ, "PYTHONPATH": paths, "MOTET_TEST_MARK": self._mark, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     # --------------------------------------------------------------------------------------------------- start and end
@@ -81,7 +95,10 @@ class MotetStack:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is not None:
             error.add_note(self.log()[-8000:])
@@ -94,7 +111,11 @@ class MotetStack:
     def start(self) -> None:
         with self.log_file.open("wb") as log:
             self._process = subprocess.Popen(
-                self._command, env=self.env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                self._command,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -110,11 +131,11 @@ class MotetStack:
         self.process.wait(10)
 
     def _of_this_stack(self) -> list[psutil.Process]:
-        """Every process that carries this stack's password in its environment, whoever its parent is now."""
+        """Every process that carries this stack's mark in its environment, whoever its parent is now."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get("MOTET_NATS_PASSWORD") == self.password:
+                if process.environ().get("MOTET_TEST_MARK") == self._mark:
                     found.append(process)
         return [process for process in found if running(process.pid)]
 
@@ -150,6 +171,12 @@ class MotetStack:
     def nats_url(self) -> str:
         return str(self.state()["nats_url"])
 
+    @property
+    def passwords(self) -> dict[str, str]:
+        """Of this run's NATS users."""
+        folder = Path(self.state()["nats_credentials"])
+        return {user: (folder / user / user).read_text().strip() for user in USERS}
+
     def children(self, role: str = "") -> list[dict[str, Any]]:
         """Entries of the state file: name, role, model, state, pid, instance, restarts, last_exit."""
         return [child for child in self.state().get("children", []) if role in ("", child["role"])]
@@ -164,7 +191,9 @@ class MotetStack:
         if not self.state():
             return False
         try:
-            return httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).status_code == 200
+            asked = {"model": self._model} if self._model else {}
+            reply = httpx.get(f"{self.url}/health/ready", params=asked, trust_env=False, timeout=5)
+            return reply.status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -199,5 +228,5 @@ class MotetStack:
         from e2e.peer import states  # it needs an event loop and NATS, which most tests do without
 
         wanted = {child["instance"] for child in self.children() if child["role"] != "nats"}
-        seen = states(self.nats_url, self.password)
+        seen = states(self.nats_url, self.passwords)
         return None not in wanted and all(seen.get(instance) == "ready" for instance in wanted)

@@ -15,7 +15,7 @@ import pytest
 from e2e.readme import Block, blocks
 from e2e.stack import MotetStack
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 SECONDS = 120
 
 
@@ -31,7 +31,9 @@ def run(stack: MotetStack, folder: Path, code: str) -> subprocess.CompletedProce
     code = code.replace(".venv/bin/motet", f"{sys.executable} -m motet_cli")
     argv = ["bash", "-euo", "pipefail", "-c", code]
     env = {**stack.env, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
+    return subprocess.run(
+        argv, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
 
 
 @pytest.mark.parametrize("block", blocks("docs/bench.md"), ids=lambda block: f"line {block.line}")
@@ -57,7 +59,11 @@ def check_trace(trace: Any) -> None:
     assert len(steps) == 20
     operators = [event for event in events if event["name"].startswith("aten::")]
     for step in steps:
-        inside = [o for o in operators if step["ts"] <= o["ts"] and o["ts"] + o["dur"] <= step["ts"] + step["dur"]]
+        inside = [
+            o
+            for o in operators
+            if step["ts"] <= o["ts"] and o["ts"] + o["dur"] <= step["ts"] + step["dur"]
+        ]
         assert len(inside) > 100, step["name"]
 
 

@@ -68,5 +68,7 @@ async def test_without_speech_services_the_button_says_why_it_is_off(page: Page)
     await expect(button).to_have_attribute("aria-disabled", "true")
     await expect(button).to_have_accessible_description(re.compile("speech recognition"))
     await button.click(force=True)
-    await expect(page.get_by_role("alert")).to_contain_text("this server runs no speech recognition (--asr)")
+    await expect(page.get_by_role("alert")).to_contain_text(
+        "this server runs no speech recognition (--asr)"
+    )
     assert not await page.evaluate("sent.types")

@@ -20,7 +20,7 @@ from e2e.browser import browsing
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 RATE = 24000
-STATIC = Path(motet_gateway.__file__).parent / "static"
+STATIC = Path(motet_gateway.__file__).parent / "web" / "static"
 
 
 class _Files(SimpleHTTPRequestHandler):
@@ -38,7 +38,9 @@ class _Files(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def files() -> Iterator[str]:
     """Where the page's files are, and nothing else."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Files, directory=str(STATIC))) as server:
+    with ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(_Files, directory=str(STATIC))
+    ) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -125,13 +127,21 @@ async def test_nothing_is_lost_on_the_way(page: Page) -> None:
     size, pieces = 1237, 300
     steps = [["push", "a", at * size, (at + 1) * size] for at in range(pieces)]
     heard, reports = await played(
-        page, *steps, ["push", "b", pieces * size, pieces * size + 5000], ["end", "b"], ["render", 400_000]
+        page,
+        *steps,
+        ["push", "b", pieces * size, pieces * size + 5000],
+        ["end", "b"],
+        ["render", 400_000],
     )
     whole = pieces * size + 5000
     tone = _PEAK * np.cos(2 * np.pi * 200 * np.arange(whole) / RATE)
     assert np.abs(heard[200:whole] - tone[200:]).max() < 1e-4
     assert np.abs(heard[whole + 500 :]).max() < 1e-4
-    ended = [["started", "a", 128], ["ended", "a", pieces * size], ["started", "b", pytest.approx(64, abs=64)]]
+    ended = [
+        ["started", "a", 128],
+        ["ended", "a", pieces * size],
+        ["started", "b", pytest.approx(64, abs=64)],
+    ]
     assert without_progress(reports) == [*ended, ["ended", "b", 5000]]
 
 
@@ -143,12 +153,17 @@ async def test_one_message_after_another(page: Page, size: int) -> None:
         return [["push", item, 0, size], ["end", item], ["render", 1024]]
 
     heard, reports = await played(page, *message("a"), *message("b"))
-    assert [report for report in reports if report[0] == "ended"] == [["ended", "a", size], ["ended", "b", size]]
+    assert [report for report in reports if report[0] == "ended"] == [
+        ["ended", "a", size],
+        ["ended", "b", size],
+    ]
     assert np.array_equal(heard[:1024], heard[1024:])
 
 
 async def test_it_begins_when_there_is_enough_or_no_more_to_come(page: Page) -> None:
-    heard, _ = await played(page, ["push", "a", 0, 1900], ["render", 4000], ["push", "a", 1900, 2000], ["render", 128])
+    heard, _ = await played(
+        page, ["push", "a", 0, 1900], ["render", 4000], ["push", "a", 1900, 2000], ["render", 128]
+    )
     assert not heard[:4000].any()
     assert heard[-128:].any()
     heard, reports = await played(page, ["push", "a", 0, 300], ["end", "a"], ["render", 512])
@@ -159,8 +174,20 @@ async def test_it_begins_when_there_is_enough_or_no_more_to_come(page: Page) -> 
 async def test_running_dry_makes_no_click_and_next_time_it_waits_for_more(page: Page) -> None:
     """Twice as much, and less again after a message without a gap."""
     steps: list[Any] = [["push", "a", 0, 1930], ["render", 4096]]
-    steps += [["push", "a", 1930, 4900], ["render", 4096], ["push", "a", 4900, 5880], ["end", "a"], ["render", 8192]]
-    steps += [["push", "b", 0, 3500], ["render", 1024], ["push", "b", 3500, 3950], ["end", "b"], ["render", 8192]]
+    steps += [
+        ["push", "a", 1930, 4900],
+        ["render", 4096],
+        ["push", "a", 4900, 5880],
+        ["end", "a"],
+        ["render", 8192],
+    ]
+    steps += [
+        ["push", "b", 0, 3500],
+        ["render", 1024],
+        ["push", "b", 3500, 3950],
+        ["end", "b"],
+        ["render", 8192],
+    ]
     steps += [["push", "c", 0, 3500], ["render", 1024]]
     heard, reports = await played(page, *steps)
     assert [report for report in reports if report[0] == "dry"] == [["dry", "a", 1930]]

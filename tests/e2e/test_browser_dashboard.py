@@ -15,10 +15,10 @@ from e2e.accessible import faults
 from e2e.browser import browsing
 from e2e.stack import MotetStack
 from e2e.test_browser import ask
-from fake_services import FakeDecode, FakeTokenizer
-from motet_shared.bus import Bus
 from motet_shared.testing import NatsServer, running
-from served_gateway import KEY, served_gateway
+from motet_shared.wire.bus import Bus
+from support.fake_services import FakeDecode, FakeTokenizer
+from support.served_gateway import KEY, served_gateway
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -43,8 +43,12 @@ async def test_every_instance_is_shown_with_what_it_does(stack: MotetStack) -> N
             service = page.get_by_role("region", name=role, exact=True)
             await expect(service.locator(".card")).to_have_count(count)
             await expect(service.locator(".state").first).to_have_text("ready")
-        await expect(page.get_by_role("status", name="State of the stack")).to_contain_text("all ready")
-        decode = page.get_by_role("region", name="decode", exact=True).locator(".card", has_text="pocket-chat")
+        await expect(page.get_by_role("status", name="State of the stack")).to_contain_text(
+            "all ready"
+        )
+        decode = page.get_by_role("region", name="decode", exact=True).locator(
+            ".card", has_text="pocket-chat"
+        )
         await expect(decode.get_by_role("meter", name="KV cache used")).to_have_attribute(
             "aria-valuenow", re.compile(r"\d+")
         )
@@ -141,7 +145,10 @@ async def test_the_keyboard_reaches_everything(stack: MotetStack) -> None:
 async def at_a_keyed_gateway() -> AsyncIterator[tuple[Page, Bus]]:
     """The stack's view of a gateway that wants a key, before it was given one; and a decode instance's bus."""
     async with NatsServer() as nats, served_gateway(nats) as gateway:
-        tokenizer, decode = FakeTokenizer(None, await nats.bus("tokenizer")), FakeDecode(None, await nats.bus("decode"))
+        tokenizer, decode = (
+            FakeTokenizer(None, await nats.bus("tokenizer")),
+            FakeDecode(None, await nats.bus("decode")),
+        )
         url = f"http://127.0.0.1:{gateway.port}/#stack"
         async with running(tokenizer), running(decode), browsing(url, refused=True) as page:
             yield page, decode.bus

@@ -17,18 +17,23 @@ import pytest_asyncio
 from PIL import Image
 from playwright.async_api import Page, expect
 
-import diffusion_checkpoints
-from diffusion_checkpoints import SIZE
-from diffusion_stage import config
 from e2e.browser import browsing, eventually, send, set_seed
 from e2e.stack import START_SECONDS, until
-from fake_services import MODEL, FakeDecode, FakeTokenizer, tool_call, words
 from motet_diffusion.service import Diffusion
 from motet_shared.messages import ModelCard, Text
 from motet_shared.testing import NatsServer, free_port, running
-from service_process import service_process
+from support import diffusion_checkpoints
+from support.diffusion_checkpoints import SIZE
+from support.diffusion_stage import config
+from support.fake_services import MODEL, FakeDecode, FakeTokenizer, tool_call, words
+from support.service_process import service_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
 
 PROMPT = "two red circles"
 _DROP = """(data) => {
@@ -67,15 +72,28 @@ class Pictures:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pictures(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pictures]:
-    folder = diffusion_checkpoints.stable_diffusion(tmp_path_factory.mktemp("sd") / "model", "euler")
+    folder = diffusion_checkpoints.stable_diffusion(
+        tmp_path_factory.mktemp("sd") / "model", "euler"
+    )
     port = free_port()
     async with NatsServer() as nats, service_process(nats, "motet_gateway", "--port", str(port)):
         tokenizer = FakeTokenizer(None, await nats.bus("tokenizer"))
         painter = Diffusion(config(folder), await nats.bus("diffusion"))
         decode = FakeDecode(None, await nats.bus("decode"))
-        blind = Blind(None, await nats.bus("tokenizer")), BlindDecode(None, await nats.bus("decode"))
-        async with running(tokenizer), running(decode), running(blind[0]), running(blind[1]), running(painter):
-            await asyncio.to_thread(until, lambda: _models(port) == 3, "the gateway knows all", START_SECONDS)
+        blind = (
+            Blind(None, await nats.bus("tokenizer")),
+            BlindDecode(None, await nats.bus("decode")),
+        )
+        async with (
+            running(tokenizer),
+            running(decode),
+            running(blind[0]),
+            running(blind[1]),
+            running(painter),
+        ):
+            await asyncio.to_thread(
+                until, lambda: _models(port) == 3, "the gateway knows all", START_SECONDS
+            )
             yield Pictures(f"http://127.0.0.1:{port}", tokenizer, painter)
 
 
@@ -132,10 +150,16 @@ async def test_a_dropped_picture_goes_with_the_message_and_stays_in_the_conversa
     await send(page, "And its colour?")
     await expect(page.locator("article.assistant > p")).to_have_text(["A red circle."] * 2)
     assert len(asked(pictures).images) == 1
-    assert [message["role"] for message in asked(pictures).messages] == ["user", "assistant", "user"]
+    assert [message["role"] for message in asked(pictures).messages] == [
+        "user",
+        "assistant",
+        "user",
+    ]
 
 
-async def test_large_pictures_are_sent_smaller_and_others_can_be_taken_away(pictures: Pictures, page: Page) -> None:
+async def test_large_pictures_are_sent_smaller_and_others_can_be_taken_away(
+    pictures: Pictures, page: Page
+) -> None:
     files = [
         {"name": name, "mimeType": "image/png", "buffer": data}
         for name, data in (("large.png", png(3000, 1500)), ("small.png", png()))
@@ -160,19 +184,26 @@ async def test_what_is_no_picture_is_refused(pictures: Pictures, page: Page) -> 
     await expect(page.get_by_role("alert")).to_contain_text("This model reads no pictures")
 
 
-async def test_a_picture_forms_and_is_asked_about(pictures: Pictures, page: Page, tmp_path: Path) -> None:
+async def test_a_picture_forms_and_is_asked_about(
+    pictures: Pictures, page: Page, tmp_path: Path
+) -> None:
     await page.evaluate(_WATCH)
     await draw(page)
     drawn = page.locator("article.assistant img")
     await expect(drawn).to_have_attribute("alt", PROMPT)
-    assert await eventually(page, "document.querySelector('article.assistant img').naturalWidth") == SIZE
+    assert (
+        await eventually(page, "document.querySelector('article.assistant img').naturalWidth")
+        == SIZE
+    )
     assert await page.evaluate("seen.size") >= 3  # estimates, and the picture
     await expect(page.get_by_role("status", name="Speed")).to_contain_text("picture in")
     await page.get_by_role("button", name="Ask about it").click()
     await send(page, "What is this?")
     await expect(page.locator("article.assistant > p")).to_have_text("A red circle.")
     assert len(asked(pictures).images) == 1
-    assert len(asked(pictures).messages) == 1  # what was drawn is no part of the conversation until it is asked about
+    assert (
+        len(asked(pictures).messages) == 1
+    )  # what was drawn is no part of the conversation until it is asked about
     await page.screenshot(path=tmp_path / "pictures.png")
 
 
@@ -189,21 +220,31 @@ async def test_a_seed_draws_the_same_picture_again(page: Page) -> None:
 
 def draws_when_asked(request: Any) -> list[Text]:
     """A model that calls the tool, and then talks about the picture."""
-    if request.messages[-1]["role"] == "user" and request.messages[-1]["content"] == "Draw two red circles.":
+    if (
+        request.messages[-1]["role"] == "user"
+        and request.messages[-1]["content"] == "Draw two red circles."
+    ):
         return [*words("Gladly."), tool_call(json.dumps({"prompt": PROMPT}))]
     return words(" Two red circles.")
 
 
-async def test_the_model_draws_in_the_conversation(pictures: Pictures, page: Page, tmp_path: Path) -> None:
+async def test_the_model_draws_in_the_conversation(
+    pictures: Pictures, page: Page, tmp_path: Path
+) -> None:
     pictures.tokenizer.reply = draws_when_asked
     await page.evaluate(_WATCH)
     await send(page, "Draw two red circles.")
     await expect(page.locator("article.assistant > p")).to_have_text("Gladly. Two red circles.")
     drawn = page.locator("article.assistant img")
     await expect(drawn).to_have_attribute("alt", PROMPT)
-    assert await eventually(page, "document.querySelector('article.assistant img').naturalWidth") == SIZE
+    assert (
+        await eventually(page, "document.querySelector('article.assistant img').naturalWidth")
+        == SIZE
+    )
     assert await page.evaluate("seen.size") >= 3  # estimates, and the picture
-    await expect(page.get_by_role("status", name="Speed")).not_to_contain_text("tokens/s")  # it drew meanwhile
+    await expect(page.get_by_role("status", name="Speed")).not_to_contain_text(
+        "tokens/s"
+    )  # it drew meanwhile
     assert len(asked(pictures).images) == 1, "the model looked at it"
     await expect(page.get_by_role("button", name="Send")).to_be_visible()
     await page.screenshot(path=tmp_path / "imagined.png")
@@ -218,26 +259,34 @@ async def test_the_model_draws_in_the_conversation(pictures: Pictures, page: Pag
 
 async def test_a_picture_of_the_model_that_is_stopped(pictures: Pictures, page: Page) -> None:
     pictures.tokenizer.reply = draws_when_asked
-    await page.route("**/v1/chat/completions", lambda route: route.continue_(post_data=_long(route.request.post_data)))
+    await page.route(
+        "**/v1/chat/completions",
+        lambda route: route.continue_(post_data=_long(route.request.post_data)),
+    )
     await send(page, "Draw two red circles.")
     await expect(page.get_by_role("status", name="Speed")).to_contain_text("of 2000")
     await page.get_by_role("button", name="Stop").click()
     await expect(page.get_by_role("button", name="Send")).to_be_visible()
     await expect(page.locator("article.assistant > p")).to_have_text("Gladly.")
     await expect(page.locator("article.assistant img")).to_have_count(0)
-    await asyncio.to_thread(until, lambda: pictures.painter.stats()["running"] == 0, "nobody draws", 30)
+    await asyncio.to_thread(
+        until, lambda: pictures.painter.stats()["running"] == 0, "nobody draws", 30
+    )
 
 
 async def test_a_picture_that_is_stopped_leaves_nothing(pictures: Pictures, page: Page) -> None:
     await page.route(
-        "**/v1/images/generations", lambda route: route.continue_(post_data=_long(route.request.post_data))
+        "**/v1/images/generations",
+        lambda route: route.continue_(post_data=_long(route.request.post_data)),
     )
     await draw(page)
     await expect(page.get_by_role("status", name="Speed")).to_contain_text("of 2000")
     await page.get_by_role("button", name="Stop").click()
     await expect(page.locator("article")).to_have_count(0)
     await expect(page.get_by_placeholder("Message")).to_have_value(PROMPT)
-    await asyncio.to_thread(until, lambda: pictures.painter.stats()["running"] == 0, "nobody draws", 30)
+    await asyncio.to_thread(
+        until, lambda: pictures.painter.stats()["running"] == 0, "nobody draws", 30
+    )
 
 
 def _long(body: str | None) -> str:

@@ -10,10 +10,10 @@ from playwright.async_api import expect
 from e2e.browser import browsing, eventually, microphone
 from e2e.cable import Cable
 from e2e.voice_stack import voice_stack
-from fake_services import words
-from spoken import say, silence
+from support.fake_services import words
+from support.spoken import say, silence
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 
 HELLO = "Two red circles and a blue square."
 ANSWER = "Here they are. Both of them are red, I think. I can draw you more, in any colour that you name."

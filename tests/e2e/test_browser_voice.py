@@ -17,14 +17,19 @@ from playwright.async_api import Locator, Page, expect
 from e2e.browser import DEVICE, GRANTED, browsing, eventually, microphone, send
 from e2e.stack import until
 from e2e.voice_stack import VoiceStack, voice_stack
-from fake_services import words
-from motet_shared.actor import operation
-from motet_shared.call import Call
 from motet_shared.messages import Listen, ModelCard, Partial, Segment, Text, Usage
-from spoken import say, silence
-from voice_services import EARS, WORD_MS, ScriptedAsr
+from motet_shared.process.actor import operation
+from motet_shared.wire.call import Call
+from support.fake_services import words
+from support.spoken import say, silence
+from support.voice_services import EARS, WORD_MS, ScriptedAsr
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
 
 HELLO = "Two red circles and a blue square."
 ANSWER = "Here they are. Both of them are red, I think. I can draw you more, in any colour that you name."
@@ -42,7 +47,14 @@ async def running() -> AsyncIterator[VoiceStack]:
 def stack(running: VoiceStack) -> VoiceStack:
     """As if it had just been started."""
     asr, tts, tokenizer = running.asr, running.tts, running.tokenizer
-    asr.script, asr.heard, asr.requests, tts.pace, tts.requests, tokenizer.requests = [], [], [], 0.0, [], []
+    asr.script, asr.heard, asr.requests, tts.pace, tts.requests, tokenizer.requests = (
+        [],
+        [],
+        [],
+        0.0,
+        [],
+        [],
+    )
     asr.go_on.set()
     return running
 
@@ -62,7 +74,9 @@ def answers(stack: VoiceStack, **replies: str) -> None:
 
 def chat(stack: VoiceStack) -> list[tuple[str, str]]:
     """What the model was asked last."""
-    return [(message["role"], message["content"]) for message in stack.tokenizer.requests[-1].messages]
+    return [
+        (message["role"], message["content"]) for message in stack.tokenizer.requests[-1].messages
+    ]
 
 
 async def talk(page: Page) -> None:
@@ -87,7 +101,10 @@ async def silent(page: Page) -> None:
 
 async def understood(page: Page) -> None:
     """Wait until a whole word of the last message has been heard: of less, the conversation keeps nothing."""
-    await eventually(page, "document.querySelector('article.assistant:last-of-type span:not(.ahead)')?.textContent")
+    await eventually(
+        page,
+        "document.querySelector('article.assistant:last-of-type span:not(.ahead)')?.textContent",
+    )
 
 
 def bubbles(page: Page, role: str) -> Locator:
@@ -111,7 +128,10 @@ async def test_a_spoken_turn(stack: VoiceStack, tmp_path: Path, colours: Any) ->
         await expect(state(page)).to_contain_text("Listening")
         latency = page.get_by_role("group", name="Latency of this turn")
         assert await latency.locator("dt").all_text_contents() == STAGES
-        figures = [int(text.removesuffix(" ms")) for text in await latency.locator("dd").all_text_contents()]
+        figures = [
+            int(text.removesuffix(" ms"))
+            for text in await latency.locator("dd").all_text_contents()
+        ]
         assert figures[0] >= 450  # the silence that ends a turn
         assert sum(figures[:-1]) == figures[-1]
         await page.get_by_role("button", name="End", exact=True).click()
@@ -132,7 +152,9 @@ def alike(pcm: bytes, other: bytes) -> float:
     one, two = (_loudness(sound) for sound in (pcm, other))
     short, long = sorted((one, two), key=len)
     starts = range(len(long) - len(short) + 1)
-    return max(float(np.corrcoef(short, long[start : start + len(short)])[0, 1]) for start in starts)
+    return max(
+        float(np.corrcoef(short, long[start : start + len(short)])[0, 1]) for start in starts
+    )
 
 
 def _loudness(pcm: bytes) -> Any:
@@ -140,13 +162,17 @@ def _loudness(pcm: bytes) -> Any:
     return np.sqrt((samples.reshape(-1, 480) ** 2).mean(1))
 
 
-@pytest.mark.parametrize("pace", [pytest.param(0.15, id="while it is made"), pytest.param(0.0, id="while it plays")])
+@pytest.mark.parametrize(
+    "pace", [pytest.param(0.15, id="while it is made"), pytest.param(0.0, id="while it plays")]
+)
 async def test_speech_interrupts_the_reply(stack: VoiceStack, tmp_path: Path, pace: float) -> None:
     """It falls silent at once, and page and server remember the same words: those that were heard."""
     stack.asr.script = ["tell me a story", "stop it"]
     answers(stack, tell=STORY, stop="Sorry.")
     stack.tts.pace = pace
-    args = microphone(tmp_path, silence(1500) + say(HELLO) + silence(6000) + say(HELLO) + silence(1000))
+    args = microphone(
+        tmp_path, silence(1500) + say(HELLO) + silence(6000) + say(HELLO) + silence(1000)
+    )
     async with browsing(url(stack), args) as page:
         await talk(page)
         await heard(page)
@@ -216,12 +242,16 @@ async def test_without_a_voice_replies_are_written(tmp_path: Path) -> None:
 
 def missing(stack: VoiceStack) -> Any:
     """What the gateway believes to lack for speech."""
-    return httpx.get(f"{url(stack)}/health/ready", trust_env=False, timeout=10).json()["speech"]["missing"]
+    return httpx.get(f"{url(stack)}/health/ready", trust_env=False, timeout=10).json()["speech"][
+        "missing"
+    ]
 
 
 async def test_a_text_and_the_keyboard_interrupt_too(stack: VoiceStack, tmp_path: Path) -> None:
     answers(stack, tell=STORY, more=STORY, enough="Very well.")
-    async with browsing(url(stack), microphone(tmp_path, silence(1000)), color_scheme="dark") as page:
+    async with browsing(
+        url(stack), microphone(tmp_path, silence(1000)), color_scheme="dark"
+    ) as page:
         await page.get_by_text("Settings").click()
         await page.locator("#voice-name").select_option("bass")
         await page.get_by_placeholder("Message").press("Tab")
@@ -276,7 +306,9 @@ async def test_a_muted_microphone_hears_nothing(stack: VoiceStack, tmp_path: Pat
         pytest.param(GRANTED, "No microphone was found. Connect one", id="missing"),
     ],
 )
-async def test_a_microphone_that_cannot_be_used_is_told_in_words(stack: VoiceStack, arg: str, words_said: str) -> None:
+async def test_a_microphone_that_cannot_be_used_is_told_in_words(
+    stack: VoiceStack, arg: str, words_said: str
+) -> None:
     async with browsing(url(stack), [arg]) as page:
         await page.get_by_role("button", name="Talk").click()
         await expect(page.get_by_role("alert")).to_contain_text(words_said)
@@ -303,9 +335,13 @@ async def test_a_telephone_is_wide_enough(stack: VoiceStack, tmp_path: Path) -> 
     stack.asr.script = ["two red circles"]
     answers(stack, two="Here they are.")
     args = microphone(tmp_path, silence(1500) + say(HELLO) + silence(1000))
-    async with browsing(url(stack), args, viewport={"width": 360, "height": 640}, has_touch=True) as page:
+    async with browsing(
+        url(stack), args, viewport={"width": 360, "height": 640}, has_touch=True
+    ) as page:
         await page.get_by_role("button", name="Talk").tap()
         await expect(page.get_by_role("group", name="Latency of this turn")).to_be_visible()
         assert await page.evaluate("document.documentElement.scrollWidth") <= 360
         for name in ("End", "Mute", "Send"):
-            await expect(page.get_by_role("button", name=name, exact=True)).to_be_in_viewport(ratio=1)
+            await expect(page.get_by_role("button", name=name, exact=True)).to_be_in_viewport(
+                ratio=1
+            )

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from e2e.stack import MotetStack, until
-from vlm_checkpoints import picture, reference, tiny_vlm
-from vlm_stage import png
+from support.vlm_checkpoints import picture, reference, tiny_vlm
+from support.vlm_stage import png
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.slow]
 
 MODEL = "tiny-llava"
 TOKENS = 9  # of a picture
@@ -29,14 +29,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def stack(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
     nothing = [part for name in ("asr", "tts") for part in (f"--{name}", "none")]
-    with MotetStack(tmp_path_factory.mktemp("stack"), "--llm", str(folder), "--vad", "0", *nothing) as made:
+    with MotetStack(
+        tmp_path_factory.mktemp("stack"), "--llm", str(folder), "--vad", "0", *nothing
+    ) as made:
         made.wait_until_all_ready()
         yield made
 
 
 @pytest.fixture
 def client(stack: MotetStack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(
+        base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
         yield client
 
 
@@ -46,12 +50,19 @@ def shown(number: int, **options: Any) -> dict[str, Any]:
 
 
 def question(*numbers: int) -> Any:
-    return {"role": "user", "content": [*map(shown, numbers), {"type": "text", "text": "What do you see?"}]}
+    return {
+        "role": "user",
+        "content": [*map(shown, numbers), {"type": "text", "text": "What do you see?"}],
+    }
 
 
 def answer(client: openai.OpenAI, *messages: Any, **options: Any) -> Any:
     return client.chat.completions.create(
-        model=MODEL, messages=list(messages), temperature=0, max_tokens=12, **{"logprobs": True, **options}
+        model=MODEL,
+        messages=list(messages),
+        temperature=0,
+        max_tokens=12,
+        **{"logprobs": True, **options},
     )
 
 
@@ -64,17 +75,24 @@ def expected(folder: Path, number: int, count: int) -> list[bytes]:
     content = [{"type": "image"}, {"type": "text", "text": "What do you see?"}]
     prompt = [{"role": "user", "content": content}]
     text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-    ids = torch.tensor([tokenizer.encode(text.replace("<image>", "<image>" * TOKENS), add_special_tokens=False)])
+    ids = torch.tensor(
+        [tokenizer.encode(text.replace("<image>", "<image>" * TOKENS), add_special_tokens=False)]
+    )
     inputs = AutoImageProcessor.from_pretrained(folder)([picture(number)], return_tensors="pt")
     made = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, min_new_tokens=count, do_sample=False, **inputs
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        **inputs,
     )
     spelled = [tokenizer.convert_ids_to_tokens(token) for token in made[0, ids.shape[1] :].tolist()]
     return [token.encode() if token.startswith("<") else bytes([_byte(token)]) for token in spelled]
 
 
 def _byte(token: str) -> int:
-    from checkpoints import _byte_chars
+    from support.checkpoints import _byte_chars
 
     return next(byte for byte, char in _byte_chars().items() if char == token)
 
@@ -94,25 +112,41 @@ def test_several_images_and_history_in_a_stream(client: openai.OpenAI) -> None:
     first = question(1, 2)
     history = [first, {"role": "assistant", "content": "Two."}, question(3)]
     whole = answer(client, *history)
-    with answer(client, *history, stream=True, stream_options={"include_usage": True}, logprobs=False) as stream:
+    with answer(
+        client, *history, stream=True, stream_options={"include_usage": True}, logprobs=False
+    ) as stream:
         chunks = list(stream)
-    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
+    assert (
+        "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        == whole.choices[0].message.content
+    )
     assert chunks[-1].usage.prompt_tokens_details.image_tokens == 3 * TOKENS
     assert chunks[-1].usage.prompt_tokens_details.cached_tokens > 2 * TOKENS
 
 
 def test_an_image_that_is_none_is_refused_by_name(client: openai.OpenAI) -> None:
-    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,bm90IGEgcGljdHVyZQ=="}}
+    broken = {
+        "type": "image_url",
+        "image_url": {"url": "data:image/png;base64,bm90IGEgcGljdHVyZQ=="},
+    }
     with pytest.raises(openai.BadRequestError) as caught:
         answer(client, {"role": "user", "content": [{"type": "text", "text": "?"}, broken]})
     assert caught.value.param == "messages[0].content[1].image_url"
     assert "no picture that is known" in str(caught.value)
     with pytest.raises(openai.BadRequestError, match="--remote-images"):
-        answer(client, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x.org/a"}}]})
+        answer(
+            client,
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": "https://x.org/a"}}],
+            },
+        )
 
 
 @pytest.mark.parametrize("victim", ["vision", "decode"])
-def test_who_dies_is_replaced_and_the_chat_goes_on(client: openai.OpenAI, stack: MotetStack, victim: str) -> None:
+def test_who_dies_is_replaced_and_the_chat_goes_on(
+    client: openai.OpenAI, stack: MotetStack, victim: str
+) -> None:
     before = answer(client, question(1)).choices[0].message.content
     restarted = stack.kill(victim)
 

@@ -11,11 +11,11 @@ import openai
 import pytest
 
 from e2e.stack import MotetStack
-from films import film
-from vlm_checkpoints import picture, tiny_vlm
-from vlm_stage import png
+from support.films import film
+from support.vlm_checkpoints import picture, tiny_vlm
+from support.vlm_stage import png
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.slow]
 
 MODEL = "tiny-qwen"
 
@@ -24,9 +24,13 @@ MODEL = "tiny-qwen"
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     folder: Path = tiny_vlm("qwen2_5_vl", tmp_path_factory.mktemp("models") / MODEL)
     nothing = [part for name in ("asr", "tts") for part in (f"--{name}", "none")]
-    with MotetStack(tmp_path_factory.mktemp("stack"), "--llm", str(folder), "--vad", "0", *nothing) as stack:
+    with MotetStack(
+        tmp_path_factory.mktemp("stack"), "--llm", str(folder), "--vad", "0", *nothing
+    ) as stack:
         stack.wait_until_all_ready()
-        with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        with openai.OpenAI(
+            base_url=f"{stack.url}/v1", api_key="none", max_retries=0, timeout=60
+        ) as client:
             yield client
 
 
@@ -68,11 +72,16 @@ def test_a_video_is_seen_and_counted(client: openai.OpenAI) -> None:
 def test_a_video_beside_an_image_in_a_stream(client: openai.OpenAI) -> None:
     image = part("image_url", "image/png", png(picture(1)))
     whole = answer(client, image, shown(film(8)))
-    with answer(client, image, shown(film(8)), stream=True, stream_options={"include_usage": True}) as stream:
+    with answer(
+        client, image, shown(film(8)), stream=True, stream_options={"include_usage": True}
+    ) as stream:
         chunks = list(stream)
     said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert said == whole.choices[0].message.content
-    assert chunks[-1].usage.prompt_tokens_details.image_tokens == whole.usage.prompt_tokens_details.image_tokens
+    assert (
+        chunks[-1].usage.prompt_tokens_details.image_tokens
+        == whole.usage.prompt_tokens_details.image_tokens
+    )
     assert (
         whole.usage.prompt_tokens_details.image_tokens
         > answer(client, shown(film(8))).usage.prompt_tokens_details.image_tokens
@@ -91,7 +100,9 @@ def test_a_video_beside_an_image_in_a_stream(client: openai.OpenAI) -> None:
         ),
     ],
 )
-def test_a_video_that_is_none_is_refused_by_name(client: openai.OpenAI, video: Any, param: str, message: str) -> None:
+def test_a_video_that_is_none_is_refused_by_name(
+    client: openai.OpenAI, video: Any, param: str, message: str
+) -> None:
     with pytest.raises(openai.BadRequestError, match=message) as caught:
         answer(client, video)
     assert caught.value.param == param

@@ -6,7 +6,6 @@ Images are built without an image registry (tests/containers). The first run tak
 import asyncio
 import json
 import re
-import secrets
 import shutil
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -23,25 +22,23 @@ import pytest
 import websockets
 from PIL import Image
 
-import diffusion_checkpoints
-import embedding_checkpoints
-import tts_checkpoints
-from asr_checkpoints import tiny_whisper
 from containers.engine import Docker, engine, missing
 from containers.images import NATS, TAG, NoCpuTorch, build_all
 from e2e.readme import compose_options
 from e2e.stack import until
-from motet_shared.audio import duration_ms
+from motet_media.audio import duration_ms
 from motet_shared.testing import free_port
-from picture_files import encoded
-from realtime_client import Client, kinds
 from render_dashboard import ROWS
 from render_kubernetes import AUTOSCALED
-from spoken import say, silence, wav
+from support import diffusion_checkpoints, embedding_checkpoints, tts_checkpoints
+from support.asr_checkpoints import tiny_whisper
+from support.picture_files import encoded
+from support.realtime_client import Client, kinds
+from support.spoken import say, silence, wav
 from world import Thing
 from world_pictures import draw_things
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "motet-test"
@@ -57,7 +54,6 @@ class Containers:
 
     docker: Docker
     port: int
-    password: str
     folder: Path
 
     @property
@@ -69,7 +65,6 @@ class Containers:
             "MOTET_TAG": TAG,
             "NATS_IMAGE": NATS,
             "MOTET_PUBLISH": f"127.0.0.1:{self.port}",
-            "MOTET_NATS_PASSWORD": self.password,
             "COMPOSE_PROFILES": "speakers,images,embedding",
             "MOTET_MODELS_DIR": str(self.folder),
             "MOTET_ASR": EARS,
@@ -78,12 +73,16 @@ class Containers:
             "MOTET_EMBED": VECTORS,
             **{f"MOTET_{role}_THREADS": "1" for role in ("DECODE", "ASR", "TTS", "DRAW", "EMBED")},
         }
-        return self.docker.compose("--file", str(ROOT / "compose.yaml"), "--project-name", PROJECT, *args, env=settings)
+        return self.docker.compose(
+            "--file", str(ROOT / "compose.yaml"), "--project-name", PROJECT, *args, env=settings
+        )
 
     def ids(self, service: str) -> list[str]:
         labels = {"project": PROJECT, "service": service}
         filters = [
-            part for key, value in labels.items() for part in ("--filter", f"label=com.docker.compose.{key}={value}")
+            part
+            for key, value in labels.items()
+            for part in ("--filter", f"label=com.docker.compose.{key}={value}")
         ]
         return self.docker.run("ps", "--quiet", *filters).split()
 
@@ -93,8 +92,18 @@ class Containers:
         return self.docker.run("inspect", "--format", form, self.ids(service)[0]).strip()
 
     def health(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).json()
+        found: dict[str, Any] = httpx.get(
+            f"{self.url}/health/ready", trust_env=False, timeout=5
+        ).json()
         return found
+
+    def operator_password(self) -> str:
+        """From the volume that no service mounts."""
+        volume, image = f"{PROJECT}_nats-operator:/nats:ro", f"motet-gateway:{TAG}"
+        said = self.docker.run(
+            "run", "--rm", "--user=0", "-v", volume, "--entrypoint=cat", image, "/nats/operator"
+        )
+        return said.split()[-1]  # warnings of the engine come first
 
     def models(self) -> set[str]:
         found = httpx.get(f"{self.url}/v1/models", trust_env=False, timeout=5).json()
@@ -111,7 +120,11 @@ class Containers:
         return asyncio.run(self._ask_decode())
 
     async def _ask_decode(self) -> dict[str, int]:
-        client = await nats.connect(f"nats://{self.address('nats')}:4222", user="operator", password=self.password)
+        client = await nats.connect(
+            f"nats://{self.address('nats')}:4222",
+            user="operator",
+            password=self.operator_password(),
+        )
         try:
             inbox = client.new_inbox()
             answers = await client.subscribe(inbox)
@@ -122,7 +135,9 @@ class Containers:
                     answer = json.loads((await answers.next_msg(timeout=1)).data)
                 except TimeoutError:
                     return found
-                found[answer["id"]] = sum(endpoint["num_requests"] for endpoint in answer["endpoints"])
+                found[answer["id"]] = sum(
+                    endpoint["num_requests"] for endpoint in answer["endpoints"]
+                )
         finally:
             await client.close()
 
@@ -153,7 +168,7 @@ def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]
         except NoCpuTorch as error:
             pytest.skip(str(error))
         models = checkpoints(tmp_path_factory.mktemp("models"))
-        found = Containers(docker, free_port(), "t" + secrets.token_hex(16), models)
+        found = Containers(docker, free_port(), models)
         try:
             # As the README says it, but with the images that are there.
             options = [option for option in compose_options() if option != "--build"]
@@ -176,9 +191,14 @@ def stream_chat(url: str) -> list[str]:
     """The pieces of an answer, as the official client gets them."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         stream = client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": QUESTION}], temperature=0, stream=True
+            model=MODEL,
+            messages=[{"role": "user", "content": QUESTION}],
+            temperature=0,
+            stream=True,
         )
-        return [piece for chunk in stream for choice in chunk.choices if (piece := choice.delta.content)]
+        return [
+            piece for chunk in stream for choice in chunk.choices if (piece := choice.delta.content)
+        ]
 
 
 def test_a_chat_streams_through_the_containers(containers: Containers) -> None:
@@ -206,11 +226,18 @@ def test_the_chat_goes_on_when_a_decode_container_dies(containers: Containers) -
 def test_speech_goes_out_and_comes_in(containers: Containers) -> None:
     """The words of random weights mean nothing; that there is sound, and that it is heard, is seen."""
     spoken = say("Two red circles and a blue square.")
-    with openai.OpenAI(base_url=f"{containers.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        reply = client.audio.speech.create(model=VOICE, voice="anna", input="Two. " * 20, response_format="pcm")
+    with openai.OpenAI(
+        base_url=f"{containers.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
+        reply = client.audio.speech.create(
+            model=VOICE, voice="anna", input="Two. " * 20, response_format="pcm"
+        )
         assert any(reply.read())
         text = client.audio.transcriptions.create(
-            model=EARS, file=("said.wav", wav(spoken)), language="en", response_format="verbose_json"
+            model=EARS,
+            file=("said.wav", wav(spoken)),
+            language="en",
+            response_format="verbose_json",
         )
     assert text.duration == pytest.approx(duration_ms(len(spoken), 24_000) / 1000, abs=0.1)
     assert text.text
@@ -224,13 +251,19 @@ async def test_a_spoken_turn_is_answered_aloud(containers: Containers) -> None:
         await client.audio(silence(500) + say("Two red circles and a blue square.") + silence(1500))
         events = await client.until("response.output_audio.delta", "response.done")
     seen = kinds(events)
-    assert seen[:3] == [f"input_audio_buffer.{kind}" for kind in ("speech_started", "speech_stopped", "committed")]
+    assert seen[:3] == [
+        f"input_audio_buffer.{kind}" for kind in ("speech_started", "speech_stopped", "committed")
+    ]
     assert seen[-1] == "response.output_audio.delta"
 
 
 def test_a_picture_is_drawn_and_texts_become_vectors(containers: Containers) -> None:
-    with openai.OpenAI(base_url=f"{containers.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        drawn = client.images.generate(model=BRUSH, prompt="two red circles", extra_body={"steps": 2, "seed": 1})
+    with openai.OpenAI(
+        base_url=f"{containers.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
+        drawn = client.images.generate(
+            model=BRUSH, prompt="two red circles", extra_body={"steps": 2, "seed": 1}
+        )
         vectors = client.embeddings.create(model=VECTORS, input=["ba be", "be ba"])
     assert drawn.data
     assert b64decode(drawn.data[0].b64_json or "").startswith(PNG)
@@ -244,8 +277,13 @@ def test_a_picture_is_seen(containers: Containers) -> None:
     circle = Thing(shape="circle", colour="red", size="large", column=1, row=1)
     picture = encoded(Image.fromarray(draw_things([circle], Random(5))))
     url = "data:image/png;base64," + b64encode(picture).decode()
-    question = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What shape is it?"}]
-    with openai.OpenAI(base_url=f"{containers.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    question = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "What shape is it?"},
+    ]
+    with openai.OpenAI(
+        base_url=f"{containers.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
         reply = client.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": question}],  # type: ignore[misc, list-item]
@@ -255,12 +293,32 @@ def test_a_picture_is_seen(containers: Containers) -> None:
 
 
 def test_the_dashboard_shows_what_is_measured(containers: Containers) -> None:
-    roles = ("gateway", "tokenizer", "decode", "vision", "asr", "vad", "tts", "diffusion", "embedding")
+    roles = (
+        "gateway",
+        "tokenizer",
+        "decode",
+        "vision",
+        "asr",
+        "vad",
+        "tts",
+        "diffusion",
+        "embedding",
+    )
     pages = [
-        httpx.get(f"http://{containers.address(role)}:9100/metrics", trust_env=False, timeout=10).text for role in roles
+        httpx.get(
+            f"http://{containers.address(role)}:9100/metrics", trust_env=False, timeout=10
+        ).text
+        for role in roles
     ]
-    measured = {line.split("{")[0].split(" ")[0] for page in pages for line in page.splitlines() if line[:1] != "#"}
-    expressions = [series[0] for panels in ROWS.values() for panel in panels for series in panel.series]
+    measured = {
+        line.split("{")[0].split(" ")[0]
+        for page in pages
+        for line in page.splitlines()
+        if line[:1] != "#"
+    }
+    expressions = [
+        series[0] for panels in ROWS.values() for panel in panels for series in panel.series
+    ]
     expressions += [load.query for load in AUTOSCALED.values()]
     wanted = {name for text in expressions for name in re.findall(r"\b(?:motet|process)_\w+", text)}
     assert len(wanted) > 15
@@ -269,7 +327,18 @@ def test_the_dashboard_shows_what_is_measured(containers: Containers) -> None:
 
 def test_containers_are_confined(containers: Containers) -> None:
     """What the compose file promises, as the engine sees it."""
-    for service in ("nats", "gateway", "tokenizer", "decode", "vad", "asr", "tts", "vision", "diffusion", "embedding"):
+    for service in (
+        "nats",
+        "gateway",
+        "tokenizer",
+        "decode",
+        "vad",
+        "asr",
+        "tts",
+        "vision",
+        "diffusion",
+        "embedding",
+    ):
         [seen] = json.loads(containers.docker.run("inspect", containers.ids(service)[0]))
         assert seen["Config"]["User"] not in ("", "root", "0"), service
         assert seen["HostConfig"]["ReadonlyRootfs"], service
@@ -280,7 +349,11 @@ def test_images_carry_only_what_their_service_needs(containers: Containers) -> N
     list_all = "import importlib.metadata as m; print(*{d.metadata['Name'].lower() for d in m.distributions()})"
 
     def packages(service: str) -> set[str]:
-        return set(containers.docker.run("exec", containers.ids(service)[0], "python", "-c", list_all).split())
+        return set(
+            containers.docker.run(
+                "exec", containers.ids(service)[0], "python", "-c", list_all
+            ).split()
+        )
 
     gateway, tokenizer, llm = packages("gateway"), packages("tokenizer"), packages("decode")
     assert {"motet", "fastapi"} <= gateway

@@ -21,12 +21,17 @@ import pytest
 import pytest_asyncio
 
 import fake_engine
-from checkpoints import tiny_checkpoint
 from e2e.clinic import Clinic, busy_loop, pin
 from motet_shared.testing import NatsServer
-from service_nursery import Nursery
+from support.checkpoints import tiny_checkpoint
+from support.service_nursery import Nursery
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="module"),
+]
 
 MODEL = fake_engine.MODEL
 MACHINE = {"cpu_neighbour", "cpu_full"}
@@ -36,7 +41,9 @@ PREFIX = "There is a red circle. " * 80  # tokens are bytes
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights."""
-    return tiny_checkpoint("llama", tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=8192)
+    return tiny_checkpoint(
+        "llama", tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=8192
+    )
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +55,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def nurseries() -> AsyncIterator[tuple[Nursery, Nursery]]:
     """Of what stands before the engines, without torch, and of engines."""
-    light = Nursery("motet_gateway.gateway", "motet_tokenizer.service", lacking=("torch",))
-    async with light, Nursery("motet_llm.worker", "fake_engine") as heavy:
+    light = Nursery("motet_gateway.service", "motet_tokenizer.service", lacking=("torch",))
+    async with light, Nursery("motet_llm.service", "fake_engine") as heavy:
         yield light, heavy
 
 
@@ -88,7 +95,9 @@ async def test_a_healthy_stack_has_nothing(clinic: Clinic, tiny: Path) -> None:
 
 async def test_prompts_that_hold_up_replies(clinic: Clinic, tiny: Path) -> None:
     await clinic.front(tiny)
-    await clinic.decode(tiny, "--decode-slowdown", "0", "--token-budget", "8192", "--num-blocks", "4096")
+    await clinic.decode(
+        tiny, "--decode-slowdown", "0", "--token-budget", "8192", "--num-blocks", "4096"
+    )
     await clinic.ready(decode=1)
 
     async def long_prompts() -> None:
@@ -97,7 +106,9 @@ async def test_prompts_that_hold_up_replies(clinic: Clinic, tiny: Path) -> None:
             number += 1
             await clinic.ask(f"{number} " + PREFIX)
 
-    async with clinic.crowd(clinic.stream("Count.", 8000), clinic.stream("Count on.", 8000), long_prompts()):
+    async with clinic.crowd(
+        clinic.stream("Count.", 8000), clinic.stream("Count on.", 8000), long_prompts()
+    ):
         found = await clinic.finds("prefill_blocks_decode")
     finding = only(found, "prefill_blocks_decode", "L3")
     assert finding["numbers"]["prefilled_tokens_per_step"] > 1000

@@ -10,12 +10,16 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionContentPartParam, ChatCompletionMessageParam, ChatCompletionToolParam
+from openai.types.chat import (
+    ChatCompletionContentPartParam,
+    ChatCompletionMessageParam,
+    ChatCompletionToolParam,
+)
 from PIL import Image
 
 from e2e.readme import blocks
 from e2e.stack import ENDLESS, MotetStack
-from picture_files import encoded
+from support.picture_files import encoded
 from world import Thing
 from world_pictures import draw_things
 
@@ -27,7 +31,11 @@ DRAW: ChatCompletionToolParam = {
     "function": {
         "name": "draw",
         "description": "Draw a picture.",
-        "parameters": {"type": "object", "properties": {"prompt": {"type": "string"}}, "required": ["prompt"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"prompt": {"type": "string"}},
+            "required": ["prompt"],
+        },
     },
 }
 
@@ -44,7 +52,10 @@ def ask(client: openai.OpenAI, text: str, **options: Any) -> openai.types.chat.C
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:
-    assert [m.id for m in client.models.list() if getattr(m, "kind", "") == "chat"] == [ENDLESS, MODEL]
+    assert [m.id for m in client.models.list() if getattr(m, "kind", "") == "chat"] == [
+        ENDLESS,
+        MODEL,
+    ]
     assert client.models.retrieve(MODEL).object == "model"
 
 
@@ -58,10 +69,16 @@ def test_an_answer_that_means_something(client: openai.OpenAI) -> None:
 
 
 def test_it_sees_what_a_picture_shows(client: openai.OpenAI) -> None:
-    things = Thing(shape="circle", colour="red", column=0, row=1), Thing(shape="square", colour="blue", column=2, row=1)
+    things = (
+        Thing(shape="circle", colour="red", column=0, row=1),
+        Thing(shape="square", colour="blue", column=2, row=1),
+    )
     file = encoded(Image.fromarray(draw_things(things, Random(1))))
     shown: list[ChatCompletionContentPartParam] = [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64," + b64encode(file).decode()}},
+        {
+            "type": "image_url",
+            "image_url": {"url": "data:image/png;base64," + b64encode(file).decode()},
+        },
         {"type": "text", "text": "What do you see?"},
     ]
     reply = client.chat.completions.create(
@@ -83,7 +100,11 @@ def test_the_stream_is_the_same_text_in_pieces(client: openai.OpenAI) -> None:
             stream_options={"include_usage": True},
         )
     )
-    pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    pieces = [
+        chunk.choices[0].delta.content
+        for chunk in chunks
+        if chunk.choices and chunk.choices[0].delta.content
+    ]
     assert len(pieces) > 3
     assert "".join(pieces) == plain.choices[0].message.content
     assert chunks[-1].usage == plain.usage or (
@@ -106,14 +127,20 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_declared_tool_is_called(client: openai.OpenAI, stream: bool) -> None:
-    options: dict[str, Any] = {"model": MODEL, "messages": user("Draw two red circles."), "tools": [DRAW]}
+    options: dict[str, Any] = {
+        "model": MODEL,
+        "messages": user("Draw two red circles."),
+        "tools": [DRAW],
+    }
     if stream:
         calls: dict[int, dict[str, str]] = {}
         finish = None
         for chunk in client.chat.completions.create(**options, temperature=0, stream=True):
             finish = chunk.choices[0].finish_reason or finish
             for delta in chunk.choices[0].delta.tool_calls or []:
-                call = calls.setdefault(delta.index, {"id": delta.id, "name": delta.function.name, "arguments": ""})
+                call = calls.setdefault(
+                    delta.index, {"id": delta.id, "name": delta.function.name, "arguments": ""}
+                )
                 call["arguments"] += delta.function.arguments or ""
         found = list(calls.values())
     else:
@@ -154,7 +181,9 @@ def test_max_tokens_is_the_length(client: openai.OpenAI) -> None:
 def test_a_seed_gives_the_same_answer_again(client: openai.OpenAI) -> None:
     options = {"temperature": 2.0, "max_tokens": 30, "extra_body": {"ignore_eos": True}}
     same = {ask(client, "Hello!", seed=7, **options).choices[0].message.content for _ in range(3)}
-    other = {ask(client, "Hello!", seed=seed, **options).choices[0].message.content for seed in (1, 2, 3)}
+    other = {
+        ask(client, "Hello!", seed=seed, **options).choices[0].message.content for seed in (1, 2, 3)
+    }
     assert len(same) == 1
     assert len(other) > 1
     assert len(ask(client, "Hello!", n=2, **options).choices) == 2
@@ -173,16 +202,26 @@ def test_logprobs_are_those_of_the_text(client: openai.OpenAI) -> None:
 
 
 def test_plain_completions(client: openai.OpenAI) -> None:
-    reply = client.completions.create(model=MODEL, prompt="two red", max_tokens=5, temperature=0, echo=True)
+    reply = client.completions.create(
+        model=MODEL, prompt="two red", max_tokens=5, temperature=0, echo=True
+    )
     assert reply.choices[0].text.startswith("two red")
-    streamed = client.completions.create(model=MODEL, prompt="two red", max_tokens=5, temperature=0, stream=True)
+    streamed = client.completions.create(
+        model=MODEL, prompt="two red", max_tokens=5, temperature=0, stream=True
+    )
     assert "two red" + "".join(chunk.choices[0].text for chunk in streamed) == reply.choices[0].text
 
 
 # --------------------------------------------------------------------------------------------- replies of a given shape
-def test_the_example_of_the_page_answers(stack: MotetStack, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_page_answers(
+    stack: MotetStack, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`client.chat.completions.parse` with a pydantic model."""
-    (block,) = [block for block in blocks("docs/techniques.md") if block.language == "python" and block.shown]
+    (block,) = [
+        block
+        for block in blocks("docs/techniques.md")
+        if block.language == "python" and block.shown
+    ]
     example: dict[str, Any] = {}
     code = block.code.replace("http://127.0.0.1:8000", stack.url)
     exec(compile(code, "techniques.md", "exec", dont_inherit=True), example)
@@ -191,13 +230,24 @@ def test_the_example_of_the_page_answers(stack: MotetStack, capsys: pytest.Captu
 
 
 def test_choices_expressions_and_calls_are_kept_to(client: openai.OpenAI) -> None:
-    numbers = ask(client, SCENE, extra_body={"structured_outputs": {"choice": ["one", "two", "three"]}})
+    numbers = ask(
+        client, SCENE, extra_body={"structured_outputs": {"choice": ["one", "two", "three"]}}
+    )
     assert numbers.choices[0].message.content == "two"
-    matched = ask(client, "Hello!", extra_body={"structured_outputs": {"regex": "[A-Z][a-z]{2,5} [0-9]{3}"}})
+    matched = ask(
+        client, "Hello!", extra_body={"structured_outputs": {"regex": "[A-Z][a-z]{2,5} [0-9]{3}"}}
+    )
     assert re.fullmatch("[A-Z][a-z]{2,5} [0-9]{3}", matched.choices[0].message.content or "")
     cut = ask(client, SCENE, response_format={"type": "json_object"}, max_tokens=2)
     assert cut.choices[0].finish_reason == "length"
-    called = ask(client, "Hello!", tools=[DRAW], tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+    called = ask(
+        client,
+        "Hello!",
+        tools=[DRAW],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=200,
+    )
     (call,) = called.choices[0].message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "draw"
@@ -211,7 +261,11 @@ def test_choices_expressions_and_calls_are_kept_to(client: openai.OpenAI) -> Non
         ({"structured_outputs": {"regex": "(open"}}, "structured_outputs.regex", "unclosed"),
         ({"structured_outputs": {"json": {"$ref": "#"}}}, "structured_outputs.json", "ever ends"),
         ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", "`not`"),
-        ({"structured_outputs": {"grammar": 'start: "a" start'}}, "structured_outputs.grammar", "ever ends"),
+        (
+            {"structured_outputs": {"grammar": 'start: "a" start'}},
+            "structured_outputs.grammar",
+            "ever ends",
+        ),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -219,7 +273,9 @@ def test_what_no_reply_can_be_held_to_is_400_by_name(
     client: openai.OpenAI, shape: dict[str, Any], param: str, reason: str, stream: bool
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=reason) as caught:
-        client.chat.completions.create(model=MODEL, messages=user("Hello!"), stream=stream, extra_body=shape)
+        client.chat.completions.create(
+            model=MODEL, messages=user("Hello!"), stream=stream, extra_body=shape
+        )
     assert caught.value.param == param
 
 
@@ -235,7 +291,9 @@ def test_a_context_too_long_is_400_with_both_numbers(client: openai.OpenAI) -> N
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "red circle " * 5000)
     assert caught.value.code == "context_length_exceeded"
-    numbers = [int(word) for word in caught.value.message.replace(",", " ").split() if word.isdigit()]
+    numbers = [
+        int(word) for word in caught.value.message.replace(",", " ").split() if word.isdigit()
+    ]
     assert len(numbers) >= 2
 
 

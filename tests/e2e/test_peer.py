@@ -10,7 +10,7 @@ import pytest
 from e2e.peer import Peer, heartbeats
 from e2e.stack import EARS, ENDLESS, VOICE, MotetStack
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 SAMPLING = {"temperature": 0.0, "seed": 1}
 
 
@@ -41,13 +41,16 @@ async def something_comes(peer: Peer, stream: int, seconds: float = 3.0) -> bool
 
 
 async def test_a_chat_is_accepted_streamed_and_ended(stack: MotetStack) -> None:
-    async with Peer.connect(stack.nats_url, stack.password) as peer:
+    async with Peer.connect(stack.nats_url, stack.passwords) as peer:
         stream = await peer.open(
-            "tokenizer", chat("There are two red circles and a blue square. How many circles are there?")
+            "tokenizer",
+            chat("There are two red circles and a blue square. How many circles are there?"),
         )
         frames = await peer.to_end(stream)
         assert frames[0] == ["a", stream]
-        assert [frame[2] for frame in frames[1:-1]] == list(range(len(frames) - 2)), "seq counts from 0 without a gap"
+        assert [frame[2] for frame in frames[1:-1]] == list(range(len(frames) - 2)), (
+            "seq counts from 0 without a gap"
+        )
         assert "two" in text_of(frames).lower()
         tag, number, seq, status, usage, *_ = frames[-1]
         assert (tag, number, seq, status) == ("e", stream, len(frames) - 2, "stop")
@@ -56,7 +59,7 @@ async def test_a_chat_is_accepted_streamed_and_ended(stack: MotetStack) -> None:
 
 
 async def test_nothing_flows_without_credit(stack: MotetStack) -> None:
-    async with Peer.connect(stack.nats_url, stack.password) as peer:
+    async with Peer.connect(stack.nats_url, stack.passwords) as peer:
         free = await peer.to_end(await peer.open("tokenizer", chat("What can you do?")))
         stream = await peer.open("tokenizer", chat("What can you do?"), credit=2)
         frames = [await peer.next(stream) for _ in range(3)]
@@ -75,7 +78,7 @@ async def test_nothing_flows_without_credit(stack: MotetStack) -> None:
 
 
 async def test_cancel_ends_a_stream(stack: MotetStack) -> None:
-    async with Peer.connect(stack.nats_url, stack.password) as peer:
+    async with Peer.connect(stack.nats_url, stack.passwords) as peer:
         stream = await peer.open("tokenizer", {**chat("Hello!"), "model": ENDLESS}, credit=30_000)
         for _ in range(5):
             await peer.next(stream)
@@ -86,8 +89,10 @@ async def test_cancel_ends_a_stream(stack: MotetStack) -> None:
 
 
 async def test_refusals_are_typed(stack: MotetStack) -> None:
-    async with Peer.connect(stack.nats_url, stack.password) as peer:
-        unknown = await peer.to_end(await peer.open("tokenizer", {**chat("Hello!"), "model": "gpt-99"}))
+    async with Peer.connect(stack.nats_url, stack.passwords) as peer:
+        unknown = await peer.to_end(
+            await peer.open("tokenizer", {**chat("Hello!"), "model": "gpt-99"})
+        )
         assert unknown[-1][3] == "model_not_found"
         long = await peer.to_end(await peer.open("tokenizer", chat("red circle " * 5000)))
         assert long[-1][3] == "context_length_exceeded"
@@ -98,17 +103,19 @@ async def test_refusals_are_typed(stack: MotetStack) -> None:
 
 
 async def test_a_stream_can_be_resumed_from_what_was_shown(stack: MotetStack) -> None:
-    async with Peer.connect(stack.nats_url, stack.password) as peer:
+    async with Peer.connect(stack.nats_url, stack.passwords) as peer:
         whole = await peer.to_end(await peer.open("tokenizer", chat("What can you do?")))
         part = whole[: len(whole) // 2]
         resume = {"ids": ids_of(part), "text_len": len(text_of(part))}
-        rest = await peer.to_end(await peer.open("tokenizer", chat("What can you do?", resume=resume)))
+        rest = await peer.to_end(
+            await peer.open("tokenizer", chat("What can you do?", resume=resume))
+        )
         assert text_of(part) + text_of(rest) == text_of(whole)
         assert ids_of(part) + ids_of(rest) == ids_of(whole)
 
 
 async def test_everybody_beats(speaking: MotetStack) -> None:
-    beats = await heartbeats(speaking.nats_url, speaking.password, 1.5)
+    beats = await heartbeats(speaking.nats_url, speaking.passwords, 1.5)
     running = {child["instance"]: child for child in speaking.children() if child["role"] != "nats"}
     assert set(running) <= set(beats)
     announced = {}
@@ -128,7 +135,7 @@ async def test_everybody_beats(speaking: MotetStack) -> None:
 
 async def test_permissions_hold(stack: MotetStack) -> None:
     """A decode worker may not ask the tokenizer for anything, nor read what is sent to others."""
-    async with Peer.connect(stack.nats_url, stack.password, role="decode") as peer:
+    async with Peer.connect(stack.nats_url, stack.passwords, role="decode") as peer:
         await peer.client.publish("motet.v1.tokenizer.chat", b"x")
         await peer.client.subscribe("motet.v1.inbox.gateway.>", cb=peer._on_frames)
         await peer.client.flush()

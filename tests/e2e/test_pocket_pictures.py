@@ -23,16 +23,24 @@ from e2e.stack import MotetStack
 from world import Scene, Thing
 from world_pictures import SIZE, Picture
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
 
 CHAT, DRAW, EMBED = "pocket-chat", "pocket-draw", "pocket-embed"
 SEED = 3  # pocket-draw is not always right, nor pocket-chat about it (models/README.md)
 WORDS = {1: "one", 2: "two", 3: "three", 4: "four"}
-CIRCLES, SQUARE = Thing(shape="circle", colour="red"), Thing(shape="square", colour="blue", column=2, row=2)
+CIRCLES, SQUARE = (
+    Thing(shape="circle", colour="red"),
+    Thing(shape="square", colour="blue", column=2, row=2),
+)
 ASKED = {
-    "two red circles and a blue square": Scene(things=(CIRCLES, Thing(shape="circle", colour="red", column=1), SQUARE)),
+    "two red circles and a blue square": Scene(
+        things=(CIRCLES, Thing(shape="circle", colour="red", column=1), SQUARE)
+    ),
     "A green triangle to the left of a yellow star.": Scene(
-        things=(Thing(shape="triangle", colour="green"), Thing(shape="star", colour="yellow", column=1))
+        things=(
+            Thing(shape="triangle", colour="green"),
+            Thing(shape="star", colour="yellow", column=1),
+        )
     ),
     "From top to bottom: a large black square and a small orange circle.": Scene(
         things=(
@@ -46,14 +54,18 @@ ASKED = {
 @pytest.fixture(scope="module")
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
     eyes_and_brush = ("--draw", DRAW, "--embed", EMBED)
-    with MotetStack(tmp_path_factory.mktemp("studio"), "--asr", "none", "--tts", "none", *eyes_and_brush) as stack:
+    with MotetStack(
+        tmp_path_factory.mktemp("studio"), "--asr", "none", "--tts", "none", *eyes_and_brush
+    ) as stack:
         stack.wait_until_all_ready()
         yield stack
 
 
 @pytest.fixture
 def client(studio: MotetStack) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{studio.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(
+        base_url=f"{studio.url}/v1", api_key="none", max_retries=0, timeout=60
+    ) as client:
         yield client
 
 
@@ -67,7 +79,12 @@ def test_what_is_asked_for_is_on_the_picture(client: openai.OpenAI) -> None:
     right = []
     for prompt, scene in ASKED.items():
         reply = client.images.generate(
-            model=DRAW, prompt=prompt, n=2, response_format="b64_json", extra_body={"seed": 7}, size="auto"
+            model=DRAW,
+            prompt=prompt,
+            n=2,
+            response_format="b64_json",
+            extra_body={"seed": 7},
+            size="auto",
         )
         pictures = [pixels(one.b64_json or "") for one in reply.data or ()]
         assert [picture.shape for picture in pictures] == [(SIZE, SIZE, 3)] * 2
@@ -86,7 +103,10 @@ def test_a_picture_is_drawn_looked_at_and_talked_about(client: openai.OpenAI) ->
     assert len(seen) >= 2
     for thing in seen:
         assert thing.kind.phrase() in (said.content or "")
-    talk += [said.model_dump(exclude_none=True), {"role": "user", "content": "How many things are there?"}]
+    talk += [
+        said.model_dump(exclude_none=True),
+        {"role": "user", "content": "How many things are there?"},
+    ]
     answer = client.chat.completions.create(messages=talk, **ask).choices[0].message.content or ""
     assert WORDS[len(seen)] in answer.lower()
 
@@ -105,17 +125,26 @@ def test_the_same_told_differently_is_nearer_than_something_else(client: openai.
 
 
 @pytest.mark.asyncio
-async def test_on_the_page_it_draws_and_knows_what_it_drew(studio: MotetStack, tmp_path: Path) -> None:
+async def test_on_the_page_it_draws_and_knows_what_it_drew(
+    studio: MotetStack, tmp_path: Path
+) -> None:
     async with browsing(studio.url) as page:
         await set_seed(page, SEED)
         await send(page, "Draw two red circles and a blue square.")
         await expect(page.locator("article.assistant img")).to_have_attribute(
             "alt", "two red circles and a blue square"
         )
-        assert await eventually(page, "document.querySelector('article.assistant img').naturalWidth") == SIZE
+        assert (
+            await eventually(page, "document.querySelector('article.assistant img').naturalWidth")
+            == SIZE
+        )
         await expect(page.get_by_role("button", name="Send")).to_be_visible()
         drawn = await page.locator("article.assistant img").get_attribute("src")
         await send(page, "How many things are there?")
-        number = WORDS[len(look(pixels(drawn or "")).things)]  # on the picture, whatever was asked for
-        await expect(page.locator("article.assistant > p").last).to_contain_text(number, ignore_case=True)
+        number = WORDS[
+            len(look(pixels(drawn or "")).things)
+        ]  # on the picture, whatever was asked for
+        await expect(page.locator("article.assistant > p").last).to_contain_text(
+            number, ignore_case=True
+        )
         await page.screenshot(path=tmp_path / "drawn.png")

@@ -12,12 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from checkpoints import tiny_checkpoint
 from e2e.readme import ROOT, Block, blocks
 from e2e.stack import until
 from motet_shared.testing import free_port
+from support.checkpoints import tiny_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(420)]
 SECONDS = 240  # torch alone takes a minute to import on a busy machine
 
 
@@ -35,7 +35,12 @@ class Server:
         self.port = port
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                ["bash", "-c", command], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+                ["bash", "-c", command],
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                process_group=0,
             )
         try:
             until(lambda: self._models() == models, f"{command!r} serves", SECONDS)
@@ -94,13 +99,19 @@ def models_of(code: str, checkpoint: Path) -> set[str]:
 
 def adapt(code: str, port: int, checkpoint: Path) -> str:
     """The block with a free port and an existing checkpoint in it. `make test` runs this already: its set-up only."""
-    code = code.strip().replace("path/to/checkpoint", str(checkpoint)).replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    code = (
+        code.strip()
+        .replace("path/to/checkpoint", str(checkpoint))
+        .replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    )
     code = re.sub(r"^make run( ARGS=\")?", rf'make run ARGS="--port {port} ', code)
     if code.startswith("make run") and not code.endswith('"'):
         code += '"'
     code = re.sub(r"^make test$", "make test ARGS=--version", code)
     code = code.replace("/motet up", f"/motet up --port {port}")
-    code = re.sub(r"/motet (chat|models|top|trace)", rf"/motet \1 --url http://127.0.0.1:{port}", code)
+    code = re.sub(
+        r"/motet (chat|models|top|trace)", rf"/motet \1 --url http://127.0.0.1:{port}", code
+    )
     return as_this_user(code)
 
 
@@ -127,7 +138,11 @@ def test_the_command_works(block: Block, server: Server, checkpoint: Path) -> No
         server.start(adapt(block.code, port, checkpoint), port, models_of(block.code, checkpoint))
         return
     code = adapt(block.code, server.port, checkpoint)
-    argv = ["bash", "-euo", "pipefail", "-c", code] if block.language == "bash" else [sys.executable, "-c", code]
+    argv = (
+        ["bash", "-euo", "pipefail", "-c", code]
+        if block.language == "bash"
+        else [sys.executable, "-c", code]
+    )
     # A model draws its words: what the README shows is a likely answer, not the only one.
     for _ in range(3 if block.shown else 1):
         output = run(argv)
@@ -138,7 +153,13 @@ def test_the_command_works(block: Block, server: Server, checkpoint: Path) -> No
 
 def run(argv: list[str]) -> str:
     done = subprocess.run(
-        argv, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
+        argv,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.strip()

@@ -17,7 +17,9 @@ SAY = {"type": "message", "role": "user"}
 
 
 @asynccontextmanager
-async def session(stack: MotetStack, model: str = "pocket-chat") -> AsyncIterator[websockets.ClientConnection]:
+async def session(
+    stack: MotetStack, model: str = "pocket-chat"
+) -> AsyncIterator[websockets.ClientConnection]:
     url = stack.url.replace("http", "ws", 1) + f"/v1/realtime?model={model}"
     async with websockets.connect(url, proxy=None) as socket:
         yield socket
@@ -44,10 +46,15 @@ async def test_a_text_turn_streams_in_order(stack: MotetStack) -> None:
     async with session(stack) as socket:
         assert (await receive(socket, "session.created"))[0]["session"]["model"] == "pocket-chat"
         await send(
-            socket, type="session.update", session={"type": "realtime", "output_modalities": ["text"]}, event_id="e1"
+            socket,
+            type="session.update",
+            session={"type": "realtime", "output_modalities": ["text"]},
+            event_id="e1",
         )
         assert (await receive(socket, "session.updated", "error"))[-1]["type"] == "session.updated"
-        await say(socket, "There are two red circles and a blue square. How many circles are there?")
+        await say(
+            socket, "There are two red circles and a blue square. How many circles are there?"
+        )
         assert [event["type"] for event in await receive(socket, "conversation.item.done")] == [
             "conversation.item.added",
             "conversation.item.done",
@@ -55,7 +62,9 @@ async def test_a_text_turn_streams_in_order(stack: MotetStack) -> None:
         await send(socket, type="response.create")
         events = await receive(socket, "response.done")
         kinds = [event["type"] for event in events]
-        deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+        deltas = [
+            event["delta"] for event in events if event["type"] == "response.output_text.delta"
+        ]
         assert list(dict.fromkeys(kinds)) == [
             "response.created",
             "response.output_item.added",
@@ -78,7 +87,11 @@ async def test_a_text_turn_streams_in_order(stack: MotetStack) -> None:
 async def test_a_response_can_be_cancelled(stack: MotetStack) -> None:
     async with session(stack, ENDLESS) as socket:
         await receive(socket, "session.created")
-        await send(socket, type="session.update", session={"type": "realtime", "output_modalities": ["text"]})
+        await send(
+            socket,
+            type="session.update",
+            session={"type": "realtime", "output_modalities": ["text"]},
+        )
         await receive(socket, "session.updated")
         for _ in range(2):  # and after a cancel the next one runs
             await say(socket, "Hello!")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,14 +12,15 @@ import httpx
 import openai
 import pytest
 
-from asr_checkpoints import tiny_whisper
 from containers.engine import Docker, engine, missing
 from containers.images import NATS, TAG, NoCpuTorch, build_all
 from e2e.stack import until
+from motet_shared.credentials import SERVER_FILE, make_passwords
 from motet_shared.testing import free_port
-from spoken import say, wav
+from support.asr_checkpoints import tiny_whisper
+from support.spoken import say, wav
 
-pytestmark = [pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 STACK = Path(__file__).parents[2] / "deploy" / "swarm.yaml"
 MODEL, EARS = "pocket-chat", "ears"
@@ -40,24 +40,36 @@ class Swarm:
         return f"http://127.0.0.1:{self.port}"
 
     def client(self, key: str = KEY) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120)
+        return openai.AsyncOpenAI(
+            base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=120
+        )
 
     def ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).status_code == 200
+            return (
+                httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).status_code == 200
+            )
         except httpx.HTTPError:
             return False
 
     def models(self) -> set[str]:
         headers = {"authorization": f"Bearer {KEY}"}
-        found = httpx.get(f"{self.url}/v1/models", headers=headers, trust_env=False, timeout=5).json()
+        found = httpx.get(
+            f"{self.url}/v1/models", headers=headers, trust_env=False, timeout=5
+        ).json()
         return {model["id"] for model in found["data"]}
 
     def instances(self, role: str) -> set[str]:
         """Those that are ready, as the gateway knows them."""
         headers = {"authorization": f"Bearer {KEY}"}
-        told = httpx.get(f"{self.url}/metrics/stack", headers=headers, trust_env=False, timeout=5).json()
-        return {one["instance"] for one in told["instances"] if one["role"] == role and one["state"] == "ready"}
+        told = httpx.get(
+            f"{self.url}/metrics/stack", headers=headers, trust_env=False, timeout=5
+        ).json()
+        return {
+            one["instance"]
+            for one in told["instances"]
+            if one["role"] == role and one["state"] == "ready"
+        }
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +105,13 @@ def deploy(docker: Docker, folder: Path) -> Swarm:
     """As the head of the file says it."""
     node = docker.run("node", "ls", "--format", "{{.ID}}").strip()
     docker.run("node", "update", "--label-add", "motet.store=true", node)
-    docker.run("secret", "create", "motet_nats_password", "-", stdin=("t" + secrets.token_hex(16)).encode())
+    passwords = make_passwords(folder.with_name("credentials"))
+    server = (folder.with_name("credentials") / SERVER_FILE).read_bytes()
+    for user, secret in {
+        "server": server,
+        **{user: text.encode() for user, text in passwords.items()},
+    }.items():
+        docker.run("secret", "create", f"motet_nats_{user}", "-", stdin=secret)
     docker.run("secret", "create", "motet_api_keys", "-", stdin=KEY.encode())
     found = Swarm(docker, free_port())
     settings = {
@@ -103,6 +121,7 @@ def deploy(docker: Docker, folder: Path) -> Swarm:
         "MOTET_PUBLISH_MODE": "host",  # a mesh needs firewall rules, which the tests leave alone
         "MOTET_MODELS_DIR": str(folder),
         "MOTET_ASR": EARS,
+        "MOTET_TTS": "none",
         "MOTET_DECODE_THREADS": "1",
         "MOTET_ASR_THREADS": "1",
         **{f"MOTET_{role}_REPLICAS": "0" for role in ("VISION", "TTS", "VAD")},
@@ -116,9 +135,19 @@ def deploy(docker: Docker, folder: Path) -> Swarm:
 async def chat(swarm: Swarm) -> str:
     async with swarm.client() as client:
         stream = await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "Count to twenty."}], temperature=0, stream=True
+            model=MODEL,
+            messages=[{"role": "user", "content": "Count to twenty."}],
+            temperature=0,
+            stream=True,
         )
-        return "".join([piece async for chunk in stream for one in chunk.choices if (piece := one.delta.content)])
+        return "".join(
+            [
+                piece
+                async for chunk in stream
+                for one in chunk.choices
+                if (piece := one.delta.content)
+            ]
+        )
 
 
 async def test_nobody_gets_in_without_the_key(swarm: Swarm) -> None:
@@ -132,7 +161,9 @@ async def test_a_file_crosses_from_one_container_to_another(swarm: Swarm) -> Non
     """In a Swarm no two containers share memory."""
     async with swarm.client() as client:
         heard = await client.audio.transcriptions.create(
-            model=EARS, file=("said.wav", wav(say("Two red circles."))), response_format="verbose_json"
+            model=EARS,
+            file=("said.wav", wav(say("Two red circles."))),
+            response_format="verbose_json",
         )
     assert heard.text
 
@@ -152,10 +183,20 @@ async def test_a_service_is_scaled_and_rolled_under_load(swarm: Swarm) -> None:
             group.create_task(talk())
         try:
             before = await asyncio.to_thread(swarm.instances, "decode")
-            await asyncio.to_thread(swarm.docker.run, "service", "scale", "--detach", "motet_decode=2")
-            await asyncio.to_thread(until, lambda: len(swarm.instances("decode")) == 2, "there are two", 120)
             await asyncio.to_thread(
-                swarm.docker.run, "service", "update", "--force", "--quiet", "motet_decode", timeout=900
+                swarm.docker.run, "service", "scale", "--detach", "motet_decode=2"
+            )
+            await asyncio.to_thread(
+                until, lambda: len(swarm.instances("decode")) == 2, "there are two", 120
+            )
+            await asyncio.to_thread(
+                swarm.docker.run,
+                "service",
+                "update",
+                "--force",
+                "--quiet",
+                "motet_decode",
+                timeout=900,
             )
             after = await asyncio.to_thread(swarm.instances, "decode")
         finally:

@@ -37,7 +37,9 @@ def test_end_of_input_leaves(dialogue: Terminal) -> None:
 
 
 def test_ctrl_c_at_the_prompt_does_not_leave(dialogue: Terminal) -> None:
-    time.sleep(1.0)  # readline shows a prompt before it waits, and does not notice a signal in between
+    time.sleep(
+        1.0
+    )  # readline shows a prompt before it waits, and does not notice a signal in between
     dialogue.interrupt()
     dialogue.expect("/exit")
     dialogue.expect("you › ")
@@ -68,9 +70,15 @@ def test_ctrl_c_ends_a_single_answer(stack: MotetStack) -> None:
 
 def test_one_question_on_the_command_line(stack: MotetStack) -> None:
     command = motet(
-        stack.url, "chat", "--model", MODEL, "There are two red circles and a blue square. How many circles are there?"
+        stack.url,
+        "chat",
+        "--model",
+        MODEL,
+        "There are two red circles and a blue square. How many circles are there?",
     )
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=environment(), check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=environment(), check=True
+    )
     assert "two" in done.stdout.lower()
     assert not done.stderr
 
@@ -90,7 +98,14 @@ def test_one_question_by_pipe(stack: MotetStack) -> None:
 
 def test_an_unknown_model_is_said_in_words(stack: MotetStack) -> None:
     command = motet(stack.url, "chat", "--model", "gpt-99", "Hello!")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=environment(), check=False)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        env=environment(),
+        check=False,
+    )
     assert done.returncode == 1
     assert "gpt-99" in done.stderr
     assert "Traceback" not in done.stderr
@@ -98,9 +113,15 @@ def test_an_unknown_model_is_said_in_words(stack: MotetStack) -> None:
 
 def test_models_are_listed(stack: MotetStack) -> None:
     done = subprocess.run(
-        motet(stack.url, "models"), capture_output=True, text=True, timeout=WAIT_SECONDS, env=environment(), check=True
+        motet(stack.url, "models"),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        env=environment(),
+        check=True,
     )
     served, local = done.stdout.split("local folders:")
-    assert served.split()[-2:] == [ENDLESS, MODEL]
+    rows = [line.split(maxsplit=1) for line in served.splitlines()[1:] if line.strip()]
+    assert rows[-2:] == [[ENDLESS, "(chat, ready)"], [MODEL, "(chat, ready)"]]
     assert MODEL in local
     assert ENDLESS not in local

@@ -13,10 +13,10 @@ import pytest
 from e2e.stack import EARS, VOICE, WAIT_SECONDS, MotetStack
 from e2e.terminal import Terminal, environment, motet
 from e2e.voice_stack import voice_stack
-from motet_shared.audio import duration_ms
-from spoken import say, silence, wav
+from motet_media.audio import duration_ms
+from support.spoken import say, silence, wav
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 RATE = 24_000
 TEXT = "Two red circles and a blue square."
 
@@ -36,7 +36,12 @@ for start in range(0, {seconds} * 48000, 960):
 
 def run(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=env or environment(), check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        env=env or environment(),
+        check=False,
     )
 
 
@@ -59,8 +64,12 @@ def heard(path: Path) -> float:
 
 # ------------------------------------------------------------------------------------------------------------- to say
 @pytest.mark.parametrize("name", ["said.wav", "said.mp3", "said.ogg", "said.flac"])
-def test_speech_is_written_in_the_format_of_the_name(speaking: MotetStack, tmp_path: Path, name: str) -> None:
-    done = run(motet(speaking.url, "say", "-o", str(tmp_path / name), "--voice", "ben", *TEXT.split()))
+def test_speech_is_written_in_the_format_of_the_name(
+    speaking: MotetStack, tmp_path: Path, name: str
+) -> None:
+    done = run(
+        motet(speaking.url, "say", "-o", str(tmp_path / name), "--voice", "ben", *TEXT.split())
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert heard(tmp_path / name) > 0
 
@@ -68,26 +77,48 @@ def test_speech_is_written_in_the_format_of_the_name(speaking: MotetStack, tmp_p
 def test_speech_goes_through_a_pipe(speaking: MotetStack, tmp_path: Path) -> None:
     with (tmp_path / "said.pcm").open("wb") as out:
         command = motet(speaking.url, "say", "-o", "-")
-        subprocess.run(command, input=TEXT.encode(), stdout=out, timeout=WAIT_SECONDS, env=environment(), check=True)
+        subprocess.run(
+            command,
+            input=TEXT.encode(),
+            stdout=out,
+            timeout=WAIT_SECONDS,
+            env=environment(),
+            check=True,
+        )
     assert any((tmp_path / "said.pcm").read_bytes())
 
 
 def test_speech_is_played(speaking: MotetStack, tmp_path: Path) -> None:
     sound = tmp_path / "played.pcm"
-    done = run(motet(speaking.url, "say", TEXT), device(tmp_path / "bin", "aplay", PLAYER.format(sound=str(sound))))
+    done = run(
+        motet(speaking.url, "say", TEXT),
+        device(tmp_path / "bin", "aplay", PLAYER.format(sound=str(sound))),
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert any(sound.read_bytes())
 
 
-def test_what_cannot_be_said_is_told_in_words(speaking: MotetStack, stack: MotetStack, tmp_path: Path) -> None:
+def test_what_cannot_be_said_is_told_in_words(
+    speaking: MotetStack, stack: MotetStack, tmp_path: Path
+) -> None:
     broken = device(tmp_path / "bin", "aplay", "raise SystemExit(1)\n")
     nothing = {**environment(), "PATH": str(tmp_path)}
     for command, env, word, code in (
         (motet(speaking.url, "say", TEXT), nothing, "--output", 2),
         (motet(speaking.url, "say", TEXT), broken, "aplay could not play", 1),
         (motet(speaking.url, "say", "-o", "said.xyz", TEXT), None, "xyz", 2),
-        (motet(speaking.url, "say", "-o", str(tmp_path / "x.wav"), "--voice", "nobody", TEXT), None, "anna, ben", 1),
-        (motet(speaking.url, "say", "-o", str(tmp_path / "no" / "x.wav"), TEXT), None, "cannot write", 2),
+        (
+            motet(speaking.url, "say", "-o", str(tmp_path / "x.wav"), "--voice", "nobody", TEXT),
+            None,
+            "anna, ben",
+            1,
+        ),
+        (
+            motet(speaking.url, "say", "-o", str(tmp_path / "no" / "x.wav"), TEXT),
+            None,
+            "cannot write",
+            2,
+        ),
         (motet(stack.url, "say", "-o", str(tmp_path / "x.wav"), TEXT), None, "motet up --tts", 1),
     ):
         done = run(command, env)
@@ -117,7 +148,9 @@ def test_what_was_said_is_heard(speaking: MotetStack, tmp_path: Path) -> None:
     assert run(motet(speaking.url, "listen", str(path))).returncode == 0
 
 
-def test_what_cannot_be_heard_is_told_in_words(speaking: MotetStack, stack: MotetStack, tmp_path: Path) -> None:
+def test_what_cannot_be_heard_is_told_in_words(
+    speaking: MotetStack, stack: MotetStack, tmp_path: Path
+) -> None:
     (tmp_path / "text.wav").write_text("no sound")
     sound = str(recorded(tmp_path / "said.wav", say(TEXT)))
     broken = device(tmp_path / "bin", "arecord", "raise SystemExit(1)\n")
@@ -145,7 +178,9 @@ async def test_a_microphone_is_heard_turn_by_turn_until_ctrl_c(tmp_path: Path) -
     env = device(tmp_path / "bin", "arecord", RECORDER.format(sound=str(sound), seconds=seconds))
     async with voice_stack() as made:
         made.asr.script = ["two red circles\nand a blue square", "a star", "and what was said last"]
-        with Terminal(*motet(f"http://127.0.0.1:{made.port}", "listen", "--mic"), env=env) as terminal:
+        with Terminal(
+            *motet(f"http://127.0.0.1:{made.port}", "listen", "--mic"), env=env
+        ) as terminal:
             await asyncio.to_thread(terminal.expect, "Ctrl-C")
             assert await asyncio.to_thread(terminal.expect, "\ntwo red circles and a blue square\n")
             assert await asyncio.to_thread(terminal.expect, "a star\n")
@@ -161,7 +196,15 @@ async def test_a_microphone_that_ends_is_heard_to_its_end(tmp_path: Path) -> Non
     env = device(tmp_path / "bin", "arecord", RECORDER.format(sound=str(sound), seconds=3))
     async with voice_stack() as made:
         made.asr.script = ["two red circles"]
-        command = motet(f"http://127.0.0.1:{made.port}", "listen", "--mic", "--language", "en", "--prompt", "shapes")
+        command = motet(
+            f"http://127.0.0.1:{made.port}",
+            "listen",
+            "--mic",
+            "--language",
+            "en",
+            "--prompt",
+            "shapes",
+        )
         done = await asyncio.to_thread(run, command, env)
         assert (done.returncode, done.stdout) == (0, "two red circles\n")
         assert (made.asr.requests[0].language, made.asr.requests[0].prompt) == ("en", "shapes")

@@ -18,14 +18,14 @@ from livekit.agents.voice import io
 from livekit.plugins.openai import realtime
 
 from e2e.voice_stack import VoiceStack, voice_stack
-from fake_services import MODEL, words
-from motet_shared.audio import pcm_bytes
+from motet_media.audio import pcm_bytes
 from motet_shared.messages import Text, ToolCallDelta
-from realtime_client import SPOKEN_TURN, kinds
-from spoken import say, silence
-from voice_services import WORD_MS
+from support.fake_services import MODEL, words
+from support.realtime_client import SPOKEN_TURN, kinds
+from support.spoken import say, silence
+from support.voice_services import WORD_MS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 RATE = 24_000
 FRAME_MS = 20
 PATIENCE = 60.0  # seconds for anything to happen
@@ -57,8 +57,14 @@ class Loudspeaker(io.AudioOutput):
     """Plays in real time, and says how far it came when it is told to be silent."""
 
     def __init__(self) -> None:
-        super().__init__(label="loudspeaker", capabilities=io.AudioOutputCapabilities(pause=False), sample_rate=RATE)
-        self.played: list[tuple[float, bool]] = []  # seconds of each reply, and whether it was interrupted
+        super().__init__(
+            label="loudspeaker",
+            capabilities=io.AudioOutputCapabilities(pause=False),
+            sample_rate=RATE,
+        )
+        self.played: list[
+            tuple[float, bool]
+        ] = []  # seconds of each reply, and whether it was interrupted
         self._since: float | None = None
         self._seconds = 0.0
         self._end: asyncio.Task[None] | None = None
@@ -99,30 +105,43 @@ class Loudspeaker(io.AudioOutput):
 class Conversation:
     """An agent session with a machine's microphone and loudspeaker, and all that it tells."""
 
-    def __init__(self, session: AgentSession, agent: Agent, microphone: Microphone, loudspeaker: Loudspeaker) -> None:
+    def __init__(
+        self, session: AgentSession, agent: Agent, microphone: Microphone, loudspeaker: Loudspeaker
+    ) -> None:
         self.session, self.agent = session, agent
         self.microphone, self.loudspeaker = microphone, loudspeaker
         self.heard: list[str] = []  # final transcripts of the user
         self.errors: list[Any] = []
         self.events: list[dict[str, Any]] = []  # of the server, as they came
-        session.on("user_input_transcribed", lambda event: self.heard.append(event.transcript) if event.is_final else 0)
+        session.on(
+            "user_input_transcribed",
+            lambda event: self.heard.append(event.transcript) if event.is_final else 0,
+        )
         session.on("error", lambda event: self.errors.append(event.error))
 
     async def say(self, text: str) -> None:
         self.microphone.hear(say(text) + silence(700))
 
     def statuses(self) -> list[str]:
-        return [event["response"]["status"] for event in self.events if event["type"] == "response.done"]
+        return [
+            event["response"]["status"] for event in self.events if event["type"] == "response.done"
+        ]
 
     def replies(self) -> list[tuple[str, bool]]:
         """What the framework believes to have said, and whether it was interrupted."""
-        items = [item for item in self.session.history.items if item.type == "message" and item.role == "assistant"]
+        items = [
+            item
+            for item in self.session.history.items
+            if item.type == "message" and item.role == "assistant"
+        ]
         return [(item.text_content or "", item.interrupted) for item in items]
 
     async def until(self, condition: Callable[[], Any], what: str) -> None:
         give_up = time.monotonic() + PATIENCE
         while not condition():
-            assert time.monotonic() < give_up, f"{what}: not within {PATIENCE} s; {kinds(self.events)[-12:]}"
+            assert time.monotonic() < give_up, (
+                f"{what}: not within {PATIENCE} s; {kinds(self.events)[-12:]}"
+            )
             assert not self.errors, self.errors
             await asyncio.sleep(0.02)
 
@@ -135,7 +154,9 @@ async def stack() -> AsyncIterator[VoiceStack]:
 
 @asynccontextmanager
 async def conversation(stack: VoiceStack, *tools: Any) -> AsyncIterator[Conversation]:
-    model = realtime.RealtimeModel(base_url=f"ws://127.0.0.1:{stack.port}/v1", model=MODEL, api_key="none")
+    model = realtime.RealtimeModel(
+        base_url=f"ws://127.0.0.1:{stack.port}/v1", model=MODEL, api_key="none"
+    )
     # By default it sends silence in the first seconds of its own speech: too little of an interruption would be heard.
     session: Any = AgentSession(llm=model, aec_warmup_duration=None)
     microphone, loudspeaker = Microphone(), Loudspeaker()
@@ -152,7 +173,9 @@ async def conversation(stack: VoiceStack, *tools: Any) -> AsyncIterator[Conversa
         await model.aclose()
 
 
-def answering(replies: dict[str, str], otherwise: str = "Very well.") -> Callable[[Any], list[Text]]:
+def answering(
+    replies: dict[str, str], otherwise: str = "Very well."
+) -> Callable[[Any], list[Text]]:
     """A model that knows what to say to the last message."""
     return lambda request: words(replies.get(request.messages[-1]["content"], otherwise))
 
@@ -168,7 +191,9 @@ ANSWERED_TURN = [
 ]
 
 
-@pytest.mark.parametrize("pace", [pytest.param(0.15, id="while it is made"), pytest.param(0.0, id="while it plays")])
+@pytest.mark.parametrize(
+    "pace", [pytest.param(0.15, id="while it is made"), pytest.param(0.0, id="while it plays")]
+)
 async def test_livekit_talks_and_interrupts(stack: VoiceStack, pace: float) -> None:
     """The reply stops, the conversation keeps what was heard of it, and goes on."""
     stack.asr.script = ["tell me a story", "stop"]
@@ -180,7 +205,10 @@ async def test_livekit_talks_and_interrupts(stack: VoiceStack, pace: float) -> N
         if not pace:
             await talk.until(talk.statuses, "the story is made")
         await talk.say("Two red circles and a blue square.")
-        await talk.until(lambda: len(talk.loudspeaker.played) == 2 and len(talk.replies()) == 2, "the second reply")
+        await talk.until(
+            lambda: len(talk.loudspeaker.played) == 2 and len(talk.replies()) == 2,
+            "the second reply",
+        )
     assert talk.heard == ["tell me a story", "stop"]
     seen = kinds(talk.events, heard=False)
     start = seen.index(ANSWERED_TURN[0])

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import httpx
 
 from e2e.stack import START_SECONDS, until
-from fake_services import FakeDecode, FakeTokenizer
 from motet_shared.testing import NatsServer, free_port, running
-from service_process import service_process
-from voice_services import ScriptedAsr, ScriptedTts
+from support.fake_services import FakeDecode, FakeTokenizer
+from support.service_process import service_process
+from support.voice_services import ScriptedAsr, ScriptedTts
 
 
 @dataclass
@@ -40,7 +40,9 @@ async def voice_stack(ears: type[ScriptedAsr] = ScriptedAsr) -> AsyncIterator[Vo
         asr, tts = ears(await nats.bus("asr")), ScriptedTts(await nats.bus("tts"))
         for actor in (tokenizer, FakeDecode(None, await nats.bus("decode")), asr, tts):
             await stack.enter_async_context(running(actor))
-        await asyncio.to_thread(until, lambda: _complete(port), "the gateway hears and speaks", START_SECONDS)
+        await asyncio.to_thread(
+            until, lambda: _complete(port), "the gateway hears and speaks", START_SECONDS
+        )
         yield VoiceStack(port, tokenizer, asr, tts)
 
 

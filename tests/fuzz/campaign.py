@@ -16,11 +16,11 @@ from nats.aio.msg import Msg
 from fuzz.mutations import Fuzzer
 from fuzz.specimens import DEAD, Specimens
 from fuzz.whole_stack import FUZZER, MODEL, WholeStack, png
-from motet_shared.blobs import BlobStore
+from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BY_CODE, InternalError
 from motet_shared.messages import PROTOCOL
-from motet_shared.subjects import role_of
-from spoken import say, silence, wav
+from motet_shared.wire.subjects import role_of
+from support.spoken import say, silence, wav
 
 BURST = 100  # messages until the server is asked whether it has them all
 _STRANGE = 0.1  # of the messages that belong on another subject
@@ -53,7 +53,9 @@ class Campaign:
     async def _say(self) -> None:
         random, pattern = self.fuzzer.random, self._next_pattern()
         subject = self._concrete(pattern)
-        meant = self._concrete(random.choice(self.subjects)) if random.random() < _STRANGE else subject
+        meant = (
+            self._concrete(random.choice(self.subjects)) if random.random() < _STRANGE else subject
+        )
         data = self.fuzzer.message(self.specimens.of(meant))
         reply = f"{self._inbox}.open.{random.randrange(1000)}" if random.random() < 0.8 else ""
         headers = {name: _text(random) for name in _HEADERS} if random.random() < 0.1 else None
@@ -63,7 +65,11 @@ class Campaign:
     def _next_pattern(self) -> str:
         """Each has its turn; those of the service API, which reads no bytes, more seldom than others."""
         if not self._deck:
-            self._deck = [subject for subject in self.subjects for _ in range(1 if subject.startswith("$") else 3)]
+            self._deck = [
+                subject
+                for subject in self.subjects
+                for _ in range(1 if subject.startswith("$") else 3)
+            ]
             self.fuzzer.random.shuffle(self._deck)
         return self._deck.pop()
 
@@ -75,7 +81,9 @@ class Campaign:
             known = [sender for sender in self.specimens.senders if role_of(sender) == role]
             instance = random.choice([*known, f"{role}-{random.randrange(40):04x}"])
             return f"motet.v1.ev.{role}.{instance}.{pattern.rpartition('.')[2]}"
-        parts = [str(random.randrange(60)) if part in ("*", ">") else part for part in pattern.split(".")]
+        parts = [
+            str(random.randrange(60)) if part in ("*", ">") else part for part in pattern.split(".")
+        ]
         return ".".join(parts)
 
     # ------------------------------------------------------------------------------------------------- what comes back
@@ -85,7 +93,9 @@ class Campaign:
 
     async def listen(self) -> None:
         await self.client.subscribe(f"{self._inbox}.>", cb=self._on_answer)
-        await self.client.subscribe(f"motet.v1.{role_of(self.caller)}.i.{self.caller}.ctl", cb=self._on_probe)
+        await self.client.subscribe(
+            f"motet.v1.{role_of(self.caller)}.i.{self.caller}.ctl", cb=self._on_probe
+        )
         await self.client.flush()
 
     async def _on_answer(self, msg: Msg) -> None:
@@ -101,7 +111,9 @@ class Campaign:
             elif frame[3] in BY_CODE and frame[3] != InternalError.code:
                 self.answered[frame[3]] += 1
             elif frame[3] != InternalError.code and frame[3]:
-                self.answered["forged"] += 1  # by us, on the way from somebody else: it is told on as it came
+                self.answered["forged"] += (
+                    1  # by us, on the way from somebody else: it is told on as it came
+                )
             else:
                 self.untyped[f"{message[2]}: {frame[3]}: {str(frame[4])[:200]}"] += 1
 
@@ -114,14 +126,21 @@ class Campaign:
 async def campaign(stack: WholeStack, seed: int) -> AsyncIterator[Campaign]:
     """A caller that lives until it is left: then all that it asked for is cancelled."""
     client, caller = Client(), f"gateway-{secrets.token_hex(4)}"
-    await client.connect(stack.nats.url, user=FUZZER, password=stack.nats.password, pending_size=8 << 20)
+    await client.connect(
+        stack.nats.url, user=FUZZER, password=stack.nats.passwords[FUZZER], pending_size=8 << 20
+    )
     listening = await stack.subjects()
     try:
         async with BlobStore(caller, 16 << 20) as store:
-            sound = store.put(wav(silence(100) + say("One two.") + silence(100)), readers=1 << 20, ttl=3600)
+            sound = store.put(
+                wav(silence(100) + say("One two.") + silence(100)), readers=1 << 20, ttl=3600
+            )
             image = store.put(png(), readers=1 << 20, ttl=3600)
             fuzzer = Fuzzer(seed)
-            callers, senders = [*[caller] * 12, DEAD, *listening], [*listening, "decode-0000dead", caller]
+            callers, senders = (
+                [*[caller] * 12, DEAD, *listening],
+                [*listening, "decode-0000dead", caller],
+            )
             specimens = Specimens(callers, senders, MODEL, sound, image, fuzzer.random)
             subjects = sorted({subject for found in listening.values() for subject in found})
             made = Campaign(client, subjects, specimens, fuzzer, caller)

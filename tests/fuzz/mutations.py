@@ -12,12 +12,34 @@ import msgpack
 
 Path = tuple[Any, ...]  # keys and indices from the root to a node
 _DEEP = 400  # deeper than any recursion that a decoder allows itself
-_MARKERS = (0xC1, 0xC6, 0xC9, 0xD9, 0xDB, 0xDC, 0xDD, 0xDE, 0xDF)  # reserved, and headers of lengths that are a lie
+_MARKERS = (
+    0xC1,
+    0xC6,
+    0xC9,
+    0xD9,
+    0xDB,
+    0xDC,
+    0xDD,
+    0xDE,
+    0xDF,
+)  # reserved, and headers of lengths that are a lie
 
 SCALARS: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)),
     *(0.0, -0.0, 0.5, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf),
-    *("", "x", "open", "\x00", "é", "💥" * 50, "a.b.>", "*", "../../etc/passwd", "x" * 5000, "1" * 400),
+    *(
+        "",
+        "x",
+        "open",
+        "\x00",
+        "é",
+        "💥" * 50,
+        "a.b.>",
+        "*",
+        "../../etc/passwd",
+        "x" * 5000,
+        "1" * 400,
+    ),
     *(b"", b"\x00", b"\xff" * 64, msgpack.Timestamp(2**33, 1), msgpack.ExtType(5, b"??")),
 )
 CONTAINERS: tuple[Any, ...] = (
@@ -92,7 +114,10 @@ class Fuzzer:
             if isinstance(value, bool):
                 return not value
             if isinstance(value, int):
-                return max(-(2**63), min(value + self.random.choice((-1, 1, 7, -(2**31), 2**31)), 2**64 - 1))
+                return max(
+                    -(2**63),
+                    min(value + self.random.choice((-1, 1, 7, -(2**31), 2**31)), 2**64 - 1),
+                )
             if isinstance(value, float):
                 return value * self.random.choice((-1, 0, 1e9, math.inf))
             if isinstance(value, str):
@@ -101,7 +126,9 @@ class Fuzzer:
 
     def _other_text(self, text: str) -> str:
         at = self.random.randrange(len(text) + 1)
-        return self.random.choice((text[:at], text[at:], text[:at] + "\x00" + text[at:], text * 3, text.upper()))
+        return self.random.choice(
+            (text[:at], text[at:], text[:at] + "\x00" + text[at:], text * 3, text.upper())
+        )
 
     def _rearrange(self, items: list[Any], index: int) -> None:
         item = items.pop(index)
@@ -111,7 +138,9 @@ class Fuzzer:
     def _rekey(self, fields: dict[Any, Any], key: Any) -> None:
         value = fields.pop(key)
         if self.random.random() < 0.5:
-            fields[self.random.choice(("", "unknown", 5, key * 2 if isinstance(key, str) else None))] = value
+            fields[
+                self.random.choice(("", "unknown", 5, key * 2 if isinstance(key, str) else None))
+            ] = value
 
     # -------------------------------------------------------------------------------------------------- after packing
     def _with_bent_bytes(self, value: Any) -> bytes:
@@ -132,13 +161,19 @@ class Fuzzer:
     def _nested(self, value: Any) -> bytes:
         """A value deep inside lists or maps, at the end of a message that begins well."""
         head = packed(value)[: self.random.choice((0, 0, 40))]
-        return head + self.random.choice((b"\x91", b"\x81\xa1x")) * self.random.randrange(_DEEP) + b"\xc0"
+        return (
+            head
+            + self.random.choice((b"\x91", b"\x81\xa1x")) * self.random.randrange(_DEEP)
+            + b"\xc0"
+        )
 
     def _with_a_lie(self, value: Any) -> bytes:
         """Somewhere begins a string or a list of many millions."""
         data = bytearray(packed(value))
         at = self.random.randrange(len(data) + 1)
-        data[at : at + 5] = bytes([self.random.choice(_MARKERS)]) + struct.pack(">I", self.random.getrandbits(32))
+        data[at : at + 5] = bytes([self.random.choice(_MARKERS)]) + struct.pack(
+            ">I", self.random.getrandbits(32)
+        )
         return bytes(data)
 
 

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
-from drawing_services import Brush, Embedder
-from fake_services import FakeDecode, FakeTokenizer
 from motet_gateway.config import GatewayConfig
-from motet_gateway.gateway import Gateway
+from motet_gateway.service import Gateway
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Transcribe
 from motet_shared.testing import NatsServer, running
@@ -20,7 +18,9 @@ from motet_speakers.config import SpeakersConfig
 from motet_speakers.service import Speakers
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from voice_services import ScriptedAsr, ScriptedTts
+from support.drawing_services import Brush, Embedder
+from support.fake_services import FakeDecode, FakeTokenizer
+from support.voice_services import ScriptedAsr, ScriptedTts
 
 _SPEAKERS = Path(__file__).parents[2] / "models" / "pocket-speakers"
 _START = 120.0  # seconds
@@ -74,15 +74,24 @@ class ServedWorld:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         async with NatsServer(store=self._folder) as nats, AsyncExitStack() as stack:
             buses = {role: await nats.bus(role) for role in (*_ROLES, "gateway")}
-            gateway = Gateway(GatewayConfig(port=0, drain_timeout=1.0, patience=0.5, jobs=1), buses["gateway"])
-            tokenizer, decode = FakeTokenizer(None, buses["tokenizer"]), FakeDecode(None, buses["decode"])
-            speakers = Speakers(SpeakersConfig(model=str(_SPEAKERS), metrics_port=-1), buses["speakers"])
+            gateway = Gateway(
+                GatewayConfig(port=0, drain_timeout=1.0, patience=0.5, jobs=1), buses["gateway"]
+            )
+            tokenizer, decode = (
+                FakeTokenizer(None, buses["tokenizer"]),
+                FakeDecode(None, buses["decode"]),
+            )
+            speakers = Speakers(
+                SpeakersConfig(model=str(_SPEAKERS), metrics_port=-1), buses["speakers"]
+            )
             vad = Vad(VadConfig(metrics_port=-1), buses["vad"])
             sounds = (CarefulAsr(buses["asr"]), ScriptedTts(buses["tts"]), vad, speakers)
             others = (Brush(buses["diffusion"]), Embedder(None, buses["embedding"]))
             for actor in (tokenizer, decode, *sounds, *others, gateway):
                 await stack.enter_async_context(running(actor))
-            await gateway.bus.directory.wait_for(lambda d: all(d.ready(role) for role in _ROLES), _START)
+            await gateway.bus.directory.wait_for(
+                lambda d: all(d.ready(role) for role in _ROLES), _START
+            )
             self.url = f"http://127.0.0.1:{gateway.port}"
             self._ready.set()
             await self._stop.wait()

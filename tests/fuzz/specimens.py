@@ -41,12 +41,16 @@ class Specimens:
 
     def __post_init__(self) -> None:
         self._streams = itertools.count(1)
-        self._requests: dict[str, Any] = {str(body.__struct_config__.tag): body for body in self._valid_requests()}
+        self._requests: dict[str, Any] = {
+            str(body.__struct_config__.tag): body for body in self._valid_requests()
+        }
         self._bodies = self._valid_bodies()
 
     def missing(self) -> set[str]:
         """Messages of which there is no specimen here."""
-        asked = set(get_args(get_type_hints(Open)["body"])) - set(map(type, self._requests.values()))
+        asked = set(get_args(get_type_hints(Open)["body"])) - set(
+            map(type, self._requests.values())
+        )
         said = set(get_args(Body)) - set(map(type, self._bodies))
         return {cls.__name__ for cls in asked | said}
 
@@ -88,7 +92,9 @@ class Specimens:
 
     def _controls(self, _: str) -> wire.Controls:
         parts: list[Any] = [wire.Credit(self._old_stream(), 1000), wire.Cancel(self._old_stream())]
-        return wire.Controls(PROTOCOL, self.random.choice(self.callers), parts[: self.random.randrange(3)])
+        return wire.Controls(
+            PROTOCOL, self.random.choice(self.callers), parts[: self.random.randrange(3)]
+        )
 
     def _feeds(self, _: str) -> wire.Feeds:
         stream = self._old_stream()
@@ -101,7 +107,13 @@ class Specimens:
         bodies = self.random.choices(self._bodies, k=3)
         items = [Item(stream, seq, body) for seq, body in enumerate(bodies)]
         end = wire.End(stream, 3, "stop", Usage(1, 2, 3), {"decode.prefill": 0.1})
-        around: list[Any] = [wire.Accepted(stream), *items, wire.Beat(stream, 3), wire.Want(stream, 64), end]
+        around: list[Any] = [
+            wire.Accepted(stream),
+            *items,
+            wire.Beat(stream, 3),
+            wire.Want(stream, 64),
+            end,
+        ]
         return Frames(PROTOCOL, self.random.choice(self.senders), self._shuffled(around))
 
     def _refusal(self, _: str) -> Frames:
@@ -115,10 +127,14 @@ class Specimens:
     def _heartbeat(self, subject: str) -> Heartbeat:
         """Of whom the subject names: others are not believed."""
         _, _, _, role, instance, _ = subject.split(".")
-        card = ModelCard(name=self.model, context=256, vocab=300, block_size=8, voices=["alto"], live=True)
+        card = ModelCard(
+            name=self.model, context=256, vocab=300, block_size=8, voices=["alto"], live=True
+        )
         state = self.random.choice(("starting", "warming", "ready", "draining", "stopped"))
         load = {"active": 1.0, "queued": 0.0, "kv_free": 0.5, "cache_news": 3.0}
-        return Heartbeat(v=PROTOCOL, role=role, instance=instance, state=state, seq=5, models=[card], load=load)
+        return Heartbeat(
+            v=PROTOCOL, role=role, instance=instance, state=state, seq=5, models=[card], load=load
+        )
 
     def _news(self, subject: str) -> wire.CacheNews:
         number = self.random.randrange(6)
@@ -145,9 +161,25 @@ class Specimens:
         image = wire.Image(file=self.picture, max_pixels=1000)
         resume = wire.Resume([40, 41], 2)
         return [
-            wire.Chat(model=model, messages=messages, images=[image], sampling=sampling, max_tokens=3, priority=1),
-            wire.Complete(model=model, prompt="abc", sampling=sampling, max_tokens=3, stop=["zz"], resume=resume),
-            wire.Generate(model=model, prompt=[40, 41, 42], sampling=sampling, output=[43], tenant="a\x00b"),
+            wire.Chat(
+                model=model,
+                messages=messages,
+                images=[image],
+                sampling=sampling,
+                max_tokens=3,
+                priority=1,
+            ),
+            wire.Complete(
+                model=model,
+                prompt="abc",
+                sampling=sampling,
+                max_tokens=3,
+                stop=["zz"],
+                resume=resume,
+            ),
+            wire.Generate(
+                model=model, prompt=[40, 41, 42], sampling=sampling, output=[43], tenant="a\x00b"
+            ),
             wire.Cached(),
             wire.Prefill(model=model, prompt=[40, 41, 42], kv="none", start=1),
             wire.Become(role="decode"),
@@ -158,11 +190,15 @@ class Specimens:
             wire.Judge(text="and then"),
             wire.Survey(audio=self.sound),
             wire.Voices(audio=self.sound, spans=[(0.0, 0.5)]),
-            wire.Transcribe(model=model, audio=self.sound, language="en", speech=[(0.0, 0.5)], words=True),
+            wire.Transcribe(
+                model=model, audio=self.sound, language="en", speech=[(0.0, 0.5)], words=True
+            ),
             wire.Listen(model=model, language="en"),
             wire.Speak(model=model, text="Hello you.", seed=1, resume=wire.SpeechResume(0, 0, 9)),
             wire.Embed(model=model, input=["a", "b"], dimensions=4),
-            wire.Draw(model=model, prompt="a red circle", width=32, height=32, steps=2, seed=1, previews=1),
+            wire.Draw(
+                model=model, prompt="a red circle", width=32, height=32, steps=2, seed=1, previews=1
+            ),
             wire.Echo(),
         ]
 
@@ -171,7 +207,12 @@ class Specimens:
         sight = wire.Sight(embeddings=self.picture, name="n", grid=(1, 2, 2))
         return [
             wire.Tokens([40], [wire.TokenLogprob(40, -0.5, [(40, -0.5)])]),
-            wire.Text("a", [40], [wire.ToolCallDelta(0, "call_0", "draw", "{}")], [wire.TextLogprob(b"a", -0.5)]),
+            wire.Text(
+                "a",
+                [40],
+                [wire.ToolCallDelta(0, "call_0", "draw", "{}")],
+                [wire.TextLogprob(b"a", -0.5)],
+            ),
             wire.Blob(self.sound),
             wire.Chunk(b"abc"),
             wire.SpeechEdge("start", 100, 120, 200),

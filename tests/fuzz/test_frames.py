@@ -19,19 +19,25 @@ from fuzz.whole_stack import ROLES, WholeStack, whole_stack
 log = logging.getLogger(__name__)
 log.setLevel(logging.INFO)  # a million take their time: --log-cli-level=INFO shows how far it is
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(7200)]
 
 FRAMES = int(os.environ.get("MOTET_FUZZ_FRAMES", "20000"))
 SEED = int(os.environ.get("MOTET_FUZZ_SEED", "1"))
 ROUND = 2500  # frames from one caller
-GROWTH = 96 << 20  # bytes of this process, services and their models included, after the first rounds
+GROWTH = (
+    96 << 20
+)  # bytes of this process, services and their models included, after the first rounds
 
 
-async def test_fuzzed_frames_on_every_subject_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_fuzzed_frames_on_every_subject_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.ERROR)
     async with whole_stack(tmp_path) as stack:
         before = await stack.answers()
-        listened = {subject for subjects in (await stack.subjects()).values() for subject in subjects}
+        listened = {
+            subject for subjects in (await stack.subjects()).values() for subject in subjects
+        }
         spoken: set[str] = set()
         sizes = []
         for number in range(0, FRAMES, ROUND):
@@ -42,12 +48,16 @@ async def test_fuzzed_frames_on_every_subject_change_nothing(tmp_path: Path, cap
         assert await stack.answers() == before
         await stack.idle()
         assert spoken >= listened, "every subject had its share"
-        assert {subject.split(".")[2] for subject in spoken if subject.startswith("motet.v1.")} >= set(ROLES)
+        assert {
+            subject.split(".")[2] for subject in spoken if subject.startswith("motet.v1.")
+        } >= set(ROLES)
         settled = sizes[len(sizes) // 3 :]
         assert settled[-1] - settled[0] < GROWTH, f"memory: {[size >> 20 for size in sizes]} MB"
 
 
-async def one_round(stack: WholeStack, seed: int, count: int, caplog: pytest.LogCaptureFixture) -> set[str]:
+async def one_round(
+    stack: WholeStack, seed: int, count: int, caplog: pytest.LogCaptureFixture
+) -> set[str]:
     """Frames of one caller, which then leaves; the subjects that it spoke on."""
     where = f"MOTET_FUZZ_SEED={seed} MOTET_FUZZ_FRAMES={count}"
     async with campaign(stack, seed) as attack:
@@ -58,5 +68,7 @@ async def one_round(stack: WholeStack, seed: int, count: int, caplog: pytest.Log
     assert attack.answered["malformed_message"], f"{where}: nothing was refused"
     assert not stack.troubles(), f"{where}: {stack.troubles()}"
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert not errors, f"{where}: {[record.getMessage() for record in errors[:3]]}, {errors[0].exc_text}"
+    assert not errors, (
+        f"{where}: {[record.getMessage() for record in errors[:3]]}, {errors[0].exc_text}"
+    )
     return set(attack.sent)

@@ -14,17 +14,19 @@ import requests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from drawing_services import BRUSH, VECTORS
-from fake_services import MODEL
 from fuzz.served_world import ServedWorld, served_world
-from motet_gateway.openapi import Route, routes
-from voice_services import EARS, VOICE
+from motet_gateway.openapi.document import Route, routes
+from support.drawing_services import BRUSH, VECTORS
+from support.fake_services import MODEL
+from support.voice_services import EARS, VOICE
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
     # The server is a thread of this process, and hypothesis takes its use of `random` for ours.
-    pytest.mark.filterwarnings("ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
+    ),
 ]
 
 EXAMPLES = int(os.environ.get("MOTET_FUZZ_EXAMPLES", "5"))
@@ -38,7 +40,9 @@ CASES = [
     pytest.param(route, mode, id=f"{route.method} {route.path} {mode}")
     for route in routes()
     for mode in ("positive", "negative")
-    if mode == "positive" or route.body is not None or any(one["in"] == "query" for one in route.parameters)
+    if mode == "positive"
+    or route.body is not None
+    or any(one["in"] == "query" for one in route.parameters)
 ]
 
 
@@ -92,7 +96,9 @@ def test_no_request_breaks_the_server(
         if known and isinstance(case.body, dict) and "model" in case.body:
             case.body["model"] = OWN.get(route.path, SERVED[route.tag])
         response = case.call(session=http, timeout=PATIENCE)
-        assert response.status_code < 500 or response.status_code in MAY_FAIL, case.as_curl_command()
+        assert response.status_code < 500 or response.status_code in MAY_FAIL, (
+            case.as_curl_command()
+        )
         case.validate_response(response, checks=conforms)
 
     send()

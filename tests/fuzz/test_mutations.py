@@ -9,10 +9,16 @@ import msgpack
 
 from fuzz.mutations import Fuzzer, packed
 from fuzz.specimens import Specimens
-from motet_shared import subjects
-from motet_shared.call import read_open
 from motet_shared.errors import BadRequest
-from motet_shared.messages import BlobRef, decode_controls, decode_feeds, decode_frames, decode_heartbeat
+from motet_shared.messages import (
+    BlobRef,
+    decode_controls,
+    decode_feeds,
+    decode_frames,
+    decode_heartbeat,
+)
+from motet_shared.wire import subjects
+from motet_shared.wire.call import read_open
 
 REF = BlobRef("shm", "here", "key", 10)
 CALLER, WORKER = "gateway-0000beef", "decode-0000beef"
@@ -49,7 +55,10 @@ def test_the_same_seed_does_the_same_damage() -> None:
 def test_some_damage_is_noticed_and_some_is_not() -> None:
     """Were all refused at the first byte, nothing behind that would be reached."""
     made, fuzzer = specimens(), Fuzzer(3)
-    fates = Counter(_fate(fuzzer.message(made.of(subjects.operation("decode", "generate")))) for _ in range(2000))
+    fates = Counter(
+        _fate(fuzzer.message(made.of(subjects.operation("decode", "generate"))))
+        for _ in range(2000)
+    )
     assert fates["read"] > 200
     assert fates["malformed_message"] > 500
     assert fates["protocol_mismatch"] > 10

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_as_test
 
 from fuzz.mutations import Fuzzer
-from gateway_client import Socket, World, world
 from motet_shared.testing import memory_bus, running, settle
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from realtime_client import check_event
-from spoken import say, silence
-from voice_services import ScriptedAsr, ScriptedTts
+from support.gateway_client import Socket, World, world
+from support.realtime_client import check_event
+from support.spoken import say, silence
+from support.voice_services import ScriptedAsr, ScriptedTts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -37,7 +37,9 @@ PATIENCE = 30.0  # seconds for the last reply
 def sound_of(number: int) -> str:
     """Half a turn, the other half, all of it, or what is no sound."""
     spoken = silence(300) + say("Two red circles.") + silence(600)
-    return base64.b64encode([spoken[:9600], spoken[9600:], spoken, bytes(4800), bytes(3), b""][number]).decode()
+    return base64.b64encode(
+        [spoken[:9600], spoken[9600:], spoken, bytes(4800), bytes(3), b""][number]
+    ).decode()
 
 
 texts = st.text(max_size=20)
@@ -46,7 +48,9 @@ contents = st.one_of(
     st.fixed_dictionaries({"type": st.just("input_text"), "text": texts}),
     st.fixed_dictionaries({"type": st.just("output_text"), "text": texts}),
     st.fixed_dictionaries({"type": st.just("input_audio"), "transcript": texts}),
-    st.fixed_dictionaries({"type": st.just("input_audio"), "audio": st.integers(0, 5).map(sound_of)}),
+    st.fixed_dictionaries(
+        {"type": st.just("input_audio"), "audio": st.integers(0, 5).map(sound_of)}
+    ),
 )
 messages = st.fixed_dictionaries(
     {
@@ -59,7 +63,9 @@ messages = st.fixed_dictionaries(
 calls = st.fixed_dictionaries(
     {"type": st.just("function_call"), "name": st.just("draw"), "arguments": texts, "call_id": ids}
 )
-outputs = st.fixed_dictionaries({"type": st.just("function_call_output"), "call_id": ids, "output": texts})
+outputs = st.fixed_dictionaries(
+    {"type": st.just("function_call_output"), "call_id": ids, "output": texts}
+)
 items = messages | calls | outputs
 common = {
     "instructions": texts,
@@ -81,9 +87,15 @@ sound = st.fixed_dictionaries(
     {},
     optional={
         "input": st.fixed_dictionaries(
-            {}, optional={"turn_detection": turns, "transcription": st.sampled_from([None, {"language": "en"}])}
+            {},
+            optional={
+                "turn_detection": turns,
+                "transcription": st.sampled_from([None, {"language": "en"}]),
+            },
         ),
-        "output": st.fixed_dictionaries({}, optional={"voice": st.sampled_from(["alto", "nobody"])}),
+        "output": st.fixed_dictionaries(
+            {}, optional={"voice": st.sampled_from(["alto", "nobody"])}
+        ),
     },
 )
 patches = st.fixed_dictionaries({"type": st.just("realtime")}, optional=common | {"audio": sound})
@@ -92,7 +104,10 @@ replies = st.fixed_dictionaries(
     optional=common
     | {
         "conversation": st.sampled_from(["auto", "none"]),
-        "input": st.lists(items | st.fixed_dictionaries({"type": st.just("item_reference"), "id": ids}), max_size=2),
+        "input": st.lists(
+            items | st.fixed_dictionaries({"type": st.just("item_reference"), "id": ids}),
+            max_size=2,
+        ),
         "metadata": st.dictionaries(texts, texts, max_size=2),
     },
 )
@@ -108,7 +123,12 @@ events = st.one_of(
     event("conversation.item.create", item=items, previous_item_id=ids),
     event("conversation.item.retrieve", item_id=ids),
     event("conversation.item.delete", item_id=ids),
-    event("conversation.item.truncate", item_id=ids, content_index=st.just(0), audio_end_ms=st.integers(0, 900)),
+    event(
+        "conversation.item.truncate",
+        item_id=ids,
+        content_index=st.just(0),
+        audio_end_ms=st.integers(0, 900),
+    ),
     event("response.create"),
     event("response.create", response=replies),
     event("response.cancel"),
@@ -181,8 +201,12 @@ class Conversation(RuleBasedStateMachine):
             self._socket.send("response.cancel", event_id="stop")
             await self._socket.until("session.updated")
             self._socket.say("are you there")
-            self._socket.send("response.create", response={"conversation": "none", "metadata": {"last": "yes"}})
-            while (done := (await self._socket.until("response.done"))[-1]["response"])["metadata"] != {"last": "yes"}:
+            self._socket.send(
+                "response.create", response={"conversation": "none", "metadata": {"last": "yes"}}
+            )
+            while (done := (await self._socket.until("response.done"))[-1]["response"])[
+                "metadata"
+            ] != {"last": "yes"}:
                 pass
         assert done["status"] == "completed", done
         assert "are you there" in done["output"][0]["content"][0]["text"]

@@ -15,10 +15,6 @@ from typing import Any
 import httpx
 from PIL import Image
 
-import tts_checkpoints
-from asr_checkpoints import tiny_whisper
-from diffusion_checkpoints import stable_diffusion
-from embedding_checkpoints import sentence_transformer
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
 from motet_diffusion.config import DiffusionConfig
@@ -26,13 +22,13 @@ from motet_diffusion.service import Diffusion
 from motet_embedding.config import EmbeddingConfig
 from motet_embedding.service import Embedding
 from motet_gateway.config import GatewayConfig
-from motet_gateway.gateway import Gateway
-from motet_llm.worker import Decode, DecodeConfig
-from motet_shared.actor import Actor
-from motet_shared.bus import Bus
-from motet_shared.config import ProcessConfig
+from motet_gateway.service import Gateway
+from motet_llm.service import Decode, DecodeConfig
+from motet_shared.process.actor import Actor
+from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import NatsServer, free_port, running
-from motet_shared.transport import NatsTransport
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.transport import NatsTransport
 from motet_speakers.config import SpeakersConfig
 from motet_speakers.service import Speakers
 from motet_tokenizer.config import TokenizerConfig
@@ -43,14 +39,29 @@ from motet_vad.config import VadConfig
 from motet_vad.service import Vad
 from motet_vision.config import VisionConfig
 from motet_vision.service import Vision
-from spoken import say, silence, wav
-from vlm_checkpoints import picture, tiny_vlm
+from support import tts_checkpoints
+from support.asr_checkpoints import tiny_whisper
+from support.diffusion_checkpoints import stable_diffusion
+from support.embedding_checkpoints import sentence_transformer
+from support.spoken import say, silence, wav
+from support.vlm_checkpoints import picture, tiny_vlm
 
 MODEL = "tiny"  # what each of them calls its own
 FUZZER = "fuzzer"  # a user of NATS
 SPEAKERS = Path(__file__).parents[2] / "models" / "pocket-speakers"
 SAID = "Two red circles and a blue square."
-ROLES = ("gateway", "tokenizer", "decode", "vision", "asr", "vad", "speakers", "tts", "embedding", "diffusion")
+ROLES = (
+    "gateway",
+    "tokenizer",
+    "decode",
+    "vision",
+    "asr",
+    "vad",
+    "speakers",
+    "tts",
+    "embedding",
+    "diffusion",
+)
 _START = 240.0  # seconds
 
 
@@ -71,7 +82,9 @@ class WholeStack:
     async def subjects(self) -> dict[str, list[str]]:
         """What each service listens to, by instance, as nats-server has it."""
         async with httpx.AsyncClient(trust_env=False) as http:
-            reply = await http.get(f"http://127.0.0.1:{self.port}/connz", params={"subs": "true", "auth": "true"})
+            reply = await http.get(
+                f"http://127.0.0.1:{self.port}/connz", params={"subs": "true", "auth": "true"}
+            )
         found: dict[str, list[str]] = {}
         for connection in reply.json()["connections"]:
             instance = connection.get("name", "").removesuffix("/frames")
@@ -91,7 +104,8 @@ class WholeStack:
 
             chat = await post("/chat/completions", json=_chat())
             drawn = await post(
-                "/images/generations", json={"prompt": "two circles", "size": "32x32", "steps": 2, "seed": 3}
+                "/images/generations",
+                json={"prompt": "two circles", "size": "32x32", "steps": 2, "seed": 3},
             )
             spoken = await post("/audio/speech", json=_SPEECH)
             vectors = await post("/embeddings", json={"model": MODEL, "input": ["ba be", "di"]})
@@ -102,7 +116,9 @@ class WholeStack:
                 "image": drawn.json()["data"],
                 "speech": spoken.content,
                 "embeddings": vectors.json()["data"],
-                "transcript": [(part["speaker"], part["text"]) for part in heard.json()["segments"]],
+                "transcript": [
+                    (part["speaker"], part["text"]) for part in heard.json()["segments"]
+                ],
             }
 
     async def idle(self, seconds: float = 60.0) -> None:
@@ -124,7 +140,9 @@ class WholeStack:
                 found.append(f"{actor.role} crashed: {actor._crashed.exception()!r}")
             for transport in (actor.bus.control, actor.bus.frames):
                 assert isinstance(transport, NatsTransport)
-                found += [f"{actor.role}: {count} {name}" for name, count in transport.errors.items()]
+                found += [
+                    f"{actor.role}: {count} {name}" for name, count in transport.errors.items()
+                ]
             if actor.bus.calls.outbox.failed:
                 found.append(f"{actor.role} could not say {actor.bus.calls.outbox.failed} parts")
         return found
@@ -143,7 +161,12 @@ def png() -> bytes:
 def _chat() -> dict[str, Any]:
     url = "data:image/png;base64," + base64.b64encode(png()).decode()
     parts = [{"type": "text", "text": "abc"}, {"type": "image_url", "image_url": {"url": url}}]
-    return {"model": MODEL, "messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 8}
+    return {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": parts}],
+        "temperature": 0,
+        "max_tokens": 8,
+    }
 
 
 @asynccontextmanager
@@ -151,7 +174,10 @@ async def whole_stack(folder: Path) -> AsyncIterator[WholeStack]:
     """All of it ready."""
     folders = await asyncio.to_thread(_checkpoints, folder)
     port = free_port()
-    async with NatsServer(_permissive(folder / "nats.conf", port)) as nats, AsyncExitStack() as stack:
+    async with (
+        NatsServer(_permissive(folder / "nats.conf", port), users=(*ROLES, FUZZER)) as nats,
+        AsyncExitStack() as stack,
+    ):
         actors = [_actor(role, await nats.bus(role), folders) for role in reversed(ROLES)]
         for actor in actors:  # one by one: transformers does not load in two threads at a time
             await stack.enter_async_context(running(actor))
@@ -180,16 +206,32 @@ def _actor(role: str, bus: Bus, folders: dict[str, Path]) -> Actor:
     if role in folders and role != "tokenizer":
         own |= {"model": str(folders[role]), "name": MODEL}
     small: dict[str, tuple[type[Actor], type[ProcessConfig], dict[str, Any]]] = {
-        "gateway": (Gateway, GatewayConfig, {"port": 0, "drain_timeout": 1.0, "upload_memory": 32 << 20}),
-        "tokenizer": (Tokenizer, TokenizerConfig, {"model": (f"{MODEL}={folders['decode']}",), "decode_wait": 3.0}),
-        "decode": (Decode, DecodeConfig, {"threads": 1, "num_blocks": 200, "block_size": 8, "max_running": 8}),
+        "gateway": (
+            Gateway,
+            GatewayConfig,
+            {"port": 0, "drain_timeout": 1.0, "upload_memory": 32 << 20},
+        ),
+        "tokenizer": (
+            Tokenizer,
+            TokenizerConfig,
+            {"model": (f"{MODEL}={folders['decode']}",), "decode_wait": 3.0},
+        ),
+        "decode": (
+            Decode,
+            DecodeConfig,
+            {"threads": 1, "num_blocks": 200, "block_size": 8, "max_running": 8},
+        ),
         "vision": (Vision, VisionConfig, {"threads": 1, "cache_memory": 4 << 20}),
         "asr": (Asr, AsrConfig, {"threads": 1, "fallback": False, "max_files": 8}),
         "vad": (Vad, VadConfig, {"max_active": 32}),
         "speakers": (Speakers, SpeakersConfig, {}),
         "tts": (Tts, TtsConfig, {"threads": 1, "first_chunk": 0.002, "chunk": 0.01}),
         "embedding": (Embedding, EmbeddingConfig, {"threads": 1}),
-        "diffusion": (Diffusion, DiffusionConfig, {"threads": 1, "max_pixels": 1 << 14, "max_running": 4}),
+        "diffusion": (
+            Diffusion,
+            DiffusionConfig,
+            {"threads": 1, "max_pixels": 1 << 14, "max_running": 4},
+        ),
     }
     actor, config, settings = small[role]
     return actor(config(**own, **settings), bus)
@@ -197,8 +239,11 @@ def _actor(role: str, bus: Bus, folders: dict[str, Path]) -> Actor:
 
 def _permissive(file: Path, port: int) -> Path:
     """Settings under which everybody may say everything: what services stand, whoever says it."""
-    users = "\n".join(f"{{ user: {role}, password: $MOTET_NATS_PASSWORD }}" for role in (*ROLES, FUZZER))
+    users = "\n".join(
+        f"{{ user: {role}, password: $PASSWORD_{role.upper()} }}" for role in (*ROLES, FUZZER)
+    )
     file.write_text(
-        f'http: "127.0.0.1:{port}"\nmax_payload: 4MB\nmax_pending: 64MB\nauthorization {{ users: [\n{users}\n] }}'
+        f'http: "127.0.0.1:{port}"\nmax_payload: 4MB\nmax_pending: 64MB\nauthorization {{'
+        f' include "server/passwords.conf"\nusers: [\n{users}\n] }}'
     )
     return file

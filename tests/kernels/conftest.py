@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from motet_kernels import native
-from motet_kernels.build import supported
+from motet_kernels.runtime import native
+from motet_kernels.runtime.build import supported
 
 ISAS = [isa.name for isa in supported()]
 

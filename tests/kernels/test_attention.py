@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from motet_kernels.attention import PagedBatch, paged_attention
-from motet_kernels.errors import KernelError
-from paged_cases import make
+from motet_kernels.runtime.errors import KernelError
+from support.paged_cases import make
 
 # Around the sizes of blocks, key blocks and segments.
 EARLIER = st.sampled_from([0, 1, 3, 15, 16, 40, 63, 64, 130, 511, 600, 1100])
@@ -28,7 +28,9 @@ QUERIES = st.sampled_from([1, 1, 1, 2, 5, 16, 33, 70])
     dims=st.sampled_from([(16, 16), (64, 64), (24, 24), (7, 5), (48, 80), (20, 130)]),
     slots=st.sampled_from([1, 4, 16, 48]),
     cache=st.sampled_from([torch.float32, torch.bfloat16]),
-    sight=st.sampled_from([{}, {}, {"window": 1}, {"window": 5}, {"window": 70}, {"window": 600}, {"causal": False}]),
+    sight=st.sampled_from(
+        [{}, {}, {"window": 1}, {"window": 5}, {"window": 70}, {"window": 600}, {"causal": False}]
+    ),
     softcap=st.sampled_from([None, None, 3.0]),
     sinks=st.booleans(),
     seed=st.integers(0, 1000),
@@ -71,14 +73,21 @@ def test_large_scores_do_not_overflow(backend: str, softcap: float | None) -> No
 @settings(deadline=None, max_examples=15)
 @given(
     rows=st.lists(st.tuples(EARLIER, QUERIES), min_size=2, max_size=5),
-    options=st.sampled_from([{}, {"window": 90}, {"softcap": 5.0, "sinks_H": torch.ones(4)}, {"causal": False}]),
+    options=st.sampled_from(
+        [{}, {"window": 90}, {"softcap": 5.0, "sinks_H": torch.ones(4)}, {"causal": False}]
+    ),
     cache=st.sampled_from([torch.float32, torch.bfloat16]),
     dims=st.sampled_from([(32, 32), (24, 40)]),
     threads=st.integers(1, 3),
     data=st.data(),
 )
 def test_company_changes_no_bit(
-    isa: str, rows: list[tuple[int, int]], options: dict[str, Any], threads: int, data: st.DataObject, **chosen: Any
+    isa: str,
+    rows: list[tuple[int, int]],
+    options: dict[str, Any],
+    threads: int,
+    data: st.DataObject,
+    **chosen: Any,
 ) -> None:
     case = make(rows, **chosen, **options)
     together = case.run().split([queries for _, queries in rows])
@@ -109,7 +118,9 @@ def test_chunks_change_no_bit(
         assert torch.equal(piece, whole[done : done + chunk])
         done += chunk
     last = done - 1
-    assert torch.equal(case.attend(case.query_NHD[last:done], [(0, earlier + last, 1)]), whole[last:])
+    assert torch.equal(
+        case.attend(case.query_NHD[last:done], [(0, earlier + last, 1)]), whole[last:]
+    )
 
 
 def test_nan_stays_in_its_row(backend: str) -> None:
@@ -152,7 +163,9 @@ def changed(**changes: Any) -> Callable[[], Any]:
     def call() -> Tensor:
         given = fitting | changes
         batch = PagedBatch(given.pop("tables_BM"), given.pop("starts"), given.pop("lengths_B"))
-        return paged_attention(given.pop("query_NHD"), given.pop("key_PKSD"), given.pop("value_PKSV"), batch, **given)
+        return paged_attention(
+            given.pop("query_NHD"), given.pop("key_PKSD"), given.pop("value_PKSV"), batch, **given
+        )
 
     return call
 
@@ -164,32 +177,56 @@ def test_what_fits_is_computed(backend: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"query_NHD": torch.zeros(3, 4, 8).double()}, "query_NHD: torch.float64 must be float32 or bfloat16"),
+        (
+            {"query_NHD": torch.zeros(3, 4, 8).double()},
+            "query_NHD: torch.float64 must be float32 or bfloat16",
+        ),
         ({"query_NHD": torch.zeros(3, 32)}, r"query_NHD: 2 dimensions, shape \[3, 32\], must be 3"),
         ({"query_NHD": torch.zeros(4, 4, 8)}, "query_NHD: 4 tokens must be the batch's 3"),
-        ({"query_NHD": torch.zeros(3, 3, 8)}, "query_NHD: 3 heads must be a multiple of the cache's 2"),
+        (
+            {"query_NHD": torch.zeros(3, 3, 8)},
+            "query_NHD: 3 heads must be a multiple of the cache's 2",
+        ),
         ({"query_NHD": torch.zeros(3, 4, 9)}, "query_NHD: dim 9 must be the keys' 8"),
-        ({"query_NHD": torch.zeros(3, 8, 4).transpose(1, 2)}, r"query_NHD: stride 4 .* call .contiguous\(\)"),
+        (
+            {"query_NHD": torch.zeros(3, 8, 4).transpose(1, 2)},
+            r"query_NHD: stride 4 .* call .contiguous\(\)",
+        ),
         ({"query_NHD": torch.zeros(3, 4, 8, device="meta")}, "query_NHD: on meta must be on cpu"),
         ({"value_PKSV": torch.zeros(5, 2, 3, 8)}, r"value_PKSV: shape .* must begin as the keys'"),
         (
             {"value_PKSV": torch.zeros(5, 2, 4, 8).bfloat16()},
             "value_PKSV: torch.bfloat16 must be the keys' torch.float32",
         ),
-        ({"tables_BM": torch.zeros(2, 2, dtype=torch.int64)}, "tables_BM: torch.int64 must be torch.int32"),
-        ({"tables_BM": torch.zeros(3, 2, dtype=torch.int32)}, "3 starts and 3 tables must be 3 and 2, for 2 lengths"),
+        (
+            {"tables_BM": torch.zeros(2, 2, dtype=torch.int64)},
+            "tables_BM: torch.int64 must be torch.int32",
+        ),
+        (
+            {"tables_BM": torch.zeros(3, 2, dtype=torch.int32)},
+            "3 starts and 3 tables must be 3 and 2, for 2 lengths",
+        ),
         (
             {"tables_BM": torch.tensor([[0, 1], [2, 5]]).int()},
             r"tables_BM\[1\]: \[2, 5\] must hold 2 blocks from 0 to 4",
         ),
-        ({"tables_BM": torch.tensor([[0, -1], [2, 3]]).int()}, r"tables_BM\[0\]: \[0, -1\] must hold 2 blocks"),
+        (
+            {"tables_BM": torch.tensor([[0, -1], [2, 3]]).int()},
+            r"tables_BM\[0\]: \[0, -1\] must hold 2 blocks",
+        ),
         (
             {"lengths_B": torch.tensor([5, 9]).int()},
             r"tables_BM\[1\]: .* must hold 3 blocks .* for 9 keys in blocks of 4",
         ),
-        ({"lengths_B": torch.tensor([5, 1]).int()}, r"lengths_B\[1\]: 1 keys must be at least the row's 2 queries"),
+        (
+            {"lengths_B": torch.tensor([5, 1]).int()},
+            r"lengths_B\[1\]: 1 keys must be at least the row's 2 queries",
+        ),
         ({"starts": torch.tensor([1, 2, 3]).int()}, r"starts\[0\]: 1 must be 0"),
-        ({"starts": torch.tensor([0, 4, 3]).int()}, r"starts\[2\]: 3 must be at least the start before it, 4"),
+        (
+            {"starts": torch.tensor([0, 4, 3]).int()},
+            r"starts\[2\]: 3 must be at least the start before it, 4",
+        ),
         ({"window": 0}, "window: 0 must be at least 1"),
         ({"window": 4, "causal": False}, "window: 4 must be None where every query sees all keys"),
         ({"softcap": 0.0}, "softcap: 0.0 must be above 0"),

@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from motet_kernels.device import Download, check_float16, describe, dtype_name, find_device, find_dtype, upload_all
-from motet_kernels.errors import KernelError
+from motet_kernels.runtime.device import (
+    Download,
+    check_float16,
+    describe,
+    dtype_name,
+    find_device,
+    find_dtype,
+    upload_all,
+)
+from motet_kernels.runtime.errors import KernelError
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -19,13 +27,17 @@ class Refused(Exception):
 
 @pytest.mark.parametrize("wanted", ["", "tpu", "gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0"])
 def test_other_words_are_no_devices(wanted: str) -> None:
-    with pytest.raises(Refused, match=rf"device='{wanted}': give cpu, cuda or, of several GPUs, cuda:1"):
+    with pytest.raises(
+        Refused, match=rf"device='{wanted}': give cpu, cuda or, of several GPUs, cuda:1"
+    ):
         find_device(wanted, Refused)
 
 
 def test_a_gpu_that_is_not_there_is_named() -> None:
     found = torch.cuda.device_count()
-    with pytest.raises(Refused, match=rf"device='cuda:{found}': torch sees {found} GPUs.*; give cpu"):
+    with pytest.raises(
+        Refused, match=rf"device='cuda:{found}': torch sees {found} GPUs.*; give cpu"
+    ):
         find_device(f"cuda:{found}", Refused)
     with pytest.raises(KernelError, match="torch sees"):
         find_device(f"cuda:{found}")
@@ -61,7 +73,9 @@ def test_types_follow_the_checkpoint_and_the_device(
 
 
 def test_float16_is_for_gpus() -> None:
-    with pytest.raises(Refused, match="dtype='float16': CPUs compute it slowly; give bfloat16 or float32"):
+    with pytest.raises(
+        Refused, match="dtype='float16': CPUs compute it slowly; give bfloat16 or float32"
+    ):
         find_dtype("float16", F16, CPU, Refused)
     with pytest.raises(Refused, match="weights='float16'"):
         check_float16("weights", "float16", CPU, Refused)
@@ -71,9 +85,13 @@ def test_float16_is_for_gpus() -> None:
 def test_arrays_keep_their_shapes_on_the_way() -> None:
     """On a device that is not the CPU they travel as one."""
     arrays = [np.arange(3), np.arange(6).reshape(3, 2), np.arange(0)]
-    assert [part.tolist() for part in upload_all(arrays, CPU)] == [array.tolist() for array in arrays]
+    assert [part.tolist() for part in upload_all(arrays, CPU)] == [
+        array.tolist() for array in arrays
+    ]
     there = upload_all(arrays, torch.device("meta"))
-    assert [(part.shape, part.dtype) for part in there] == [(array.shape, torch.int64) for array in arrays]
+    assert [(part.shape, part.dtype) for part in there] == [
+        (array.shape, torch.int64) for array in arrays
+    ]
     assert all(part.storage_offset() % 2 == 0 for part in there)
 
 

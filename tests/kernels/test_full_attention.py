@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
 from motet_kernels.full_attention import full_attention
+from motet_kernels.runtime.errors import KernelError
 
 # Around the rows of a tile, its columns, and the keys after which sums of integers are taken out.
 TOKENS = (1, 2, 5, 6, 7, 14, 15, 16, 17, 31, 33, 63, 64, 65, 130, 200)
@@ -43,11 +43,16 @@ def test_it_is_attention(
     query, key, value = parts(tokens, heads, dim, seed)
     out = full_attention(query, key, value, scale=sharp * dim**-0.5, rounded=rounded)
     assert out.shape == (tokens, heads, dim)
-    near = 1e-5 if not rounded else 4e-3
-    torch.testing.assert_close(out.double(), expected(query, key, value, sharp * dim**-0.5), rtol=near, atol=near)
+    # Probabilities and values lose at most 2^-9 of themselves each, and probabilities add up to 1.
+    near = 1e-5 if not rounded else float(value.abs().max()) / 256
+    torch.testing.assert_close(
+        out.double(), expected(query, key, value, sharp * dim**-0.5), rtol=near, atol=near
+    )
 
 
-def test_rounding_costs_a_thousandth_even_where_attention_is_spread_over_a_long_sequence(isa: str) -> None:
+def test_rounding_costs_a_thousandth_even_where_attention_is_spread_over_a_long_sequence(
+    isa: str,
+) -> None:
     query, key, value = parts(1500, 2, 64)
     for sharp in (0.0, 1.0, 3.0):
         out = full_attention(query, key, value, scale=sharp / 8, rounded=True).double()
@@ -79,13 +84,17 @@ def test_the_output_is_of_the_queries_type(backend: str) -> None:
     query, key, value = (x.bfloat16() for x in parts(20, 2, 16))
     out = full_attention(query, key, value, scale=0.25)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out, expected(query, key, value, 0.25).bfloat16(), rtol=1 / 64, atol=1e-2)
+    torch.testing.assert_close(
+        out, expected(query, key, value, 0.25).bfloat16(), rtol=1 / 64, atol=1e-2
+    )
 
 
 def test_what_does_not_fit_is_named(backend: str) -> None:
     query, key, value = parts(4, 2, 8)
     assert full_attention(query[:0], key[:0], value[:0], scale=1.0).shape == (0, 2, 8)
-    with pytest.raises(KernelError, match=r"key_SHD: shape \[3, 2, 8\] must be the queries' \[4, 2, 8\]"):
+    with pytest.raises(
+        KernelError, match=r"key_SHD: shape \[3, 2, 8\] must be the queries' \[4, 2, 8\]"
+    ):
         full_attention(query, key[:3], value, scale=1.0)
     with pytest.raises(KernelError, match=r"value_SHD: torch\.float64 must be float32 or bfloat16"):
         full_attention(query, key, value.double(), scale=1.0)

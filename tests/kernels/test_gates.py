@@ -10,10 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from motet_kernels import gates
-from motet_kernels.errors import KernelError
+from motet_kernels.runtime.errors import KernelError
 
-ORACLES: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "silu": F.silu, "softplus": F.softplus}
-VALUES = torch.cat((torch.linspace(-100, 100, 4001), torch.logspace(-30, 1, 500), -torch.logspace(-30, 1, 500)))
+ORACLES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": torch.sigmoid,
+    "silu": F.silu,
+    "softplus": F.softplus,
+}
+VALUES = torch.cat(
+    (torch.linspace(-100, 100, 4001), torch.logspace(-30, 1, 500), -torch.logspace(-30, 1, 500))
+)
 
 
 @pytest.mark.parametrize("name", ORACLES)
@@ -57,7 +63,9 @@ def test_native_bits_do_not_depend_on_the_place(isa: str, name: str, width: int)
 
 def test_empty_and_wrong_inputs() -> None:
     assert gates.silu(torch.zeros(0, 8)).shape == (0, 8)
-    with pytest.raises(KernelError, match=r"x_MC: torch.float64 of shape \[1, 2\].*must be rows of float32"):
+    with pytest.raises(
+        KernelError, match=r"x_MC: torch.float64 of shape \[1, 2\].*must be rows of float32"
+    ):
         gates.silu(torch.zeros(1, 2, dtype=torch.float64))
     with pytest.raises(KernelError, match="must be rows of float32"):
         gates.softplus(torch.zeros(3, 2).T)

@@ -10,10 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
-from motet_kernels.grouped_linear import FLOAT8, GroupedLinear, GroupWeights, can_join, joined, quantize_float8
-from motet_kernels.mixed_linear import MixedLinear
-from motet_kernels.replay import Tape
+from motet_kernels.linear.grouped_linear import (
+    FLOAT8,
+    GroupedLinear,
+    GroupWeights,
+    can_join,
+    joined,
+    quantize_float8,
+)
+from motet_kernels.linear.mixed_linear import MixedLinear
+from motet_kernels.runtime.errors import KernelError
+from motet_kernels.runtime.replay import Tape
 
 CPU = torch.device("cpu")
 FORMATS = ("int4", "int8", "float8")
@@ -24,7 +31,13 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def weights(
-    form: str, features: int, inputs: int, group: int, *, shifted: bool = False, ordered: bool = False
+    form: str,
+    features: int,
+    inputs: int,
+    group: int,
+    *,
+    shifted: bool = False,
+    ordered: bool = False,
 ) -> GroupWeights:
     """Random codes, scales and shifts; every code occurs where there is room for it."""
     given = torch.Generator().manual_seed(features + inputs)
@@ -73,13 +86,17 @@ def test_product(
     size = float(given.dense().abs().max()) * inputs**0.5
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(linear(x).double(), right, rtol=tolerance, atol=tolerance * size)
-    torch.testing.assert_close(linear(x, residual).double(), right + residual, rtol=tolerance, atol=tolerance * size)
+    torch.testing.assert_close(
+        linear(x, residual).double(), right + residual, rtol=tolerance, atol=tolerance * size
+    )
 
 
 def test_parts_of_any_strides(backend: str) -> None:
     given = weights("int4", 40, 96, 32, shifted=True)
     assert given.shift_NG is not None
-    turned = GroupWeights(given.codes_NK.T.clone().T, given.scale_NG.T.clone().T, given.shift_NG.T.clone().T, 32)
+    turned = GroupWeights(
+        given.codes_NK.T.clone().T, given.scale_NG.T.clone().T, given.shift_NG.T.clone().T, 32
+    )
     x = randn(3, 96)
     assert torch.equal(GroupedLinear(turned, None, CPU)(x), GroupedLinear(given, None, CPU)(x))
 
@@ -89,7 +106,9 @@ def test_groups_of_sixteen(backend: str, form: str) -> None:
     given = weights(form, 40, 80, 16)
     x = randn(3, 80)
     right = x.double() @ given.dense().double().T
-    torch.testing.assert_close(GroupedLinear(given, None, CPU)(x).double(), right, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(
+        GroupedLinear(given, None, CPU)(x).double(), right, rtol=1e-5, atol=1e-3
+    )
 
 
 def test_every_code_of_float8_is_what_torch_says(isa: str) -> None:
@@ -136,7 +155,10 @@ def test_it_is_replayed_and_copied(isa: str) -> None:
 
 
 def test_those_that_are_alike_are_joined() -> None:
-    first, second = weights("int4", 8, 64, 32, shifted=True), weights("int4", 24, 64, 32, shifted=True)
+    first, second = (
+        weights("int4", 8, 64, 32, shifted=True),
+        weights("int4", 24, 64, 32, shifted=True),
+    )
     assert can_join([first, second])
     assert torch.equal(joined([first, second]).dense(), torch.cat([first.dense(), second.dense()]))
     for other in (
@@ -150,7 +172,11 @@ def test_those_that_are_alike_are_joined() -> None:
 
 @pytest.mark.parametrize("rows", [1, 5])
 def test_formats_side_by_side(backend: str, rows: int) -> None:
-    given = [weights("int4", 40, 96, 32, shifted=True), weights("int8", 10, 96, 16), weights("float8", 33, 96, 96)]
+    given = [
+        weights("int4", 40, 96, 32, shifted=True),
+        weights("int8", 10, 96, 16),
+        weights("float8", 33, 96, 96),
+    ]
     mixed = MixedLinear([GroupedLinear(one, randn(len(one.codes_NK)), CPU) for one in given])
     x, residual = randn(rows, 96), randn(rows, 83, seed=1)
     alone = torch.cat([part(x) for part in mixed.parts], dim=1)
@@ -172,13 +198,23 @@ def test_float8_keeps_three_bits() -> None:
     ("change", "message"),
     [
         ({"group": 24}, "group: 24 must be a multiple of 32 for int4"),
-        ({"scale_NG": torch.ones(8, 3)}, r"scale_NG: torch.float32 \[8, 3\] must be float32 \[8, 2\]"),
+        (
+            {"scale_NG": torch.ones(8, 3)},
+            r"scale_NG: torch.float32 \[8, 3\] must be float32 \[8, 2\]",
+        ),
         ({"shift_NG": torch.full((8, 2), torch.inf)}, "shift_NG: must be finite"),
         ({"codes_NK": torch.ones(8, 64)}, r"codes_NK: torch.float32 \[8, 64\] must be"),
-        ({"order_K": torch.zeros(64, dtype=torch.int64)}, "order_K: must be each of the 64 inputs once"),
+        (
+            {"order_K": torch.zeros(64, dtype=torch.int64)},
+            "order_K: must be each of the 64 inputs once",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, object], message: str) -> None:
-    plain = {"codes_NK": torch.ones(8, 64, dtype=torch.uint8), "scale_NG": torch.ones(8, 2), "shift_NG": None}
+    plain = {
+        "codes_NK": torch.ones(8, 64, dtype=torch.uint8),
+        "scale_NG": torch.ones(8, 2),
+        "shift_NG": None,
+    }
     with pytest.raises(KernelError, match=message):
         GroupWeights(**{**plain, "group": 32, "order_K": None, **change})  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
-from motet_kernels.head_linear import FORMATS, HeadLinear
+from motet_kernels.linear.head_linear import FORMATS, HeadLinear
+from motet_kernels.runtime.errors import KernelError
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -58,5 +58,7 @@ def test_errors_name_the_argument() -> None:
         HeadLinear.pack(torch.zeros(2, 3, 4), "int8")
     with pytest.raises(KernelError, match=r"x_MHK: shape \[1, 3, 4\] must be M x 2 x 4"):
         linear(torch.zeros(1, 3, 4))
-    with pytest.raises(KernelError, match=r"out_MHN: torch.float32 \[1, 2, 4\] must be torch.float32 \[1, 2, 3\]"):
+    with pytest.raises(
+        KernelError, match=r"out_MHN: torch.float32 \[1, 2, 4\] must be torch.float32 \[1, 2, 3\]"
+    ):
         linear(torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))

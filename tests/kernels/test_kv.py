@@ -11,13 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
 from motet_kernels.kv import store_kv
+from motet_kernels.runtime.errors import KernelError
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-def caches(blocks: int, heads: int, slots: int, dims: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def caches(
+    blocks: int, heads: int, slots: int, dims: tuple[int, int], dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     key, value = (torch.randn(blocks, heads, slots, dim).to(dtype) for dim in dims)
     return key, value
 
@@ -33,14 +35,22 @@ def caches(blocks: int, heads: int, slots: int, dims: tuple[int, int], dtype: to
     seed=st.integers(0, 1000),
 )
 def test_each_token_goes_to_its_slot(
-    backend: str, tokens: int, heads: int, slots: int, dims: tuple[int, int], dtype: torch.dtype, **chosen: Any
+    backend: str,
+    tokens: int,
+    heads: int,
+    slots: int,
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    **chosen: Any,
 ) -> None:
     torch.manual_seed(chosen["seed"])
     blocks = -(-tokens // slots) + 2
     stored = caches(blocks, heads, slots, dims, chosen["cache"])
     expected = [cache.clone() for cache in stored]
     # As model code has them: [K, N, D], and a part of something larger.
-    key, value = (torch.randn(heads, tokens, dim + 3).to(dtype).transpose(0, 1)[..., :dim] for dim in dims)
+    key, value = (
+        torch.randn(heads, tokens, dim + 3).to(dtype).transpose(0, 1)[..., :dim] for dim in dims
+    )
     to = torch.randperm(blocks * slots)[:tokens]
     store_kv(key, value, *stored, to)
     for rows_NKD, cache_PKSD in zip((key, value), expected, strict=True):
@@ -62,7 +72,9 @@ def test_many_tokens_and_threads(backend: str) -> None:
 
 def test_rounding_is_torch_s(backend: str) -> None:
     """Ties, denormals, what overflows to infinity, infinities and NaN."""
-    bits = torch.randint(-(2**31), 2**31, (64, 1, 48), generator=torch.Generator().manual_seed(0)).int()
+    bits = torch.randint(
+        -(2**31), 2**31, (64, 1, 48), generator=torch.Generator().manual_seed(0)
+    ).int()
     rows = bits.view(torch.float32)
     special = [0.0, -0.0, math.inf, -math.inf, math.nan, 3.4e38, 1e-40, 1 + 2**-8, 1 + 3 * 2**-8]
     rows[0, 0, : len(special)] = torch.tensor(special)
@@ -79,7 +91,9 @@ def test_a_slot_that_is_not_there_changes_nothing(backend: str, slot: int) -> No
     key, value = caches(2, 1, 4, (16, 16), torch.float32)
     before = key.clone()
     with pytest.raises(KernelError, match=rf"slots_N\[1\]: slot {slot} must be from 0 to 7"):
-        store_kv(torch.zeros(3, 1, 16), torch.zeros(3, 1, 16), key, value, torch.tensor([2, slot, 3]))
+        store_kv(
+            torch.zeros(3, 1, 16), torch.zeros(3, 1, 16), key, value, torch.tensor([2, slot, 3])
+        )
     assert torch.equal(key, before)
 
 
@@ -89,11 +103,20 @@ ROWS, CACHE, SLOTS = torch.zeros(3, 2, 8), torch.zeros(2, 2, 4, 8), torch.arange
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((ROWS.half(), ROWS, CACHE, CACHE, SLOTS), "key_NKD: torch.float16 must be float32 or bfloat16"),
-        ((ROWS, ROWS[..., :7], CACHE, CACHE, SLOTS), "value_NKD: heads and dim 2, 7 must be the cache's 2, 8"),
+        (
+            (ROWS.half(), ROWS, CACHE, CACHE, SLOTS),
+            "key_NKD: torch.float16 must be float32 or bfloat16",
+        ),
+        (
+            (ROWS, ROWS[..., :7], CACHE, CACHE, SLOTS),
+            "value_NKD: heads and dim 2, 7 must be the cache's 2, 8",
+        ),
         ((ROWS, ROWS, CACHE, CACHE, SLOTS.int()), "slots_N: torch.int32 must be torch.int64"),
         ((ROWS, ROWS, CACHE, CACHE, SLOTS[:2]), "slots_N: 2 slots must be as many as the 3 tokens"),
-        ((ROWS, ROWS, CACHE, CACHE[:, :, :3], SLOTS), "value_PKSD: shape .* must begin as the keys'"),
+        (
+            (ROWS, ROWS, CACHE, CACHE[:, :, :3], SLOTS),
+            "value_PKSD: shape .* must begin as the keys'",
+        ),
         ((ROWS, ROWS, CACHE.flatten(1), CACHE, SLOTS), "key_PKSD: 2 dimensions"),
         ((ROWS, ROWS, CACHE, None, SLOTS), "one is None; give both or neither"),
         ((ROWS, ROWS, CACHE.to("meta"), CACHE, SLOTS), "key_NKD: on cpu must be on meta"),

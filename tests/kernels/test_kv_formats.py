@@ -11,7 +11,10 @@ from torch import Tensor
 from motet_kernels.attention import PagedBatch, paged_attention
 from motet_kernels.kv import CODED, SCALE, decode, dim_of, encode, store_kv
 
-STEP = {torch.int8: 1 / 127, torch.float8_e4m3fn: 1 / 8}  # between numbers: of the largest, or of the number itself
+STEP = {
+    torch.int8: 1 / 127,
+    torch.float8_e4m3fn: 1 / 8,
+}  # between numbers: of the largest, or of the number itself
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -24,7 +27,9 @@ def cache(blocks: int, heads: int, slots: int, dim: int, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("dtype", CODED, ids=str)
 @pytest.mark.parametrize("given", [torch.float32, torch.bfloat16], ids=str)
-def test_what_is_stored_is_near_what_was_given(backend: str, dtype: torch.dtype, given: torch.dtype) -> None:
+def test_what_is_stored_is_near_what_was_given(
+    backend: str, dtype: torch.dtype, given: torch.dtype
+) -> None:
     key, value = (randn(20, 3, 40, seed=seed).to(given) for seed in (1, 2))
     stored = [cache(5, 3, 8, 40, dtype) for _ in range(2)]
     slots = torch.randperm(40, generator=torch.Generator().manual_seed(3))[:20]
@@ -41,7 +46,9 @@ def test_what_is_stored_is_near_what_was_given(backend: str, dtype: torch.dtype,
 
 @pytest.mark.parametrize("dtype", CODED, ids=str)
 def test_the_kernel_stores_the_twin_s_bytes(isa: str, dtype: torch.dtype) -> None:
-    rows = torch.cat([randn(30, 2, 48), torch.zeros(1, 2, 48), randn(9, 2, 48) * 1e-30, randn(9, 2, 48) * 1e30])
+    rows = torch.cat(
+        [randn(30, 2, 48), torch.zeros(1, 2, 48), randn(9, 2, 48) * 1e-30, randn(9, 2, 48) * 1e30]
+    )
     held = cache(4, 2, 16, 48, dtype)
     store_kv(rows, None, held, None, torch.arange(len(rows)))
     found = held.view(torch.uint8).transpose(1, 2).flatten(0, 1)[: len(rows)]
@@ -50,7 +57,9 @@ def test_the_kernel_stores_the_twin_s_bytes(isa: str, dtype: torch.dtype) -> Non
 
 @pytest.mark.parametrize("dtype", CODED, ids=str)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_row_that_is_not_finite_is_nan_throughout(backend: str, dtype: torch.dtype, bad: float) -> None:
+def test_a_row_that_is_not_finite_is_nan_throughout(
+    backend: str, dtype: torch.dtype, bad: float
+) -> None:
     rows = randn(3, 2, 16)
     rows[1, 0, 5] = bad
     held = cache(1, 2, 4, 16, dtype)
@@ -80,7 +89,13 @@ def test_attention_is_that_over_the_numbers_that_are_stored(
     slots, blocks = 16, sum(-(-sum(row) // 16) for row in rows)
     count = blocks * slots
     coded = [cache(blocks, 2, slots, dim, dtype) for dim in dims]
-    store_kv(randn(count, 2, dims[0]), randn(count, 2, dims[1], seed=1), coded[0], coded[1], torch.arange(count))
+    store_kv(
+        randn(count, 2, dims[0]),
+        randn(count, 2, dims[1], seed=1),
+        coded[0],
+        coded[1],
+        torch.arange(count),
+    )
     if latent:
         coded[1] = coded[0][..., : dims[1]]
         wide = [decode(coded[0]), decode(coded[0])[..., : dims[1]]]
@@ -88,12 +103,17 @@ def test_attention_is_that_over_the_numbers_that_are_stored(
         wide = [decode(part) for part in coded]
     starts = torch.tensor([0] + [queries for _, queries in rows]).cumsum(0).int()
     lengths = torch.tensor([sum(row) for row in rows], dtype=torch.int32)
-    tables, free = torch.zeros(len(rows), int(-(-lengths.max() // slots)), dtype=torch.int32), iter(range(blocks))
+    tables, free = (
+        torch.zeros(len(rows), int(-(-lengths.max() // slots)), dtype=torch.int32),
+        iter(range(blocks)),
+    )
     for table, length in zip(tables, lengths.tolist(), strict=True):
         needed = -(-length // slots)
         table[:needed] = torch.tensor([next(free) for _ in range(needed)])
     batch = PagedBatch(tables, starts, lengths)
     query = randn(int(starts[-1]), 4, dims[0], seed=2)
     found = paged_attention(query, coded[0], coded[1], batch, scale=0.2, window=window)
-    due = paged_attention(query, wide[0].contiguous(), wide[1].contiguous(), batch, scale=0.2, window=window)
+    due = paged_attention(
+        query, wide[0].contiguous(), wide[1].contiguous(), batch, scale=0.2, window=window
+    )
     torch.testing.assert_close(found, due, rtol=1e-5, atol=1e-6)

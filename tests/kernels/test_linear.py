@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
-from motet_kernels.linear import FORMATS, Linear
-from motet_kernels.memory import HUGE, huge_zeros
-from motet_kernels.quantization import quantize_channels, quantize_groups
+from motet_kernels.linear.linear import FORMATS, Linear
+from motet_kernels.linear.quantization import quantize_channels, quantize_groups
+from motet_kernels.runtime.errors import KernelError
+from motet_kernels.runtime.memory import HUGE, huge_zeros
 
 EXACT = ("float32", "bfloat16")
 # Rows around which another tile or another way of computing begins, for some instruction set.
@@ -47,7 +47,9 @@ def test_product(
     tolerance = (1e-5 if dtype == torch.float32 else 1e-2) * inputs**0.5
     right = expected(linear, x)
     torch.testing.assert_close(linear(x).double(), right, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(linear(x, residual).double(), right + residual, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        linear(x, residual).double(), right + residual, rtol=tolerance, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -64,7 +66,9 @@ def test_a_row_s_bits_do_not_depend_on_its_company(isa: str, form: str, inputs: 
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_neither_do_they_depend_on_the_number_of_threads_or_on_the_size_of_the_output(form: str) -> None:
+def test_neither_do_they_depend_on_the_number_of_threads_or_on_the_size_of_the_output(
+    form: str,
+) -> None:
     linear = Linear.pack(randn(1088, 300), None, form)
     x = randn(300, 300, seed=1)
     threads = torch.get_num_threads()
@@ -111,7 +115,9 @@ def test_inputs_of_any_strides(backend: str, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_value_that_is_not_finite_shows_in_its_row_only(backend: str, form: str, value: float) -> None:
+def test_a_value_that_is_not_finite_shows_in_its_row_only(
+    backend: str, form: str, value: float
+) -> None:
     linear = Linear.pack(randn(40, 64), None, form)
     x = randn(9, 64, seed=1)
     plain = linear(x)
@@ -138,10 +144,14 @@ def test_rows_are_exact(backend: str, inputs: int) -> None:
     weight = randn(70, inputs)
     ids = torch.tensor([[0, 69], [31, 32], [5, 5]])
     assert torch.equal(Linear.pack(weight, None, "float32").rows(ids), weight[ids])
-    assert torch.equal(Linear.pack(weight, None, "bfloat16").rows(ids.T), weight.bfloat16().float()[ids.T])
+    assert torch.equal(
+        Linear.pack(weight, None, "bfloat16").rows(ids.T), weight.bfloat16().float()[ids.T]
+    )
 
 
-@pytest.mark.parametrize(("form", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8), ("int4", 4.5)])
+@pytest.mark.parametrize(
+    ("form", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8), ("int4", 4.5)]
+)
 def test_memory_and_error(form: str, bits: float) -> None:
     weight = randn(256, 512)
     linear = Linear.pack(weight, None, form)
@@ -192,9 +202,13 @@ def test_weights_that_cannot_be_rounded_are_named(form: str, value: float) -> No
 
 def test_wrong_arguments_are_named() -> None:
     weight = randn(5, 4)
-    with pytest.raises(KernelError, match="format: 'fp8' must be one of float32, bfloat16, int8, int4"):
+    with pytest.raises(
+        KernelError, match="format: 'fp8' must be one of float32, bfloat16, int8, int4"
+    ):
         Linear.pack(weight, None, "fp8")
-    with pytest.raises(KernelError, match=r"weight_NK: torch.float64 on cpu must be float32 or bfloat16"):
+    with pytest.raises(
+        KernelError, match=r"weight_NK: torch.float64 on cpu must be float32 or bfloat16"
+    ):
         Linear.pack(weight.double(), None, "float32")
     with pytest.raises(KernelError, match=r"weight_NK: shape \[0, 4\] must be \[N, K\]"):
         Linear.pack(weight[:0], None, "float32")
@@ -207,7 +221,9 @@ def test_wrong_arguments_are_named() -> None:
         linear(torch.zeros(2, 5))
     with pytest.raises(KernelError, match=r"x: torch.float64 must be float32 or bfloat16"):
         linear(torch.zeros(2, 4, dtype=torch.float64))
-    with pytest.raises(KernelError, match=r"residual: torch.float32 \[2, 4\] must be torch.float32 \[2, 5\]"):
+    with pytest.raises(
+        KernelError, match=r"residual: torch.float32 \[2, 4\] must be torch.float32 \[2, 5\]"
+    ):
         linear(torch.zeros(2, 4), torch.zeros(2, 4))
     with pytest.raises(KernelError, match="ids: 0 to 5 must be from 0 to 4"):
         linear.rows(torch.tensor([0, 5]))
@@ -228,6 +244,10 @@ def test_huge_memory_is_zero_aligned_and_disjoint() -> None:
         assert tensor.untyped_storage().nbytes() == tensor.nbytes
         assert not tensor.any()
         tensor.fill_(i + 1)
-    assert [int(tensor.min()) for tensor in small] == [int(tensor.max()) for tensor in small] == [1, 2, 3]
+    assert (
+        [int(tensor.min()) for tensor in small]
+        == [int(tensor.max()) for tensor in small]
+        == [1, 2, 3]
+    )
     assert not large.any()
     assert huge_zeros((0, 4), torch.float32).shape == (0, 4)

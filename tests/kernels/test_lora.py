@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
-from motet_kernels.linear import Linear
-from motet_kernels.lora import FREE, LoraFactors, Segments
-from motet_kernels.replay import Tape
+from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.lora import FREE, LoraFactors, Segments
+from motet_kernels.runtime.errors import KernelError
+from motet_kernels.runtime.replay import Tape
 
 SLOTS = 5
 
@@ -25,7 +25,9 @@ def made(inputs: int, outputs: int, room: int, dtype: torch.dtype = torch.float3
     factors = LoraFactors(SLOTS, room, inputs, outputs, dtype)
     for slot in range(SLOTS - 1):
         rank = 1 + (slot * 7) % room
-        factors.put(slot, random(rank, inputs, seed=slot), random(outputs, rank, seed=10 + slot), 0.5 + slot)
+        factors.put(
+            slot, random(rank, inputs, seed=slot), random(outputs, rank, seed=10 + slot), 0.5 + slot
+        )
     return factors
 
 
@@ -49,10 +51,18 @@ def expected(factors: LoraFactors, x: Tensor, out: Tensor, slots: list[int]) -> 
     narrow=st.booleans(),
 )
 def test_equals_float64(
-    backend: str, slots: list[int], inputs: int, outputs: int, room: int, dtype: torch.dtype, narrow: bool
+    backend: str,
+    slots: list[int],
+    inputs: int,
+    outputs: int,
+    room: int,
+    dtype: torch.dtype,
+    narrow: bool,
 ) -> None:
     factors = made(inputs, outputs, room, dtype)
-    x = random(len(slots), inputs + 3, seed=1)[:, 2 : inputs + 2].to(torch.bfloat16 if narrow else torch.float32)
+    x = random(len(slots), inputs + 3, seed=1)[:, 2 : inputs + 2].to(
+        torch.bfloat16 if narrow else torch.float32
+    )
     held = random(len(slots), outputs + 4, seed=2).to(x.dtype)
     before, out = held.clone(), held[:, 1 : outputs + 1]
     due = expected(factors, x, out, slots)
@@ -130,7 +140,9 @@ def test_a_tape_takes_another_mix_each_time(isa: str) -> None:
 
 def test_what_does_not_fit_is_named(isa: str) -> None:
     factors = LoraFactors(2, 8, 20, 40, torch.float32)
-    with pytest.raises(KernelError, match=r"factors \[9, 20\] and \[40, 9\] must be \[r, 20\].* at most 8"):
+    with pytest.raises(
+        KernelError, match=r"factors \[9, 20\] and \[40, 9\] must be \[r, 20\].* at most 8"
+    ):
         factors.put(0, torch.zeros(9, 20), torch.zeros(40, 9), 1.0)
     with pytest.raises(KernelError, match="0 slots of rank 8"):
         LoraFactors(0, 8, 20, 40, torch.float32)

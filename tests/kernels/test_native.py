@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from motet_kernels import build, native
-from motet_kernels.errors import KernelError
+from motet_kernels.runtime import build, native
+from motet_kernels.runtime.errors import KernelError
 
 SCALAR = build.ISAS["scalar"]
 ATTEND = """
 import json, sys
-from motet_kernels import native
+from motet_kernels.runtime import native
 assert "torch" not in sys.modules
 import torch
 from motet_kernels.attention import PagedBatch, paged_attention
@@ -34,7 +34,9 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Sources that compile in no time, an empty cache, and a compiler that notes each call in the file returned."""
     sources, calls, compiler = tmp_path / "csrc", tmp_path / "calls", tmp_path / "compiler"
     sources.mkdir()
-    (sources / "five.cpp").write_text('extern "C" __attribute__((visibility("default"))) long five() { return 5; }\n')
+    (sources / "five.cpp").write_text(
+        'extern "C" __attribute__((visibility("default"))) long five() { return 5; }\n'
+    )
     compiler.write_text(f'#!/bin/sh\necho "$@" >>{calls}\nexec g++ "$@"\n')
     compiler.chmod(0o755)
     calls.touch()
@@ -47,19 +49,26 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def attend(**environment: str) -> dict[str, object]:
     """What a fresh process says after its first kernel."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run([sys.executable, "-c", ATTEND], env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", ATTEND], env=env, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stderr
     says: dict[str, object] = json.loads(done.stdout)
     return says
 
 
+@pytest.mark.automatic
 def test_the_best_that_this_cpu_has_is_used() -> None:
     assert native.select("") == {"isa": build.supported()[0].name, "reason": ""}
     assert [isa.name for isa in build.supported()][-1] == "scalar"
 
 
 def test_one_may_be_asked_for() -> None:
-    assert attend(MOTET_NATIVE="scalar") == {"isa": "scalar", "reason": "MOTET_NATIVE=scalar", "sum": 16.0}
+    assert attend(MOTET_NATIVE="scalar") == {
+        "isa": "scalar",
+        "reason": "MOTET_NATIVE=scalar",
+        "sum": 16.0,
+    }
 
 
 def test_off_is_torch() -> None:
@@ -73,7 +82,8 @@ def test_without_a_compiler_torch_computes_and_the_reason_is_kept(tmp_path: Path
 
 def test_a_wrong_name_is_refused() -> None:
     with pytest.raises(
-        KernelError, match="MOTET_NATIVE: 'sse' is not one of off, avx512bf16, avx512vnni, avx512, avx2"
+        KernelError,
+        match="MOTET_NATIVE: 'sse' is not one of off, avx512bf16, avx512vnni, avx512, avx2",
     ):
         native.select("sse")
 
@@ -82,6 +92,16 @@ def test_what_the_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "supported", lambda: [SCALAR])
     with pytest.raises(KernelError, match="MOTET_NATIVE: this CPU has no avx2; it has scalar"):
         native.select("avx2")
+
+
+def test_a_shortfall_is_told_with_its_cause(tmp_path: Path) -> None:
+    looks = "native.fallback(), native.shortfall(), native.load()['isa'], native.fallback()"
+    code = f"from motet_kernels.runtime import native; print(repr(({looks})))"
+    bare = os.environ | {"MOTET_CACHE": str(tmp_path), "PATH": str(tmp_path), "CXX": ""}
+    told = subprocess.check_output([sys.executable, "-c", code], env=bare, text=True)
+    assert told.strip().splitlines()[-1] == repr(
+        ({}, "no C++ compiler (install g++)", "torch", {"kernels_on_torch": 1.0})
+    )
 
 
 def test_a_compiler_that_fails_is_a_reason(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,9 +117,14 @@ def test_a_compiler_that_fails_is_a_reason(small: Path, monkeypatch: pytest.Monk
         native.select("")
 
 
-def test_a_cache_that_cannot_be_written_is_a_reason(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_a_reason(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MOTET_CACHE", "/proc/none")
-    with pytest.raises(build.BuildError, match=r"cannot write to /proc/none/kernels/.*; set MOTET_CACHE to a folder"):
+    with pytest.raises(
+        build.BuildError,
+        match=r"cannot write to /proc/none/kernels/.*; set MOTET_CACHE to a folder",
+    ):
         build.build(SCALAR)
 
 
@@ -124,7 +149,9 @@ def test_other_sources_are_another_library(small: Path) -> None:
     assert build.library(SCALAR) != first
 
 
-@pytest.mark.parametrize(("arguments", "libraries"), [(["build"], 1), (["build", "--all"], len(build.ISAS))])
+@pytest.mark.parametrize(
+    ("arguments", "libraries"), [(["build"], 1), (["build", "--all"], len(build.ISAS))]
+)
 def test_building_ahead(
     small: Path,
     arguments: list[str],

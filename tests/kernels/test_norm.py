@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from motet_kernels.errors import KernelError
 from motet_kernels.gates import gated
 from motet_kernels.norm import layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
 from motet_kernels.rotary import HeadNorm, rotate_heads, rotate_heads_torch
+from motet_kernels.runtime.errors import KernelError
 
 
 def randn(*shape: int) -> torch.Tensor:
@@ -21,14 +21,18 @@ def randn(*shape: int) -> torch.Tensor:
 def test_rms_norm(backend: str, width: int, offset: float) -> None:
     x, weight = randn(2, 3, width * 2)[..., ::2] * 3, randn(width)
     expected = rms_norm_torch(x.double(), weight.double(), 1e-6, offset)
-    torch.testing.assert_close(rms_norm(x, weight, 1e-6, offset).double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        rms_norm(x, weight, 1e-6, offset).double(), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("width", [1, 5, 16, 100, 1024])
 def test_layer_norm(backend: str, width: int) -> None:
     x, weight, bias = randn(2, 3, width * 2)[..., ::2] * 3 + 5, randn(width), randn(width + 1)[1:]
     expected = layer_norm_torch(x.double(), weight.double(), bias.double(), 1e-5)
-    torch.testing.assert_close(layer_norm(x, weight, bias, 1e-5).double(), expected, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(
+        layer_norm(x, weight, bias, 1e-5).double(), expected, rtol=1e-5, atol=2e-6
+    )
 
 
 @pytest.mark.parametrize("width", [3, 48, 130])
@@ -54,15 +58,20 @@ def test_a_row_s_bits_do_not_depend_on_its_company(isa: str, width: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("heads", "queries", "dim", "rotary"), [(3, 2, 16, 16), (6, 4, 20, 8), (2, 1, 128, 64), (1, 1, 2, 2)]
+    ("heads", "queries", "dim", "rotary"),
+    [(3, 2, 16, 16), (6, 4, 20, 8), (2, 1, 128, 64), (1, 1, 2, 2)],
 )
 @pytest.mark.parametrize("normed", [False, True])
-def test_rotate_heads(backend: str, heads: int, queries: int, dim: int, rotary: int, normed: bool) -> None:
+def test_rotate_heads(
+    backend: str, heads: int, queries: int, dim: int, rotary: int, normed: bool
+) -> None:
     x_NC = randn(5, heads * dim + 7)[:, : heads * dim]
     cos, sin = randn(5, rotary), randn(5, rotary + 0).roll(1, 0).contiguous()
     norm = HeadNorm(randn(dim), randn(dim) + 1, 1e-6, 0.5) if normed else None
     out = rotate_heads(x_NC, queries, dim, cos, sin, norm)
-    wide = norm and norm._replace(q_weight_D=norm.q_weight_D.double(), k_weight_D=norm.k_weight_D.double())
+    wide = norm and norm._replace(
+        q_weight_D=norm.q_weight_D.double(), k_weight_D=norm.k_weight_D.double()
+    )
     expected = rotate_heads_torch(x_NC.double(), queries, dim, cos.double(), sin.double(), wide)
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
 
@@ -84,7 +93,9 @@ def test_bfloat16_goes_through_torch() -> None:
 
 
 def test_wrong_arguments_are_named() -> None:
-    with pytest.raises(KernelError, match=r"weight_C: torch.float32 \[3\] must be dense float32 \[4\]"):
+    with pytest.raises(
+        KernelError, match=r"weight_C: torch.float32 \[3\] must be dense float32 \[4\]"
+    ):
         rms_norm(torch.zeros(2, 4), torch.zeros(3), 1e-6)
     with pytest.raises(KernelError, match="'relu' of 4"):
         gated(torch.zeros(2, 4), "relu")
@@ -95,5 +106,9 @@ def test_wrong_arguments_are_named() -> None:
         rotate_heads(torch.zeros(2, 8), 1, 3, table, table)
     with pytest.raises(KernelError, match="must be equal, even, at most 2"):
         rotate_heads(torch.zeros(2, 8), 1, 2, table, table)
-    with pytest.raises(KernelError, match=r"k_weight_D: torch.float32 \[2\] must be dense float32 \[4\]"):
-        rotate_heads(torch.zeros(2, 8), 1, 4, table, table, HeadNorm(torch.zeros(4), torch.zeros(2), 0.0))
+    with pytest.raises(
+        KernelError, match=r"k_weight_D: torch.float32 \[2\] must be dense float32 \[4\]"
+    ):
+        rotate_heads(
+            torch.zeros(2, 8), 1, 4, table, table, HeadNorm(torch.zeros(4), torch.zeros(2), 0.0)
+        )

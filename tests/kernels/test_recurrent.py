@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
 from motet_kernels.recurrent import PackedRows, conv_scan, delta_scan, mamba1_scan, mamba2_scan
+from motet_kernels.runtime.errors import KernelError
 
 SLOTS = 5
 
@@ -32,9 +32,13 @@ class Case:
         sizes = [torch.Size(shape).numel() for shape in self.input_shapes]
         together = torch.rand(tokens, sum(sizes) + 3, generator=generator) - 0.5
         parts = together[:, : sum(sizes)].split(sizes, dim=1)
-        return [part.unflatten(1, shape) for part, shape in zip(parts, self.input_shapes, strict=True)]
+        return [
+            part.unflatten(1, shape) for part, shape in zip(parts, self.input_shapes, strict=True)
+        ]
 
-    def expected(self, state: Tensor, rows: PackedRows, inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def expected(
+        self, state: Tensor, rows: PackedRows, inputs: list[Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Outputs and states, one token after the other in float64."""
         after, outs = state.double(), []
         for row, slot in enumerate(rows.slots_B.tolist()):
@@ -63,7 +67,9 @@ def conv_case(channels: int, taps: int, bias: bool) -> Case:
 def mamba2_case(heads: int, dim: int, groups: int, state_dim: int) -> Case:
     a_H = -torch.rand(heads, generator=torch.Generator().manual_seed(1)) * 2
 
-    def scan(state: Tensor, rows: PackedRows, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def scan(
+        state: Tensor, rows: PackedRows, x: Tensor, dt: Tensor, b: Tensor, c: Tensor
+    ) -> Tensor:
         return mamba2_scan(state, rows, x, dt.abs(), a_H, b, c)
 
     def token(state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,14 +78,21 @@ def mamba2_case(heads: int, dim: int, groups: int, state_dim: int) -> Case:
         state = decay * state + dt.abs()[:, None, None] * x[:, :, None] * b[:, None, :]
         return (state * c[:, None, :]).sum(-1), state
 
-    shapes: list[tuple[int, ...]] = [(heads, dim), (heads,), (groups, state_dim), (groups, state_dim)]
+    shapes: list[tuple[int, ...]] = [
+        (heads, dim),
+        (heads,),
+        (groups, state_dim),
+        (groups, state_dim),
+    ]
     return Case(scan, (heads, dim, state_dim), shapes, token)
 
 
 def mamba1_case(channels: int, state_dim: int) -> Case:
     a_CM = -torch.rand(channels, state_dim, generator=torch.Generator().manual_seed(1)) * 2
 
-    def scan(state: Tensor, rows: PackedRows, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def scan(
+        state: Tensor, rows: PackedRows, x: Tensor, dt: Tensor, b: Tensor, c: Tensor
+    ) -> Tensor:
         return mamba1_scan(state, rows, x, dt.abs(), a_CM, b, c)
 
     def token(state: Tensor, x: Tensor, dt: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,17 +100,23 @@ def mamba1_case(channels: int, state_dim: int) -> Case:
         state = (dt * a_CM.double()).exp() * state + dt * x[:, None] * b
         return (state * c).sum(-1), state
 
-    return Case(scan, (channels, state_dim), [(channels,), (channels,), (state_dim,), (state_dim,)], token)
+    return Case(
+        scan, (channels, state_dim), [(channels,), (channels,), (state_dim,), (state_dim,)], token
+    )
 
 
 def delta_case(heads: int, key_heads: int, dim: int, value_dim: int, per_dim: bool) -> Case:
     def unit(x: Tensor) -> Tensor:
         return x / x.norm(dim=-1, keepdim=True)
 
-    def scan(state: Tensor, rows: PackedRows, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+    def scan(
+        state: Tensor, rows: PackedRows, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+    ) -> Tensor:
         return delta_scan(state, rows, q, unit(k), v, -g.abs(), beta.abs() * 2)
 
-    def token(state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    def token(
+        state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
+    ) -> tuple[Tensor, Tensor]:
         q, k = (x.repeat_interleave(heads // key_heads, 0) for x in (q, unit(k)))
         state = state * (-g.abs()).exp().view(heads, -1, 1)
         correction = (v - (k[:, :, None] * state).sum(1)) * beta.abs()[:, None] * 2
@@ -105,7 +124,13 @@ def delta_case(heads: int, key_heads: int, dim: int, value_dim: int, per_dim: bo
         return (q[:, :, None] * state).sum(1), state
 
     decay = (heads, dim) if per_dim else (heads,)
-    shapes: list[tuple[int, ...]] = [(key_heads, dim), (key_heads, dim), (heads, value_dim), decay, (heads,)]
+    shapes: list[tuple[int, ...]] = [
+        (key_heads, dim),
+        (key_heads, dim),
+        (heads, value_dim),
+        decay,
+        (heads,),
+    ]
     return Case(scan, (heads, dim, value_dim), shapes, token)
 
 
@@ -129,7 +154,10 @@ def start_state(case: Case) -> Tensor:
 
 @pytest.mark.parametrize("name", CASES)
 @settings(max_examples=8, deadline=None)
-@given(lengths=st.lists(st.sampled_from([1, 1, 2, 3, 40, 70]), min_size=1, max_size=SLOTS), seed=st.integers(0, 99))
+@given(
+    lengths=st.lists(st.sampled_from([1, 1, 2, 3, 40, 70]), min_size=1, max_size=SLOTS),
+    seed=st.integers(0, 99),
+)
 def test_rows_advance_as_in_float64(backend: str, name: str, lengths: list[int], seed: int) -> None:
     case = CASES[name]
     generator = torch.Generator().manual_seed(seed)
@@ -187,7 +215,9 @@ def test_empty_step(backend: str, name: str) -> None:
 
 @pytest.mark.parametrize("slot", [-1, SLOTS])
 @pytest.mark.parametrize("name", ["conv", "mamba1", "mamba2", "delta"])
-def test_slot_outside_of_the_cache_is_refused_before_anything_is_written(backend: str, name: str, slot: int) -> None:
+def test_slot_outside_of_the_cache_is_refused_before_anything_is_written(
+    backend: str, name: str, slot: int
+) -> None:
     case = CASES[name]
     state = start_state(case)
     rows = PackedRows(torch.tensor([0, slot]), [0, 1, 2])
@@ -199,7 +229,9 @@ def test_slot_outside_of_the_cache_is_refused_before_anything_is_written(backend
 def test_errors_name_the_argument() -> None:
     rows = PackedRows(torch.tensor([0]), [0, 2])
     state, x, taps = torch.zeros(1, 2, 8), torch.zeros(2, 8), torch.zeros(3, 8)
-    with pytest.raises(KernelError, match=r"x_NC: torch.bfloat16 of shape \[2, 8\] must be float32 of \[2, 8\]"):
+    with pytest.raises(
+        KernelError, match=r"x_NC: torch.bfloat16 of shape \[2, 8\] must be float32 of \[2, 8\]"
+    ):
         conv_scan(state, rows, x.bfloat16(), taps, None)
     with pytest.raises(KernelError, match=r"x_NC: .*shape \[2, 9\]"):
         conv_scan(state, rows, torch.zeros(2, 9), taps, None)
@@ -209,7 +241,9 @@ def test_errors_name_the_argument() -> None:
         conv_scan(state, rows, x, taps.bfloat16(), None)
     with pytest.raises(KernelError, match=r"bias_C: .*shape \[7\] must be float32 of \[8\]"):
         conv_scan(state, rows, x, taps, torch.zeros(7))
-    with pytest.raises(KernelError, match=r"state_PKC: .* must be dense float32 of slots x \[2, 8\]"):
+    with pytest.raises(
+        KernelError, match=r"state_PKC: .* must be dense float32 of slots x \[2, 8\]"
+    ):
         conv_scan(torch.zeros(1, 3, 8), rows, x, taps, None)
     with pytest.raises(KernelError, match=r"slots_B: .*one for each of 1 rows"):
         PackedRows(torch.tensor([0, 1]), [0, 2])

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels import native
 from motet_kernels.attention import PagedBatch, paged_attention
-from motet_kernels.errors import KernelError
 from motet_kernels.gates import gated, gelu
 from motet_kernels.kv import store_kv
-from motet_kernels.linear import FORMATS, Linear
+from motet_kernels.linear.linear import FORMATS, Linear
 from motet_kernels.norm import layer_norm, rms_norm
-from motet_kernels.replay import Tape, can_replay
+from motet_kernels.runtime import native
+from motet_kernels.runtime.errors import KernelError
+from motet_kernels.runtime.replay import Tape, can_replay
 
 HEADS, DIM, SLOTS = 2, 8, 4
 WIDTH = HEADS * DIM
@@ -28,13 +28,18 @@ class Step:
         draw = torch.Generator().manual_seed(rows)
         self.rows = rows
         self.qkv, self.out, self.up = (
-            Linear.pack(torch.randn(n, WIDTH, generator=draw) * 0.3, torch.randn(n, generator=draw), form)
+            Linear.pack(
+                torch.randn(n, WIDTH, generator=draw) * 0.3, torch.randn(n, generator=draw), form
+            )
             for n in (3 * WIDTH, WIDTH, 2 * WIDTH)
         )
         self.weight = torch.randn(WIDTH, generator=draw)
         self.keys, self.values = torch.zeros(2, rows, HEADS, SLOTS, DIM).unbind()
         self.x, self.slots = torch.zeros(rows, WIDTH), torch.zeros(rows, dtype=torch.int64)
-        starts, tables = torch.arange(rows + 1, dtype=torch.int32), torch.arange(rows, dtype=torch.int32)[:, None]
+        starts, tables = (
+            torch.arange(rows + 1, dtype=torch.int32),
+            torch.arange(rows, dtype=torch.int32)[:, None],
+        )
         self.batch = PagedBatch(tables, starts, torch.ones(rows, dtype=torch.int32))
 
     def write(self, position: int, seed: int) -> None:
@@ -72,7 +77,9 @@ def test_results_are_overwritten_and_memory_is_kept() -> None:
     step.write(0, 0)
     tape = Tape(step.run)
     before, address = tape.result.clone(), tape.result.data_ptr()
-    others = [torch.full((2, WIDTH), float("nan")) for _ in range(50)]  # would lie where a step's memory was freed
+    others = [
+        torch.full((2, WIDTH), float("nan")) for _ in range(50)
+    ]  # would lie where a step's memory was freed
     step.write(0, 1)
     assert tape.replay().data_ptr() == address
     assert not torch.equal(tape.result, before)
@@ -80,7 +87,8 @@ def test_results_are_overwritten_and_memory_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    "compute", [lambda x: x + 1, lambda x: x.clone(), lambda x: x.add_(1), lambda x: x.t().flatten()]
+    "compute",
+    [lambda x: x + 1, lambda x: x.clone(), lambda x: x.add_(1), lambda x: x.t().flatten()],
 )
 def test_what_torch_computes_is_refused(compute: object) -> None:
     x = torch.ones(2, 3)
@@ -101,7 +109,9 @@ def test_a_refused_call_is_named() -> None:
     step.write(0, 0)
     tape = Tape(step.run)
     step.slots[1] = 2 * SLOTS
-    with pytest.raises(KernelError, match="motet_store_kv, call 3 of a tape, refused its arguments"):
+    with pytest.raises(
+        KernelError, match="motet_store_kv, call 3 of a tape, refused its arguments"
+    ):
         tape.replay()
 
 

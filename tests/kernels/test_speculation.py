@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_kernels.errors import KernelError
+from motet_kernels.runtime.errors import KernelError
 from motet_kernels.speculation import agreement
 
 rows = st.lists(st.integers(-1, 2), min_size=7, max_size=7)
@@ -22,7 +22,9 @@ def counted(draft: list[int], drawn: list[int]) -> int:
 
 
 @given(drafts=drafts, data=st.data())
-def test_it_counts_up_to_the_first_wrong_token(drafts: list[list[int]], data: st.DataObject) -> None:
+def test_it_counts_up_to_the_first_wrong_token(
+    drafts: list[list[int]], data: st.DataObject
+) -> None:
     drawn = [data.draw(rows)[: 1 + len(draft)] for draft in drafts]
     ids_R = torch.tensor([token for row in drawn for token in row])
     found = agreement(ids_R, drafts)
@@ -32,5 +34,7 @@ def test_it_counts_up_to_the_first_wrong_token(drafts: list[list[int]], data: st
 
 def test_what_does_not_fit_is_refused() -> None:
     for ids_R in (torch.zeros(4, dtype=torch.int32), torch.zeros(5, dtype=torch.int64)):
-        with pytest.raises(KernelError, match=r"must be int64 \[4\], of each draft a row more than it has tokens"):
+        with pytest.raises(
+            KernelError, match=r"must be int64 \[4\], of each draft a row more than it has tokens"
+        ):
             agreement(ids_R, [[1, 2], []])

@@ -15,9 +15,9 @@ import httpx
 import openai
 import pytest
 
-from asr_checkpoints import noise, tiny_whisper, wav, write_wav
-from asr_stage import KEY, MODEL, Service, serving
 from motet_shared.messages import Listen, Partial, Segment
+from support.asr_checkpoints import noise, tiny_whisper, wav, write_wav
+from support.asr_stage import KEY, MODEL, Service, serving
 
 SOUND = wav(noise(7.0, 4))
 
@@ -27,7 +27,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_whisper(tmp_path_factory.mktemp("whisper"))
 
 
-@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # what the client says of translations
+@pytest.mark.filterwarnings(
+    "ignore:deprecated:DeprecationWarning"
+)  # what the client says of translations
 async def test_the_official_client(folder: Path) -> None:
     """Every format and every way to ask, against one stack."""
     async with serving(folder) as service, service.client() as client:
@@ -37,7 +39,9 @@ async def test_the_official_client(folder: Path) -> None:
         await _verbose(client, plain.text)
         await _captions(service, plain.text)
         await _events(client, plain.text)
-        english = await client.audio.translations.create(model=MODEL, file=file, response_format="verbose_json")
+        english = await client.audio.translations.create(
+            model=MODEL, file=file, response_format="verbose_json"
+        )
         assert (english.language, english.text == plain.text) == ("english", False)
         models = {model.id: model.to_dict() for model in (await client.models.list()).data}
         assert models[MODEL]["kind"] == "transcription"
@@ -61,7 +65,9 @@ async def _verbose(client: openai.AsyncOpenAI, text: str) -> None:
     assert [segment.id for segment in whole.segments] == list(range(len(whole.segments)))
     assert "".join(segment.text for segment in whole.segments).strip() == text
     assert all(0 <= word.start <= word.end <= 7.0 for word in whole.words)
-    assert "".join(word.word for word in whole.words) == "".join("".join(s.text for s in whole.segments).split())
+    assert "".join(word.word for word in whole.words) == "".join(
+        "".join(s.text for s in whole.segments).split()
+    )
     assert all(segment.avg_logprob < 0 and segment.tokens for segment in whole.segments)
 
 
@@ -94,7 +100,9 @@ async def _events(client: openai.AsyncOpenAI, text: str) -> None:
 
 async def _refusals(service: Service, client: openai.AsyncOpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=r"cannot be read|no sound track|whole sample"):
-        await client.audio.transcriptions.create(model=MODEL, file=("sound.mp3", b"no sound " * 500))
+        await client.audio.transcriptions.create(
+            model=MODEL, file=("sound.mp3", b"no sound " * 500)
+        )
     with pytest.raises(openai.NotFoundError, match="eyes"):
         await client.audio.transcriptions.create(model="eyes", file=("sound.wav", SOUND))
     with pytest.raises(openai.APIStatusError) as large:
@@ -106,7 +114,10 @@ async def _refusals(service: Service, client: openai.AsyncOpenAI) -> None:
         ({"stream": "maybe"}, "stream"),
         ({"stream": "true", "response_format": "srt"}, "response_format"),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
-        ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities"),
+        (
+            {"timestamp_granularities[]": "letter", "response_format": "verbose_json"},
+            "timestamp_granularities",
+        ),
         ({"chunking_strategy[type]": "level"}, "chunking_strategy"),
         ({"known_speaker_names[]": "me"}, "known_speaker_names"),
         ({"language": "klingon"}, None),
@@ -117,12 +128,18 @@ async def _refusals(service: Service, client: openai.AsyncOpenAI) -> None:
         assert reply.status_code == 400, fields
         assert reply.json()["error"]["param"] == param, reply.text
     assert (await service.post(file=None)).json()["error"]["param"] in ("file", "x")
-    assert (await service.post("translations", file=SOUND, language="en")).json()["error"]["param"] == "language"
-    async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as http:
+    assert (await service.post("translations", file=SOUND, language="en")).json()["error"][
+        "param"
+    ] == "language"
+    async with httpx.AsyncClient(
+        trust_env=False, headers={"Authorization": f"Bearer {KEY}"}
+    ) as http:
         reply = await http.post(f"{service.url}/v1/audio/transcriptions", json={"model": MODEL})
         assert "multipart/form-data" in reply.json()["error"]["message"]
         broken = {"content-type": "multipart/form-data; boundary=x"}
-        reply = await http.post(f"{service.url}/v1/audio/transcriptions", content=b"--y\r\nnothing", headers=broken)
+        reply = await http.post(
+            f"{service.url}/v1/audio/transcriptions", content=b"--y\r\nnothing", headers=broken
+        )
         assert reply.status_code == 400
 
 
@@ -130,11 +147,24 @@ async def _from_the_terminal(service: Service, text: str) -> None:
     """`motet listen` says the same."""
 
     def listen(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "motet_cli", "listen", "--url", service.url, *options, str(path)]
+        argv = [
+            sys.executable,
+            "-m",
+            "motet_cli",
+            "listen",
+            "--url",
+            service.url,
+            *options,
+            str(path),
+        ]
         env = {**os.environ, "MOTET_API_KEY": KEY, "PYTHONPATH": os.pathsep.join(sys.path)}
-        return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+        return subprocess.run(
+            argv, capture_output=True, text=True, env=env, timeout=60, check=False
+        )
 
-    path = write_wav(Path(os.environ.get("TMPDIR", "/tmp")) / f"motet-{os.getpid()}.wav", noise(7.0, 4))
+    path = write_wav(
+        Path(os.environ.get("TMPDIR", "/tmp")) / f"motet-{os.getpid()}.wav", noise(7.0, 4)
+    )
     try:
         heard = await asyncio.to_thread(listen, path, "--language", "en")
         assert (heard.returncode, heard.stdout.strip()) == (0, text), heard.stderr
@@ -159,10 +189,17 @@ async def _live(service: Service) -> None:
     assert "".join(word for word, _, _ in final.words) == final.text != ""
 
 
-async def test_a_killed_recognizer_costs_no_word_and_a_client_that_leaves_costs_no_slot(folder: Path) -> None:
+@pytest.mark.long
+async def test_a_killed_recognizer_costs_no_word_and_a_client_that_leaves_costs_no_slot(
+    folder: Path,
+) -> None:
     sound = wav(noise(9.0, 6))
     async with serving(folder, 2) as service, service.client() as client:
-        whole = (await client.audio.transcriptions.create(model=MODEL, file=("s.wav", sound), language="en")).text
+        whole = (
+            await client.audio.transcriptions.create(
+                model=MODEL, file=("s.wav", sound), language="en"
+            )
+        ).text
         stream = await client.audio.transcriptions.create(
             model=MODEL, file=("s.wav", sound), language="en", stream=True
         )
@@ -173,16 +210,22 @@ async def test_a_killed_recognizer_costs_no_word_and_a_client_that_leaves_costs_
                 killed = True
                 _kill_the_busy_one(service)
         assert said.strip() == whole
-        async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as http:
+        async with httpx.AsyncClient(
+            trust_env=False, headers={"Authorization": f"Bearer {KEY}"}
+        ) as http:
             form = {"model": MODEL, "language": "en", "stream": "true"}
             url = f"{service.url}/v1/audio/transcriptions"
-            async with http.stream("POST", url, data=form, files={"file": ("s.wav", sound)}) as reply:
+            async with http.stream(
+                "POST", url, data=form, files={"file": ("s.wav", sound)}
+            ) as reply:
                 async for line in reply.aiter_lines():
                     if line.startswith("data:"):
                         assert json.loads(line[5:])["type"] == "transcript.text.delta"
                         break
         bus = service.gateway.bus
-        await bus.directory.wait_for(lambda d: all(not beat.load.get("running", 0) for beat in d.ready("asr")), 10)
+        await bus.directory.wait_for(
+            lambda d: all(not beat.load.get("running", 0) for beat in d.ready("asr")), 10
+        )
 
 
 def _kill_the_busy_one(service: Service) -> None:

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from asr_checkpoints import RATE, noise, tiny_whisper, wav
-from asr_stage import Service, serving
-from motet_shared.audio import wav_header
-from sound_files import EXACT, LOSSY, claiming, encoded, float_wav, hours_of_wav, picture
-from spoken import mixed, say
+from motet_media.audio import wav_header
+from support.asr_checkpoints import RATE, noise, tiny_whisper, wav
+from support.asr_stage import Service, serving
+from support.sound_files import EXACT, LOSSY, claiming, encoded, float_wav, hours_of_wav, picture
+from support.spoken import mixed, say
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 SOUND = noise(5.0, 4)
 MEMORY = 400 << 20  # bytes that a file may take; four hours are 920 MB
@@ -27,7 +27,9 @@ MEMORY = 400 << 20  # bytes that a file may take; four hours are 920 MB
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    async with serving(tiny_whisper(tmp_path_factory.mktemp("whisper")), max_upload=24 << 20) as service:
+    async with serving(
+        tiny_whisper(tmp_path_factory.mktemp("whisper")), max_upload=24 << 20
+    ) as service:
         yield service
 
 
@@ -42,7 +44,11 @@ def refused(reply: httpx.Response) -> str:
     """The message of an error that names the file."""
     assert reply.status_code == 400, reply.text
     error = reply.json()["error"]
-    assert (error["param"], error["type"], error["code"]) == ("file", "invalid_request_error", "invalid_request")
+    assert (error["param"], error["type"], error["code"]) == (
+        "file",
+        "invalid_request_error",
+        "invalid_request",
+    )
     return str(error["message"])
 
 
@@ -58,7 +64,10 @@ async def test_noise_and_clipping_are_heard_like_other_sounds(service: Service) 
     for sound in (hiss, SOUND * 100, np.ones(3 * RATE), np.sign(hiss)):
         document = await heard(service, wav(sound))
         assert document["duration"] == len(sound) / RATE
-        assert all(0 <= part["start"] <= part["end"] <= document["duration"] for part in document["segments"])
+        assert all(
+            0 <= part["start"] <= part["end"] <= document["duration"]
+            for part in document["segments"]
+        )
         assert document["text"] == "".join(part["text"] for part in document["segments"]).strip()
 
 
@@ -96,7 +105,12 @@ async def test_the_label_does_not_matter_the_content_does(service: Service) -> N
     data = encoded(SOUND, *LOSSY["mp3"])
     texts = {
         (await heard(service, data, name=name, kind=kind))["text"]
-        for name, kind in (("sound.mp3", "audio/mpeg"), ("sound.wav", "audio/wav"), ("x", "image/png"), ('ü".txt', ""))
+        for name, kind in (
+            ("sound.mp3", "audio/mpeg"),
+            ("sound.wav", "audio/wav"),
+            ("x", "image/png"),
+            ('ü".txt', ""),
+        )
     }
     assert len(texts) == 1
 
@@ -113,9 +127,20 @@ async def test_the_label_does_not_matter_the_content_does(service: Service) -> N
         (claiming(wav(SOUND), 2**31), "rate|cannot be read"),
         (claiming(wav(SOUND), 999), "999 Hz"),
     ],
-    ids=["empty", "no-samples", "half-a-header", "a-letter", "a-film", "rate-0", "rate-2e9", "rate-999"],
+    ids=[
+        "empty",
+        "no-samples",
+        "half-a-header",
+        "a-letter",
+        "a-film",
+        "rate-0",
+        "rate-2e9",
+        "rate-999",
+    ],
 )
-async def test_what_is_no_sound_is_refused_with_its_cause(service: Service, data: bytes, cause: str) -> None:
+async def test_what_is_no_sound_is_refused_with_its_cause(
+    service: Service, data: bytes, cause: str
+) -> None:
     message = refused(await service.post(file=data, name="sound.wav", kind="audio/wav"))
     assert message.startswith("the audio file cannot be transcribed: ")
     assert re.search(cause, message), message

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from realtime_client import TRANSCRIPTION, Client, kinds
-from spoken import noise, say, silence
-from voice_services import ScriptedAsr
-from voice_stage import Stage, stage
+from support.realtime_client import TRANSCRIPTION, Client, kinds
+from support.spoken import noise, say, silence
+from support.voice_services import ScriptedAsr
+from support.voice_stage import Stage, stage
 
 HELLO = "Two red circles and a blue square."
 LIMIT = 200_000  # bytes of the input buffer: 4.2 s
@@ -32,7 +32,9 @@ def ears(made: Stage) -> ScriptedAsr:
 
 
 def listening(made: Stage, **audio_input: Any) -> AbstractAsyncContextManager[Client]:
-    return made.talk(output_modalities=["text"], audio={"input": {"transcription": {}, **audio_input}})
+    return made.talk(
+        output_modalities=["text"], audio={"input": {"transcription": {}, **audio_input}}
+    )
 
 
 def manual(made: Stage) -> AbstractAsyncContextManager[Client]:
@@ -84,7 +86,9 @@ async def test_a_turn_is_detected_in_sound_that_is_cut_anywhere(made: Stage) -> 
     pcm = silence(500) + say(HELLO) + silence(900)
     async with listening(made) as client:
         await append(client, *(pcm[start : start + 4801] for start in range(0, len(pcm), 4801)))
-        assert (await client.until(f"{TRANSCRIPTION}.completed"))[-1]["transcript"] == "two red circles"
+        assert (await client.until(f"{TRANSCRIPTION}.completed"))[-1][
+            "transcript"
+        ] == "two red circles"
     rate, heard = ears(made).heard[0]
     at = pcm.find(heard)
     assert (rate, at % 2) == (24_000, 0)
@@ -116,7 +120,9 @@ async def test_silence_and_noise_are_no_turns_but_may_be_committed(made: Stage) 
         ({}, "audio", "required"),
     ],
 )
-async def test_what_is_no_sound_is_refused(made: Stage, fields: dict[str, Any], param: str, remedy: str) -> None:
+async def test_what_is_no_sound_is_refused(
+    made: Stage, fields: dict[str, Any], param: str, remedy: str
+) -> None:
     async with manual(made) as client:
         await client.send("input_audio_buffer.append", **fields)
         error = await client.refused()
@@ -137,9 +143,13 @@ async def test_what_is_no_sound_is_refused(made: Stage, fields: dict[str, Any], 
         ("pcm16", "pcm16"),
     ],
 )
-async def test_a_wrong_rate_or_format_is_refused_by_name(made: Stage, setting: Any, value: str) -> None:
+async def test_a_wrong_rate_or_format_is_refused_by_name(
+    made: Stage, setting: Any, value: str
+) -> None:
     async with manual(made) as client:
-        await client.send("session.update", session={"type": "realtime", "audio": {"input": {"format": setting}}})
+        await client.send(
+            "session.update", session={"type": "realtime", "audio": {"input": {"format": setting}}}
+        )
         error = await client.refused()
         assert "format" in f"{error['param']} {error['message']}", error
         assert value in error["message"] or "24000" in error["message"], error

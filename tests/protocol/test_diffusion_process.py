@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import diffusion_checkpoints
-from diffusion_stage import LOADED, MODEL, Caller, ask, flags
-from motet_shared.blobs import BlobStore
+from motet_shared.blobs.store import BlobStore
 from motet_shared.testing import NatsServer
-from service_nursery import Nursery
+from support import diffusion_checkpoints
+from support.diffusion_stage import LOADED, MODEL, Caller, ask, flags
+from support.service_nursery import Nursery
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def test_a_killed_workers_picture_is_finished_elsewhere(tmp_path: Path) -> None:
@@ -29,7 +29,9 @@ async def test_a_killed_workers_picture_is_finished_elsewhere(tmp_path: Path) ->
         store = await stack.enter_async_context(BlobStore(gateway.instance, 1 << 20))
         workers = {}
         for name in ("diffusion-one", "diffusion-two"):
-            workers[name] = await nursery.start(nats, "motet_diffusion", *flags(folder), "--instance", name)
+            workers[name] = await nursery.start(
+                nats, "motet_diffusion", *flags(folder), "--instance", name
+            )
         await gateway.directory.wait_for(lambda d: len(d.ready("diffusion", model=MODEL)) == 2, 120)
         caller = Caller(gateway, store)
         whole = await caller.draw(request)

@@ -17,10 +17,10 @@ import numpy as np
 import openai
 import pytest
 
-from embedding_checkpoints import ids, means, sentence_transformer
 from motet_shared.testing import NatsServer
-from served_gateway import KEY, Served, served_gateway
-from service_process import Process, service_process
+from support.embedding_checkpoints import ids, means, sentence_transformer
+from support.served_gateway import KEY, Served, served_gateway
+from support.service_process import Process, service_process
 
 MODEL = "vectors"
 COUNT = 400  # texts
@@ -31,8 +31,12 @@ class Service(Served):
     processes: list[Process]
 
     async def post(self, **body: Any) -> httpx.Response:
-        async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {KEY}"}) as http:
-            return await http.post(f"{self.url}/v1/embeddings", json={"model": MODEL} | body, timeout=60)
+        async with httpx.AsyncClient(
+            trust_env=False, headers={"Authorization": f"Bearer {KEY}"}
+        ) as http:
+            return await http.post(
+                f"{self.url}/v1/embeddings", json={"model": MODEL} | body, timeout=60
+            )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +49,8 @@ async def serving(folder: Path, count: int = 1, *argv: str) -> AsyncIterator[Ser
     options = ("--model", str(folder), "--name", MODEL, "--threads", "1", *argv)
     async with NatsServer() as nats, AsyncExitStack() as stack:
         processes = [
-            await stack.enter_async_context(service_process(nats, "motet_embedding", *options)) for _ in range(count)
+            await stack.enter_async_context(service_process(nats, "motet_embedding", *options))
+            for _ in range(count)
         ]
         async with served_gateway(nats, max_inputs=1500) as gateway:
             await gateway.bus.directory.wait_for(lambda d: len(d.ready("embedding")) == count, 300)
@@ -57,20 +62,28 @@ async def test_the_official_client_gets_its_vectors(folder: Path) -> None:
     texts = [ids(length, length) for length in (5, 40, 3)]
     due = means(folder, texts).numpy()
     async with serving(folder) as service, service.client() as client:
-        answer = await client.embeddings.create(model=MODEL, input=texts)  # it asks for base64 by itself
+        answer = await client.embeddings.create(
+            model=MODEL, input=texts
+        )  # it asks for base64 by itself
         assert (answer.object, answer.model) == ("list", MODEL)
-        assert [(one.object, one.index) for one in answer.data] == [("embedding", index) for index in range(3)]
+        assert [(one.object, one.index) for one in answer.data] == [
+            ("embedding", index) for index in range(3)
+        ]
         np.testing.assert_allclose([one.embedding for one in answer.data], due, atol=1e-5)
         assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (48, 48)
         await _kinds_of_input(client, texts, due)
         await _encodings(service, texts, due)
         await _refused(service, client)
         models = await client.models.list()
-        assert [(model.id, getattr(model, "kind", "")) for model in models.data] == [(MODEL, "embedding")]
+        assert [(model.id, getattr(model, "kind", "")) for model in models.data] == [
+            (MODEL, "embedding")
+        ]
 
 
 async def _kinds_of_input(client: openai.AsyncOpenAI, texts: list[list[int]], due: Any) -> None:
-    one = await client.embeddings.create(model="text-embedding-3-small", input=texts[0], dimensions=5)
+    one = await client.embeddings.create(
+        model="text-embedding-3-small", input=texts[0], dimensions=5
+    )
     assert one.model == MODEL, "OpenAI's names mean what is here"
     short = due[0, :5] / np.linalg.norm(due[0, :5])
     np.testing.assert_allclose(one.data[0].embedding, short, atol=1e-5)
@@ -78,7 +91,9 @@ async def _kinds_of_input(client: openai.AsyncOpenAI, texts: list[list[int]], du
     texts_too = await client.embeddings.create(model=MODEL, input=["a", "ba be"])
     np.testing.assert_allclose(text.data[0].embedding, texts_too.data[1].embedding, atol=1e-5)
     assert (text.usage.prompt_tokens, texts_too.usage.prompt_tokens) == (4, 7)
-    asked = await client.embeddings.create(model=MODEL, input="ba be", extra_body={"prompt_name": "query"})
+    asked = await client.embeddings.create(
+        model=MODEL, input="ba be", extra_body={"prompt_name": "query"}
+    )
     assert asked.usage.prompt_tokens == 5
 
 
@@ -113,23 +128,36 @@ async def _refused(service: Service, client: openai.AsyncOpenAI) -> None:
     ]
     for body, status, param in wrong:
         reply = await service.post(**body)
-        assert (reply.status_code, reply.json()["error"]["param"]) == (status, param), (body, reply.text[:300])
-    with pytest.raises(openai.BadRequestError, match="takes at most 96; split or shorten it") as caught:
+        assert (reply.status_code, reply.json()["error"]["param"]) == (status, param), (
+            body,
+            reply.text[:300],
+        )
+    with pytest.raises(
+        openai.BadRequestError, match="takes at most 96; split or shorten it"
+    ) as caught:
         await client.embeddings.create(model=MODEL, input=["a", "a " * 95])
     assert caught.value.code == "context_length_exceeded"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)  # two processes that import torch
 async def test_a_service_that_is_killed_costs_no_vector(folder: Path) -> None:
     """So many texts, a few tokens at a time, that the kill falls into the middle of them."""
     texts = [ids(3 + number % 40, number) for number in range(COUNT)]
-    async with serving(folder, 2, "--max-batch-tokens", "44") as service, service.client() as client:
+    async with (
+        serving(folder, 2, "--max-batch-tokens", "44") as service,
+        service.client() as client,
+    ):
         due = await client.embeddings.create(model=MODEL, input=texts)
         asking = asyncio.create_task(client.embeddings.create(model=MODEL, input=texts))
         directory = service.gateway.bus.directory
 
         def busy() -> list[Any]:
-            return [beat for beat in directory.ready("embedding") if directory.outstanding(beat.instance)]
+            return [
+                beat
+                for beat in directory.ready("embedding")
+                if directory.outstanding(beat.instance)
+            ]
 
         async with asyncio.timeout(30):
             while not busy():  # noqa: ASYNC110

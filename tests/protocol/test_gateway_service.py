@@ -14,10 +14,10 @@ import openai
 import pytest
 import websockets
 
-from fake_services import MODEL, FakeDecode, FakeTokenizer, words
 from motet_shared.messages import Text, ToolCallDelta
 from motet_shared.testing import NatsServer, running
-from served_gateway import KEY, Served, served_gateway
+from support.fake_services import MODEL, FakeDecode, FakeTokenizer, words
+from support.served_gateway import KEY, Served, served_gateway
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
@@ -28,15 +28,22 @@ class Service(Served):
 
     def socket(self, model: str = MODEL, key: str = KEY) -> websockets.connect:
         url = self.url.replace("http", "ws") + f"/v1/realtime?model={model}"
-        return websockets.connect(url, additional_headers={"Authorization": f"Bearer {key}"}, proxy=None)
+        return websockets.connect(
+            url, additional_headers={"Authorization": f"Bearer {key}"}, proxy=None
+        )
 
 
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[Service]:
     async with NatsServer() as nats:
-        tokenizer, decode = FakeTokenizer(None, await nats.bus("tokenizer")), FakeDecode(None, await nats.bus("decode"))
+        tokenizer, decode = (
+            FakeTokenizer(None, await nats.bus("tokenizer")),
+            FakeDecode(None, await nats.bus("decode")),
+        )
         async with running(tokenizer), running(decode), served_gateway(nats, **settings) as gateway:
-            await gateway.bus.directory.wait_for(lambda d: d.ready("tokenizer") and d.ready("decode"), 5)
+            await gateway.bus.directory.wait_for(
+                lambda d: d.ready("tokenizer") and d.ready("decode"), 5
+            )
             yield Service(gateway, tokenizer)
 
 
@@ -55,7 +62,10 @@ async def test_the_official_client(service: Service) -> None:
             model=MODEL, messages=HELLO, stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "You said: hello"
+        assert (
+            "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+            == "You said: hello"
+        )
         assert chunks[-1].usage is not None
         plain = await client.completions.create(model=MODEL, prompt=["a b", "c"])
         assert [choice.text for choice in plain.choices] == ["a b", "c"]
@@ -112,7 +122,11 @@ async def test_the_official_realtime_client(service: Service) -> None:
         await connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
         assert (await connection.recv()).type == "session.updated"
         await connection.conversation.item.create(
-            item={"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
+            item={
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "hello"}],
+            }
         )
         await connection.response.create()
         deltas = []
@@ -143,7 +157,9 @@ async def test_raw_websockets(service: Service) -> None:
 
 
 @pytest.mark.parametrize(("model", "key", "close"), [(MODEL, "wrong", 3000), ("gpt-99", KEY, 4000)])
-async def test_sockets_that_may_not_stay(service: Service, model: str, key: str, close: int) -> None:
+async def test_sockets_that_may_not_stay(
+    service: Service, model: str, key: str, close: int
+) -> None:
     async with service.socket(model, key) as socket:
         assert json.loads(await socket.recv())["type"] == "error"
         with pytest.raises(websockets.ConnectionClosed):
@@ -163,7 +179,9 @@ async def test_messages_are_bounded() -> None:
 # ------------------------------------------------------------------------------------------------- connections, drain
 def raw_request(stream: bool = True) -> bytes:
     body = json.dumps({"model": MODEL, "messages": HELLO, "stream": stream}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer {KEY}\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    )
     return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
@@ -189,7 +207,9 @@ async def test_one_connection_serves_many_requests(service: Service) -> None:
         if stream:
             assert b"data: [DONE]" in await reader.readuntil(b"0\r\n\r\n")
         else:
-            length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+            length = next(
+                line for line in head.split(b"\r\n") if line.startswith(b"content-length")
+            )
             await reader.readexactly(int(length.split()[1]))
     writer.close()
 
@@ -201,7 +221,9 @@ async def test_small_packets_leave_at_once(service: Service) -> None:
     server = service.gateway._server  # nobody but the server knows its sockets
     assert server is not None
     for connection in server.server_state.connections:
-        assert connection.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert connection.transport.get_extra_info("socket").getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_NODELAY
+        )
     writer.close()
 
 
@@ -216,7 +238,10 @@ async def test_stopping_finishes_what_runs_and_refuses_the_rest() -> None:
         assert idle.close_code == 1012
         with pytest.raises(openai.InternalServerError) as refused:
             await client.chat.completions.create(model=MODEL, messages=HELLO)
-        assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "1")
+        assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (
+            503,
+            "1",
+        )
         chunks = [chunk async for chunk in stream]
         assert chunks[-1].choices[0].finish_reason == "stop"
         await asyncio.wait_for(stopping, 10)

@@ -14,13 +14,13 @@ import httpx
 import openai
 import pytest
 
-import diffusion_checkpoints
-from diffusion_checkpoints import SIZE
-from diffusion_stage import LOADED, MODEL, config, flags, pixels
 from motet_diffusion.service import Diffusion
 from motet_shared.testing import NatsServer, free_port, running
-from served_gateway import Served, served_gateway
-from service_nursery import Nursery
+from support import diffusion_checkpoints
+from support.diffusion_checkpoints import SIZE
+from support.diffusion_stage import LOADED, MODEL, config, flags, pixels
+from support.served_gateway import Served, served_gateway
+from support.service_nursery import Nursery
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "two red circles", "seed": 5, "steps": 6}
 
@@ -72,7 +72,11 @@ async def test_urls_and_jobs(nats: NatsServer, folder: Path) -> None:
         assert isinstance(painter, Diffusion)
         await gateway.bus.directory.wait_for(lambda d: d.ready("diffusion"), 10)
         found = await client.images.generate(
-            model=MODEL, prompt=BODY["prompt"], response_format="url", n=2, extra_body={"seed": 5, "steps": 6}
+            model=MODEL,
+            prompt=BODY["prompt"],
+            response_format="url",
+            n=2,
+            extra_body={"seed": 5, "steps": 6},
         )
         assert found.data is not None
         first, second = [await fetched(image.url or "") for image in found.data]
@@ -82,7 +86,12 @@ async def test_urls_and_jobs(nats: NatsServer, folder: Path) -> None:
         job = await post(client, id="a-job", n=2)
         assert (job["id"], job["object"]) == ("a-job", "image.job")
         ended = await done(client, "a-job")
-        assert (ended["status"], ended["step"], ended["steps"], ended["error"]) == ("done", 12, 12, None)
+        assert (ended["status"], ended["step"], ended["steps"], ended["error"]) == (
+            "done",
+            12,
+            12,
+            None,
+        )
         assert abs(pixels(await fetched(ended["data"][0]["url"])) - pixels(first)).max() <= 1
         made = painter.thread.engine.pictures
         assert (await post(client, id="a-job", n=2))["status"] == "done"  # for the second time
@@ -129,7 +138,9 @@ async def test_jobs_are_cancelled(nats: NatsServer, folder: Path) -> None:
             assert (await done(client, name))["status"] == "done"
         assert engine.passes < 1500
         assert engine.pictures == 2
-        assert [(await status(client, name))["status"] for name in ("long", "one")] == ["cancelled"] * 2
+        assert [(await status(client, name))["status"] for name in ("long", "one")] == [
+            "cancelled"
+        ] * 2
         assert (await cancel(client, "long"))["status"] == "cancelled"
         # What is over stays as it is, and a cancelled one is not begun again.
         assert (await cancel(client, "two"))["status"] == "done"
@@ -142,7 +153,11 @@ async def test_jobs_are_cancelled(nats: NatsServer, folder: Path) -> None:
 
 
 async def test_without_a_store_it_says_so(folder: Path) -> None:
-    async with NatsServer() as nats, served_gateway(nats) as gateway, Served(gateway).client() as client:
+    async with (
+        NatsServer() as nats,
+        served_gateway(nats) as gateway,
+        Served(gateway).client() as client,
+    ):
         with pytest.raises(openai.BadRequestError, match="pictures are not kept here"):
             await client.images.generate(model=MODEL, prompt="x", response_format="url")
         for asked in (post(client), cancel(client, "x")):
@@ -150,12 +165,13 @@ async def test_without_a_store_it_says_so(folder: Path) -> None:
                 await asked
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 async def test_jobs_survive_the_death_of_every_process(nats: NatsServer, folder: Path) -> None:
     """Gateway, worker and NATS are killed while one job is drawn and others wait; all are done in the end."""
     port, names = free_port(), [f"short-{number}" for number in range(3)]
-    async with Nursery(*LOADED, "motet_gateway.gateway") as nursery, client_of(port) as client:
+    async with Nursery(*LOADED, "motet_gateway.service") as nursery, client_of(port) as client:
         processes = await started(nursery, nats, folder, port)
         await serves(client)
         await post(client, id="long", steps=150)
@@ -180,13 +196,17 @@ async def test_jobs_survive_the_death_of_every_process(nats: NatsServer, folder:
 
 def client_of(port: int) -> openai.AsyncOpenAI:
     http = openai.DefaultAsyncHttpxClient(trust_env=False)
-    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, http_client=http)
+    return openai.AsyncOpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, http_client=http
+    )
 
 
 async def started(nursery: Nursery, nats: NatsServer, folder: Path, port: int) -> list[int]:
     """A gateway that draws one job at a time, and a worker: their process ids."""
     return [
-        await nursery.start(nats, "motet_gateway", "--port", str(port), "--jobs", "1", "--job-patience", "2"),
+        await nursery.start(
+            nats, "motet_gateway", "--port", str(port), "--jobs", "1", "--job-patience", "2"
+        ),
         await nursery.start(nats, "motet_diffusion", *flags(folder)),
     ]
 

@@ -17,13 +17,13 @@ import openai
 import pytest
 from PIL import Image
 
-import diffusion_checkpoints
-from diffusion_checkpoints import SIZE
-from diffusion_stage import MODEL, config, pixels
 from motet_cli.main import main
 from motet_diffusion.service import Diffusion
-from motet_shared.pictures import to_file
-from served_gateway import KEY, Served, served
+from motet_media.pictures import to_file
+from support import diffusion_checkpoints
+from support.diffusion_checkpoints import SIZE
+from support.diffusion_stage import MODEL, config, pixels
+from support.served_gateway import KEY, Served, served
 
 PROMPT = "two red circles"
 OURS: dict[str, Any] = {"seed": 5, "steps": 6}
@@ -41,7 +41,9 @@ class Service(Served):
 
 @asynccontextmanager
 async def serving(folder: Path, count: int = 1, **settings: Any) -> AsyncIterator[Service]:
-    async with served("diffusion", lambda bus: Diffusion(config(folder, **settings), bus), count) as (
+    async with served(
+        "diffusion", lambda bus: Diffusion(config(folder, **settings), bus), count
+    ) as (
         gateway,
         painters,
     ):
@@ -58,8 +60,15 @@ def decoded(found: Any) -> bytes:
     return base64.b64decode(found.b64_json)
 
 
-async def pictures(client: openai.AsyncOpenAI, ours: dict[str, Any] | None = None, **fields: Any) -> list[bytes]:
-    body: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "extra_body": {**OURS, **(ours or {})}, **fields}
+async def pictures(
+    client: openai.AsyncOpenAI, ours: dict[str, Any] | None = None, **fields: Any
+) -> list[bytes]:
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": PROMPT,
+        "extra_body": {**OURS, **(ours or {})},
+        **fields,
+    }
     return [decoded(image) for image in (await client.images.generate(**body)).data or []]
 
 
@@ -73,16 +82,21 @@ async def test_pictures(service: Service) -> None:
     async with service.client() as client:
         (one,) = await pictures(client)
         assert pixels(one).shape == (SIZE, SIZE, 3)
-        assert [one] == await pictures(client, model="gpt-image-1")  # whatever it is called, it is the one that is here
+        assert [one] == await pictures(
+            client, model="gpt-image-1"
+        )  # whatever it is called, it is the one that is here
         three = await pictures(client, n=3)
         assert len(set(three)) == 3
         assert abs(pixels(three[0]) - pixels(one)).max() <= 1
         (wide,) = await pictures(client, size="64x32", output_format="webp")
-        assert (Image.open(BytesIO(wide)).format, Image.open(BytesIO(wide)).size) == ("WEBP", (64, 32))
+        assert (Image.open(BytesIO(wide)).format, Image.open(BytesIO(wide)).size) == (
+            "WEBP",
+            (64, 32),
+        )
         (other,) = await pictures(client, {"guidance_scale": 1.0, "negative_prompt": "blue"})
         assert other != one
         models = {model.id: model for model in (await client.models.list()).data}
-        assert models[MODEL].model_extra == {"kind": "image"}
+        assert models[MODEL].model_extra == {"kind": "image", "status": "ready"}
     service.painters[0].check_integrity()
 
 
@@ -111,7 +125,12 @@ async def test_pictures_are_changed(service: Service) -> None:
     ours = {**OURS, "strength": 0.7}
 
     async def changed(client: openai.AsyncOpenAI, **fields: Any) -> bytes:
-        body: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "image": ("a.png", image), "extra_body": ours}
+        body: dict[str, Any] = {
+            "model": MODEL,
+            "prompt": PROMPT,
+            "image": ("a.png", image),
+            "extra_body": ours,
+        }
         return decoded((await client.images.edit(**{**body, **fields})).data[0])
 
     async with service.client() as client:
@@ -123,10 +142,18 @@ async def test_pictures_are_changed(service: Service) -> None:
         told: list[Any] = [
             event
             async for event in await client.images.edit(
-                model=MODEL, prompt=PROMPT, image=("a.png", image), stream=True, partial_images=1, extra_body=ours
+                model=MODEL,
+                prompt=PROMPT,
+                image=("a.png", image),
+                stream=True,
+                partial_images=1,
+                extra_body=ours,
             )
         ]
-        assert [event.type for event in told] == ["image_edit.partial_image", "image_edit.completed"]
+        assert [event.type for event in told] == [
+            "image_edit.partial_image",
+            "image_edit.completed",
+        ]
         assert decoded(told[-1]) == one
         with pytest.raises(openai.BadRequestError, match="2 files; send one"):
             await changed(client, image=[("a.png", image), ("b.png", image)])
@@ -134,7 +161,9 @@ async def test_pictures_are_changed(service: Service) -> None:
             await changed(client, image=("a.png", image[:50]))
 
 
-async def test_adapters_are_asked_for_by_name(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_adapters_are_asked_for_by_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In JSON, in a form (as JSON text), and on the command line."""
     ink = diffusion_checkpoints.write_adapter(folder, tmp_path / "ink.safetensors", 1)
     image, output = to_file(Image.new("RGB", (SIZE, SIZE), "red")), tmp_path / "a.png"
@@ -145,11 +174,22 @@ async def test_adapters_are_asked_for_by_name(folder: Path, tmp_path: Path, monk
     async with serving(folder, loras=(f"ink={ink}",)) as service, service.client() as client:
 
         async def changed(**ours: Any) -> bytes:
-            form = {**OURS, "strength": 0.7, **{name: json.dumps(value) for name, value in ours.items()}}
-            body: Any = {"model": MODEL, "prompt": PROMPT, "image": ("a.png", image), "extra_body": form}
+            form = {
+                **OURS,
+                "strength": 0.7,
+                **{name: json.dumps(value) for name, value in ours.items()},
+            }
+            body: Any = {
+                "model": MODEL,
+                "prompt": PROMPT,
+                "image": ("a.png", image),
+                "extra_body": form,
+            }
             return decoded((await client.images.edit(**body)).data[0])
 
-        plain, strong, weak = [(await pictures(client, ours))[0] for ours in ({}, loras(1.0), loras(0.3))]
+        plain, strong, weak = [
+            (await pictures(client, ours))[0] for ours in ({}, loras(1.0), loras(0.3))
+        ]
         assert len({plain, strong, weak}) == 3
         assert [weak] == await pictures(client, loras(0.3))
         assert len({await changed(), await changed(**loras(1.0)), await changed(**loras(0.3))}) == 3
@@ -157,7 +197,9 @@ async def test_adapters_are_asked_for_by_name(folder: Path, tmp_path: Path, monk
         assert await asyncio.to_thread(drawn_by_command, service, monkeypatch, *argv) == 0
         assert output.read_bytes() == weak
         changing = ("--image", str(output), "--strength", "0.7")
-        assert await asyncio.to_thread(drawn_by_command, service, monkeypatch, *changing, *argv) == 0
+        assert (
+            await asyncio.to_thread(drawn_by_command, service, monkeypatch, *changing, *argv) == 0
+        )
         assert output.read_bytes() != weak
         for ours, param, message in (
             (loras(1.0, name="oil"), "loras[0].name", "'oil' is unknown; this model has ink"),
@@ -171,24 +213,35 @@ async def test_adapters_are_asked_for_by_name(folder: Path, tmp_path: Path, monk
             await changed(**loras(1.0, name="oil"))
         with pytest.raises(openai.BadRequestError, match="`loras`: is no JSON"):
             await client.images.edit(
-                model=MODEL, prompt=PROMPT, image=("a.png", image), extra_body={**OURS, "loras": "ink"}
+                model=MODEL,
+                prompt=PROMPT,
+                image=("a.png", image),
+                extra_body={**OURS, "loras": "ink"},
             )
 
 
 @pytest.mark.parametrize(
-    ("given", "message"), [("ink:much", "'much' in 'ink:much' is no number"), (":1", "':1' names no adapter")]
+    ("given", "message"),
+    [("ink:much", "'much' in 'ink:much' is no number"), (":1", "':1' names no adapter")],
 )
-def test_an_adapter_that_the_command_cannot_read(given: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_adapter_that_the_command_cannot_read(
+    given: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["draw", "--lora", given, PROMPT]) == 2
     assert f"--lora: {message}" in capsys.readouterr().err
 
 
 async def test_a_form_with_another_file(service: Service) -> None:
     files = {"image": ("a.png", to_file(Image.new("RGB", (SIZE, SIZE)))), "sound": ("b.wav", b"x")}
-    async with httpx.AsyncClient(trust_env=False, headers={"authorization": f"Bearer {KEY}"}) as http:
+    async with httpx.AsyncClient(
+        trust_env=False, headers={"authorization": f"Bearer {KEY}"}
+    ) as http:
         reply = await http.post(f"{service.url}/v1/images/edits", data={"prompt": "x"}, files=files)
     assert reply.status_code == 400
-    assert reply.json()["error"]["message"] == "`sound` must not be a file; only `image` and `mask` may be"
+    assert (
+        reply.json()["error"]["message"]
+        == "`sound` must not be a file; only `image` and `mask` may be"
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,7 +266,9 @@ async def test_a_form_with_another_file(service: Service) -> None:
         ({"stream": True, "n": 2}, 400, "n", "one picture is streamed at a time"),
     ],
 )
-async def test_refusals(service: Service, fields: dict[str, Any], status: int, param: str, message: str) -> None:
+async def test_refusals(
+    service: Service, fields: dict[str, Any], status: int, param: str, message: str
+) -> None:
     async with service.client() as client:
         error = await refusal(client, **fields)
     assert (error.status_code, error.param) == (status, param)
@@ -242,7 +297,10 @@ def drawn_by_command(service: Service, monkeypatch: pytest.MonkeyPatch, *argv: s
 
 
 async def test_the_command_draws(
-    service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    service: Service,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with service.client() as client:
         (wanted,) = await pictures(client)
@@ -255,7 +313,10 @@ async def test_the_command_draws(
     argv = ("-o", str(changed), "--image", str(output), "--strength", "0.6", *common)
     assert await run(drawn_by_command, service, monkeypatch, *argv) == 0
     assert Image.open(BytesIO(changed.read_bytes())).format == "WEBP"
-    assert await run(drawn_by_command, service, monkeypatch, "-o", str(tmp_path / "a.gif"), *common) == 2
+    assert (
+        await run(drawn_by_command, service, monkeypatch, "-o", str(tmp_path / "a.gif"), *common)
+        == 2
+    )
     assert "end it with .png" in capsys.readouterr().err
     assert await run(drawn_by_command, service, monkeypatch, "--size", "1x1", *common) == 1
     assert "multiples of 2" in capsys.readouterr().err
@@ -265,7 +326,9 @@ async def test_progress_is_told_to_those_who_ask(service: Service) -> None:
     body = {"model": MODEL, "prompt": PROMPT, "stream": True, "progress": True, **OURS}
     headers = {"authorization": f"Bearer {KEY}"}
     async with httpx.AsyncClient(trust_env=False) as http:
-        reply = await http.post(f"{service.url}/v1/images/generations", json=body, headers=headers, timeout=60)
+        reply = await http.post(
+            f"{service.url}/v1/images/generations", json=body, headers=headers, timeout=60
+        )
     events = [json.loads(line[5:]) for line in reply.text.splitlines() if line.startswith("data:")]
     assert [event["step"] for event in events[:-1]] == [1, 2, 3, 4, 5, 6]
     assert {event["type"] for event in events[:-1]} == {"image_generation.progress"}

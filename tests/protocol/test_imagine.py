@@ -15,19 +15,19 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 
-import diffusion_checkpoints
-from diffusion_checkpoints import SIZE
-from diffusion_stage import MODEL as BRUSH
-from diffusion_stage import config
 from motet_diffusion.service import Diffusion
-from motet_llm.worker import Decode, DecodeConfig
-from motet_shared.actor import Actor
+from motet_llm.service import Decode, DecodeConfig
+from motet_shared.process.actor import Actor
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from motet_vision.config import VisionConfig
 from motet_vision.service import Vision
-from served_gateway import Served, served_gateway
+from support import diffusion_checkpoints
+from support.diffusion_checkpoints import SIZE
+from support.diffusion_stage import MODEL as BRUSH
+from support.diffusion_stage import config
+from support.served_gateway import Served, served_gateway
 from world import SHAPES
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -63,7 +63,9 @@ class Studio(Served):
 async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Studio]:
     brush = diffusion_checkpoints.stable_diffusion(tmp_path_factory.mktemp("sd") / "model", "euler")
     async with NatsServer() as nats, served_gateway(nats) as gateway:
-        decode = DecodeConfig(model=str(FOLDER), name=CHAT, threads=1, metrics_port=-1, num_blocks=200)
+        decode = DecodeConfig(
+            model=str(FOLDER), name=CHAT, threads=1, metrics_port=-1, num_blocks=200
+        )
         tokenizer = TokenizerConfig(model=(f"{CHAT}={FOLDER}",))
         eyes = VisionConfig(model=str(FOLDER), name=CHAT, threads=1, metrics_port=-1)
         async with (
@@ -93,7 +95,14 @@ def image(entry: dict[str, Any]) -> Image.Image:
 
 
 async def ask(client: openai.AsyncOpenAI, **fields: Any) -> Any:
-    body = {"model": CHAT, "messages": ASKED, "tools": [TOOL], "temperature": 0, "seed": 5, **fields}
+    body = {
+        "model": CHAT,
+        "messages": ASKED,
+        "tools": [TOOL],
+        "temperature": 0,
+        "seed": 5,
+        **fields,
+    }
     return await client.chat.completions.create(**body)
 
 
@@ -108,11 +117,19 @@ async def test_the_model_draws_and_says_what_it_sees(studio: Studio) -> None:
         reply = await ask(client)
         choice = reply.choices[0]
         assert choice.finish_reason == "stop"
-        assert any(shape in choice.message.content for shape in SHAPES), "what it sees: the brush is random"
+        assert any(shape in choice.message.content for shape in SHAPES), (
+            "what it sees: the brush is random"
+        )
         assert choice.message.tool_calls is None
         (entry,) = choice.message.images
-        assert (entry["type"], entry["index"], entry["revised_prompt"]) == ("image_url", 0, "two red circles")
-        drawn = await client.images.generate(model=BRUSH, prompt="two red circles", extra_body={"seed": 5, "steps": 6})
+        assert (entry["type"], entry["index"], entry["revised_prompt"]) == (
+            "image_url",
+            0,
+            "two red circles",
+        )
+        drawn = await client.images.generate(
+            model=BRUSH, prompt="two red circles", extra_body={"seed": 5, "steps": 6}
+        )
         assert drawn.data is not None
         assert entry["image_url"]["url"] == f"data:image/png;base64,{drawn.data[0].b64_json}"
         thought_twice = reply.usage.prompt_tokens
@@ -131,19 +148,26 @@ async def test_the_model_draws_and_says_what_it_sees(studio: Studio) -> None:
         other = await ask(client, tools=openai.NOT_GIVEN, modalities=["text", "image"])
         assert image(other.choices[0].message.images[0]).size == (SIZE, SIZE)
         two = await ask(client, n=2)
-        assert [image(choice.message.images[0]).size for choice in two.choices] == [(SIZE, SIZE)] * 2
+        assert [image(choice.message.images[0]).size for choice in two.choices] == [
+            (SIZE, SIZE)
+        ] * 2
         assert two.choices[0].message.images != two.choices[1].message.images
 
 
 async def test_a_stream_has_the_picture_where_it_is_made(studio: Studio) -> None:
     tool = {**TOOL, "partial_images": 2, "progress": True, "output_format": "webp", "size": "64x32"}
     async with studio.client() as client:
-        stream = await ask(client, tools=[tool], stream=True, stream_options={"include_usage": True})
+        stream = await ask(
+            client, tools=[tool], stream=True, stream_options={"include_usage": True}
+        )
         chunks = [chunk async for chunk in stream]
         whole = (await ask(client, tools=[tool])).choices[0].message
-    deltas = [chunk.choices[0].delta.model_dump(exclude_none=True) for chunk in chunks if chunk.choices]
+    deltas = [
+        chunk.choices[0].delta.model_dump(exclude_none=True) for chunk in chunks if chunk.choices
+    ]
     kinds = [
-        next((key for key in ("images", "partial_images", "image_progress") if key in delta), "") for delta in deltas
+        next((key for key in ("images", "partial_images", "image_progress") if key in delta), "")
+        for delta in deltas
     ]
     assert kinds.count("images") == 1
     told = [delta["image_progress"]["step"] for delta in deltas if "image_progress" in delta]
@@ -153,7 +177,9 @@ async def test_a_stream_has_the_picture_where_it_is_made(studio: Studio) -> None
     (entry,) = deltas[kinds.index("images")]["images"]
     assert [image(one).size for one in (*previews, entry)] == [(64, 32)] * 3
     assert entry == whole.images[0]
-    assert max(index for index, kind in enumerate(kinds) if kind == "partial_images") < kinds.index("images")
+    assert max(index for index, kind in enumerate(kinds) if kind == "partial_images") < kinds.index(
+        "images"
+    )
     before = "".join(delta.get("content", "") for delta in deltas[: kinds.index("images")])
     after = "".join(delta.get("content", "") for delta in deltas[kinds.index("images") :])
     assert (before, after) == ("", whole.content)
@@ -163,14 +189,29 @@ async def test_a_stream_has_the_picture_where_it_is_made(studio: Studio) -> None
 @pytest.mark.parametrize(
     ("fields", "status", "param", "message"),
     [
-        ({"tools": [{**TOOL, "model": "nobody"}]}, 404, "tools[0].model", "is no diffusion model here"),
+        (
+            {"tools": [{**TOOL, "model": "nobody"}]},
+            404,
+            "tools[0].model",
+            "is no diffusion model here",
+        ),
         ({"tools": [{**TOOL, "size": "big"}]}, 400, "tools[0].size", "is not auto"),
         ({"tools": [{**TOOL, "size": "30000x30000"}]}, 413, "tools[0].size", "is more than"),
         ({"tools": [{**TOOL, "steps": 0}]}, 400, "tools[0].steps", ">= 1"),
         ({"tools": [{**TOOL, "partial_images": 9}]}, 400, "tools[0].partial_images", "<= 8"),
         ({"tools": [{**TOOL, "background": "transparent"}]}, 400, "tools[0].background", "opaque"),
-        ({"tools": [{**TOOL, "quality": "hd"}]}, 400, "tools[0].quality", "choose a number of `steps`"),
-        ({"tools": [{**TOOL, "input_fidelity": "high"}]}, 400, "tools[0].input_fidelity", "unknown parameter"),
+        (
+            {"tools": [{**TOOL, "quality": "hd"}]},
+            400,
+            "tools[0].quality",
+            "choose a number of `steps`",
+        ),
+        (
+            {"tools": [{**TOOL, "input_fidelity": "high"}]},
+            400,
+            "tools[0].input_fidelity",
+            "unknown parameter",
+        ),
         ({"tools": [TOOL, TOOL]}, 400, "tools[1]", "there is one `image_generation` already"),
         (
             {"tools": [{"type": "function", "function": {"name": "draw"}}, TOOL]},
@@ -182,7 +223,9 @@ async def test_a_stream_has_the_picture_where_it_is_made(studio: Studio) -> None
         ({"modalities": ["image"]}, 400, "modalities", "is not supported"),
     ],
 )
-async def test_refusals(studio: Studio, fields: dict[str, Any], status: int, param: str, message: str) -> None:
+async def test_refusals(
+    studio: Studio, fields: dict[str, Any], status: int, param: str, message: str
+) -> None:
     async with studio.client() as client:
         error = await refusal(client, **fields)
     assert (error.status_code, error.param) == (status, param)

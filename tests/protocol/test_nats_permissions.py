@@ -21,11 +21,19 @@ from motet_shared.testing import NATS_CONF, NatsServer
 
 _BLOCK = re.compile(r"^  ([A-Z]+) = \{\n(.*?)^  \}", re.DOTALL | re.MULTILINE)
 _LIST = re.compile(r"(publish|subscribe): \{ allow: \[(.*?)\] \}", re.DOTALL)
-_USER = re.compile(r"\{ user: (\w+), password: \$MOTET_NATS_PASSWORD, permissions: \$([A-Z]+) \}")
-_REFUSED = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE)
+_USER = re.compile(r"\{ user: (\w+), password: \$PASSWORD_([A-Z]+), permissions: \$([A-Z]+) \}")
+_REFUSED = re.compile(
+    r'permissions violation for (publish|subscription) to "([^"]+)"', re.IGNORECASE
+)
 
 # That nobody may use, and patterns that would hear what is meant for others.
-FOREIGN = ("anything", "motet.v2.decode.generate", "$SYS.REQ.SERVER.PING", "_INBOX_other.x", "motet.v1")
+FOREIGN = (
+    "anything",
+    "motet.v2.decode.generate",
+    "$SYS.REQ.SERVER.PING",
+    "_INBOX_other.x",
+    "motet.v1",
+)
 WIDE = (
     ">",
     "*",
@@ -50,9 +58,11 @@ def blocks() -> dict[str, Block]:
     text = re.sub(r"#.*", "", NATS_CONF.read_text())
     named = {}
     for name, body in _BLOCK.findall(text):
-        lists = {kind: tuple(re.findall(r'"([^"]+)"', entries)) for kind, entries in _LIST.findall(body)}
+        lists = {
+            kind: tuple(re.findall(r'"([^"]+)"', entries)) for kind, entries in _LIST.findall(body)
+        }
         named[name] = Block(lists["publish"], lists["subscribe"])
-    users = {user: named[block] for user, block in _USER.findall(text)}
+    users = {user: named[block] for user, own, block in _USER.findall(text) if user.upper() == own}
     assert len(users) == len(named) == text.count("user: ")
     return users
 
@@ -77,7 +87,8 @@ def concrete(pattern: str) -> str:
 
 
 EVERYTHING = sorted(
-    {concrete(pattern) for block in BLOCKS.values() for pattern in block.publish + block.subscribe} | set(FOREIGN)
+    {concrete(pattern) for block in BLOCKS.values() for pattern in block.publish + block.subscribe}
+    | set(FOREIGN)
 )
 
 
@@ -86,7 +97,9 @@ def permitted(patterns: tuple[str, ...], subject: str) -> bool:
 
 
 @asynccontextmanager
-async def connected(server: NatsServer, user: str) -> AsyncIterator[tuple[Client, list[tuple[str, str]]]]:
+async def connected(
+    server: NatsServer, user: str
+) -> AsyncIterator[tuple[Client, list[tuple[str, str]]]]:
     """A connection as that user, and what the server has refused it: (publish or subscription, subject)."""
     refused: list[tuple[str, str]] = []
 
@@ -94,7 +107,9 @@ async def connected(server: NatsServer, user: str) -> AsyncIterator[tuple[Client
         if found := _REFUSED.search(str(error)):
             refused.append((found[1].lower(), found[2].lower()))
 
-    client = await nats.connect(server.url, user=user, password=server.password, error_cb=note, allow_reconnect=False)
+    client = await nats.connect(
+        server.url, user=user, password=server.passwords[user], error_cb=note, allow_reconnect=False
+    )
     try:
         yield client, refused
     finally:
@@ -128,7 +143,9 @@ def test_the_table_is_the_whole_file() -> None:
 
 
 @pytest.mark.parametrize("user", BLOCKS)
-async def test_a_role_says_what_its_block_allows_and_nothing_else(server: NatsServer, user: str) -> None:
+async def test_a_role_says_what_its_block_allows_and_nothing_else(
+    server: NatsServer, user: str
+) -> None:
     due = {s.lower() for s in EVERYTHING if not permitted(BLOCKS[user].publish, s)}
     assert due, "there is something that it must not say"
     async with connected(server, user) as (client, refused):
@@ -140,7 +157,9 @@ async def test_a_role_says_what_its_block_allows_and_nothing_else(server: NatsSe
 
 
 @pytest.mark.parametrize("user", BLOCKS)
-async def test_a_role_hears_what_its_block_allows_and_nothing_else(server: NatsServer, user: str) -> None:
+async def test_a_role_hears_what_its_block_allows_and_nothing_else(
+    server: NatsServer, user: str
+) -> None:
     tried = [*EVERYTHING, *WIDE, *BLOCKS[user].subscribe]
     due = {s.lower() for s in tried if not permitted(BLOCKS[user].subscribe, s)}
     assert due >= {">", "motet.>", "motet.v1.>", "motet.v1.inbox.>"}
@@ -155,7 +174,10 @@ async def test_a_role_hears_what_its_block_allows_and_nothing_else(server: NatsS
 async def test_a_refused_word_reaches_nobody(server: NatsServer, user: str) -> None:
     """Not only does the server complain: another role, which may hear it, does not."""
     other = "decode" if user != "decode" else "vision"
-    async with connected(server, user) as (client, refused), connected(server, other) as (listener, none):
+    async with (
+        connected(server, user) as (client, refused),
+        connected(server, other) as (listener, none),
+    ):
         heard = await listener.subscribe(f"motet.v1.ev.{other}.*.heartbeat")
         await listener.flush()
         await client.publish(f"motet.v1.ev.{other}.{other}-1.heartbeat", b"forged")
@@ -168,7 +190,10 @@ async def test_a_refused_word_reaches_nobody(server: NatsServer, user: str) -> N
 
 async def test_an_answer_is_allowed_once_to_who_has_asked(server: NatsServer) -> None:
     """`allow_responses`: a role may answer a probe, but neither twice nor anybody else."""
-    async with connected(server, "operator") as (asking, _), connected(server, "asr") as (asked, refused):
+    async with (
+        connected(server, "operator") as (asking, _),
+        connected(server, "asr") as (asked, refused),
+    ):
         probes = await asked.subscribe("$SRV.PING")
         await asked.flush()
         inbox = "_INBOX.probe.1"
@@ -185,10 +210,13 @@ async def test_an_answer_is_allowed_once_to_who_has_asked(server: NatsServer) ->
 
 
 @pytest.mark.parametrize(
-    ("user", "password"), [("decode", "wrong"), ("nobody", None), ("", None), (None, None), ("DECODE", None)]
+    ("user", "password"),
+    [("decode", "wrong"), ("nobody", None), ("", None), (None, None), ("DECODE", None)],
 )
-async def test_nobody_else_gets_in(server: NatsServer, user: str | None, password: str | None) -> None:
-    given = {} if user is None else {"user": user, "pass": password or server.password}
+async def test_nobody_else_gets_in(
+    server: NatsServer, user: str | None, password: str | None
+) -> None:
+    given = {} if user is None else {"user": user, "pass": password or server.passwords["decode"]}
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     assert (await reader.readline()).startswith(b"INFO ")
     writer.write(b"CONNECT " + json.dumps({"verbose": False, **given}).encode() + b"\r\nPING\r\n")

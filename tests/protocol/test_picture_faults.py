@@ -13,19 +13,19 @@ import openai
 import pytest
 import pytest_asyncio
 
-import diffusion_checkpoints
-from diffusion_stage import MODEL as BRUSH
-from diffusion_stage import config
 from motet_diffusion.service import Diffusion
-from motet_llm.worker import Decode, DecodeConfig
+from motet_llm.service import Decode, DecodeConfig
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from motet_vision.config import VisionConfig
 from motet_vision.service import Vision
-from picture_files import encoded, odd_kinds, pattern, unreadable_kinds
-from served_gateway import KEY, Served, served_gateway
-from vlm_checkpoints import tiny_vlm
+from support import diffusion_checkpoints
+from support.diffusion_stage import MODEL as BRUSH
+from support.diffusion_stage import config
+from support.picture_files import encoded, odd_kinds, pattern, unreadable_kinds
+from support.served_gateway import KEY, Served, served_gateway
+from support.vlm_checkpoints import tiny_vlm
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -50,8 +50,12 @@ async def services(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Se
         NatsServer() as nats,
         served_gateway(nats, image_pixels=4 * TOKEN) as gateway,
         running(Vision(VisionConfig(**small, cache_memory=4 << 20), await nats.bus("vision"))),
-        running(Decode(DecodeConfig(**small, num_blocks=200, block_size=8), await nats.bus("decode"))) as decode,
-        running(Tokenizer(TokenizerConfig(model=(f"{MODEL}={eyes}",)), await nats.bus("tokenizer"))),
+        running(
+            Decode(DecodeConfig(**small, num_blocks=200, block_size=8), await nats.bus("decode"))
+        ) as decode,
+        running(
+            Tokenizer(TokenizerConfig(model=(f"{MODEL}={eyes}",)), await nats.bus("tokenizer"))
+        ),
         running(Diffusion(config(brush), await nats.bus("diffusion"))) as painter,
     ):
         assert isinstance(painter, Diffusion)
@@ -70,7 +74,10 @@ async def client(services: Services) -> AsyncIterator[openai.AsyncOpenAI]:
 async def seen(client: openai.AsyncOpenAI, data: bytes) -> list[tuple[list[int], float]]:
     """What the model says of a picture, token by token."""
     url = "data:image/png;base64," + base64.b64encode(data).decode()
-    content: Any = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
+    content: Any = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "What is it?"},
+    ]
     reply = await client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": content}],
@@ -87,7 +94,13 @@ async def seen(client: openai.AsyncOpenAI, data: bytes) -> list[tuple[list[int],
 async def changed(client: openai.AsyncOpenAI, image: bytes, **fields: Any) -> str:
     """The picture that becomes of one, as base64."""
     ours = {"seed": 5, "steps": 4, "strength": 0.5, **fields.pop("extra_body", {})}
-    body: dict[str, Any] = {"model": BRUSH, "prompt": "x", "image": ("a.png", image), **fields, "extra_body": ours}
+    body: dict[str, Any] = {
+        "model": BRUSH,
+        "prompt": "x",
+        "image": ("a.png", image),
+        **fields,
+        "extra_body": ours,
+    }
     return (await client.images.edit(**body)).data[0].b64_json
 
 
@@ -108,7 +121,12 @@ async def test_detail_decides_how_many_tokens_a_picture_costs(client: openai.Asy
     url = "data:image/png;base64," + base64.b64encode(encoded(pattern(280, 280))).decode()
 
     async def tokens(**options: Any) -> int:
-        messages: Any = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url, **options}}]}]
+        messages: Any = [
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": url, **options}}],
+            }
+        ]
         reply = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
         assert reply.usage is not None
         details = reply.usage.prompt_tokens_details
@@ -116,7 +134,9 @@ async def test_detail_decides_how_many_tokens_a_picture_costs(client: openai.Asy
         return details.image_tokens or 0
 
     assert await tokens() == await tokens(detail="auto") == 4  # the server's --image-pixels
-    assert await tokens(detail="high") == await tokens(detail="low") == 16  # all that the model takes
+    assert (
+        await tokens(detail="high") == await tokens(detail="low") == 16
+    )  # all that the model takes
     assert await tokens(max_pixels=9 * TOKEN) == 9
 
 
@@ -164,7 +184,9 @@ async def test_unreadable_pictures_are_refused_by_name(
         ({"prompt": "x" * 300_000}, 413, "prompt"),
     ],
 )
-async def test_absurd_numbers(services: Services, fields: dict[str, Any], status: int, param: str) -> None:
+async def test_absurd_numbers(
+    services: Services, fields: dict[str, Any], status: int, param: str
+) -> None:
     body = {"model": BRUSH, "prompt": "x", **fields}
     headers = {"authorization": f"Bearer {KEY}"}
     passes = services.painter.thread.engine.passes
@@ -177,6 +199,8 @@ async def test_absurd_numbers(services: Services, fields: dict[str, Any], status
 async def test_one_bad_request_among_others_spoils_none(client: openai.AsyncOpenAI) -> None:
     alone = await changed(client, PLAIN)
     bad = [changed(client, data) for data, *_ in UNREADABLE.values()]
-    together = await asyncio.gather(changed(client, PLAIN), *bad, changed(client, PLAIN), return_exceptions=True)
+    together = await asyncio.gather(
+        changed(client, PLAIN), *bad, changed(client, PLAIN), return_exceptions=True
+    )
     assert [together[0], together[-1]] == [alone, alone]
     assert all(isinstance(found, openai.APIStatusError) for found in together[1:-1])

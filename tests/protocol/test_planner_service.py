@@ -15,15 +15,15 @@ import pytest
 
 from motet_planner.config import PlannerConfig
 from motet_planner.service import Planner
-from motet_shared.bus import Bus
 from motet_shared.messages import Targets, Text, Wanted
 from motet_shared.testing import NatsServer, free_port, running
+from motet_shared.wire.bus import Bus
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from scripted_decode import MODEL, ScriptedDecode
-from service_process import end, start
-from tiny_tokenizers import write_folder
-from tokenizer_stage import REPLY, SCRIPT, chat
+from support.scripted_decode import MODEL, ScriptedDecode
+from support.service_process import end, start
+from support.tiny_tokenizers import write_folder
+from support.tokenizer_stage import REPLY, SCRIPT, chat
 
 ROLES = """
 [decode]
@@ -59,7 +59,9 @@ class Place:
         while len(self.running) < count:
             await asyncio.sleep(0.3)
             stack = contextlib.AsyncExitStack()
-            await stack.enter_async_context(running(ScriptedDecode(await self._nats.bus("decode"), SCRIPT)))
+            await stack.enter_async_context(
+                running(ScriptedDecode(await self._nats.bus("decode"), SCRIPT))
+            )
             self.running.append(stack)
         while len(self.running) > count:
             await self.running.pop().aclose()
@@ -75,11 +77,14 @@ async def told(operator: Bus) -> Wanted:
     return found
 
 
-async def test_the_first_request_waits_for_the_first_instance(nats: NatsServer, tmp_path: Path) -> None:
+async def test_the_first_request_waits_for_the_first_instance(
+    nats: NatsServer, tmp_path: Path
+) -> None:
     (tmp_path / "roles.toml").write_text(ROLES)
     place = Place(nats)
     settings: dict[str, Any] = {"roles": tmp_path / "roles.toml", "interval": 0.2}
-    planner = Planner(nats.config("planner", PlannerConfig, **settings), await nats.bus("planner"), place)  # type: ignore[arg-type]
+    config = nats.config("planner", PlannerConfig, **settings)
+    planner = Planner(config, await nats.bus("planner"), place)  # type: ignore[arg-type]
     folder = tmp_path / "tiny"
     folder.mkdir()
     config = TokenizerConfig(model=(f"{MODEL}={write_folder(folder)}",), decode_wait=60.0)
@@ -121,8 +126,13 @@ async def test_a_process_tells_and_ends(nats: NatsServer, tmp_path: Path) -> Non
             metrics = await asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
             assert "motet_target_instances{" in metrics
             assert 'kind="decode"' in metrics
-            answer = json.loads(await operator.control.request("$SRV.STATS.motet-planner", b"", timeout=10))
-            assert answer["endpoints"][0]["data"]["target_instances"] == {"decode": 1, "tokenizer": 1}
+            answer = json.loads(
+                await operator.control.request("$SRV.STATS.motet-planner", b"", timeout=10)
+            )
+            assert answer["endpoints"][0]["data"]["target_instances"] == {
+                "decode": 1,
+                "tokenizer": 1,
+            }
         process.send_signal(signal.SIGTERM)
         assert await asyncio.wait_for(process.wait(), 30) == 0
     finally:
@@ -133,4 +143,8 @@ async def test_a_process_tells_and_ends(nats: NatsServer, tmp_path: Path) -> Non
 async def _groups(operator: Bus) -> dict[str, tuple[int, int]]:
     """(target, ready) by group, as of the last look."""
     async with operator.open("planner", Targets()) as stream:
-        return {item.group: (item.target, item.ready) async for item in stream if isinstance(item, Wanted)}
+        return {
+            item.group: (item.target, item.ready)
+            async for item in stream
+            if isinstance(item, Wanted)
+        }

@@ -10,23 +10,23 @@ from typing import Any
 
 import pytest
 
-from asr_checkpoints import tiny_whisper
-from fake_services import words
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
-from motet_pipelines.patience import LONGEST_MS
-from motet_shared.actor import operation
-from motet_shared.bus import Bus
-from motet_shared.call import Call
+from motet_pipelines.voice.end_of_turn import LONGEST_MS
 from motet_shared.messages import Listen, ModelCard, Partial, Segment
+from motet_shared.process.actor import operation
 from motet_shared.testing import running
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from realtime_client import TRANSCRIPTION, Client, kinds, one
-from service_process import service_process
-from spoken import say, silence
-from voice_services import EARS, ScriptedAsr
-from voice_stage import Stage, stage
+from support.asr_checkpoints import tiny_whisper
+from support.fake_services import words
+from support.realtime_client import TRANSCRIPTION, Client, kinds, one
+from support.service_process import service_process
+from support.spoken import say, silence
+from support.voice_services import EARS, ScriptedAsr
+from support.voice_stage import Stage, stage
 
 TURNS = Path(__file__).parents[2] / "models" / "pocket-turns"
 HELLO = say("Two red circles and a blue square.")
@@ -45,7 +45,11 @@ class LiveAsr(ScriptedAsr):
         async for data in call.received():
             heard += len(data)
             known = line[: heard // 9600]
-            await call.send(Partial("".join(f" {word}" for word in known[:-1]), "".join(f" {w}" for w in known[-1:])))
+            await call.send(
+                Partial(
+                    "".join(f" {word}" for word in known[:-1]), "".join(f" {w}" for w in known[-1:])
+                )
+            )
         await call.send(Segment(0, 0, 0.0, 1.0, "".join(f" {word}" for word in line)))
         call.finish("stop")
 
@@ -81,11 +85,15 @@ def turn_of(events: list[dict[str, Any]]) -> list[str]:
 async def test_the_judge_decides_how_long_a_turn_may_pause() -> None:
     async with judged() as (made, asr):
         turns = {"type": "semantic_vad", "eagerness": "high"}
-        async with made.talk(audio={"input": {"turn_detection": turns}}, output_modalities=["text"]) as client:
+        async with made.talk(
+            audio={"input": {"turn_detection": turns}}, output_modalities=["text"]
+        ) as client:
             lasted = []
             for text in ("show me the red circle", "show me the"):
                 asr.script = [text]
-                await speak(client, silence(400) + HELLO + silence(LONGEST_MS["high"] + 300), pause=0.005)
+                await speak(
+                    client, silence(400) + HELLO + silence(LONGEST_MS["high"] + 300), pause=0.005
+                )
                 events = await client.until("rate_limits.updated")
                 assert turn_of(events) == SPOKEN_TURN
                 one_turn = [one(events, f"input_audio_buffer.{kind}") for kind in SPOKEN_TURN[:2]]
@@ -132,7 +140,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def whisper(folder: Path, bus: Bus) -> Asr:
-    config = AsrConfig(model=str(folder), name="ears", fallback=False, threads=1, partial_every=0.3, metrics_port=-1)
+    config = AsrConfig(
+        model=str(folder),
+        name="ears",
+        fallback=False,
+        threads=1,
+        partial_every=0.3,
+        metrics_port=-1,
+    )
     return Asr(config, bus)
 
 
@@ -157,12 +172,17 @@ async def test_a_real_recognizer_hears_live(folder: Path) -> None:
             await speak(client, silence(900), pause=0.0)
             event = await completed(client)
             started = one(client.events, "input_audio_buffer.speech_started")["item_id"]
-            assert {one["item_id"] for one in client.events if one["type"].startswith(TRANSCRIPTION)} == {started}
+            assert {
+                one["item_id"] for one in client.events if one["type"].startswith(TRANSCRIPTION)
+            } == {started}
             await client.send("conversation.item.retrieve", item_id=started)
-            kept = (await client.until("conversation.item.retrieved"))[-1]["item"]["content"][0]["transcript"]
+            kept = (await client.until("conversation.item.retrieved"))[-1]["item"]["content"][0][
+                "transcript"
+            ]
             assert kept == event["transcript"]
 
 
+@pytest.mark.long
 async def test_a_recognizer_is_killed_while_somebody_speaks(folder: Path) -> None:
     """The other one hears the turn from its beginning: its words begin with those that were told."""
     argv = ("--model", str(folder), "--name", "ears", "--no-fallback", "--partial-every", "0.3")

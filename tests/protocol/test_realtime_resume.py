@@ -15,16 +15,18 @@ from urllib.parse import urlsplit
 import pytest
 import websockets
 
-from fake_services import MODEL, words
 from motet_shared.messages import Text
-from realtime_client import TRANSCRIPTION, one, sound
-from spoken import say, silence
-from voice_services import WORD_MS, tone_ms
-from voice_stage import Stage, stage
+from support.fake_services import MODEL, words
+from support.realtime_client import TRANSCRIPTION, one, sound
+from support.spoken import say, silence
+from support.voice_services import WORD_MS, tone_ms
+from support.voice_stage import Stage, stage
 
 PATIENCE = 60.0
 HELLO = "Two red circles and a blue square."
-REPLY = "Here they are. Both of them are red, I think. And one of them is larger than the other one."
+REPLY = (
+    "Here they are. Both of them are red, I think. And one of them is larger than the other one."
+)
 
 
 class Wanderer:
@@ -59,8 +61,12 @@ class Wanderer:
     async def connect(self, query: str) -> None:
         port = urlsplit(self._url).port
         peer = socket.create_connection(("127.0.0.1", port))
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)  # the kernel is not to read in its place
-        self.socket = await websockets.connect(self._url + query, sock=peer, proxy=None, max_size=None)
+        peer.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16
+        )  # the kernel is not to read in its place
+        self.socket = await websockets.connect(
+            self._url + query, sock=peer, proxy=None, max_size=None
+        )
 
     async def send(self, kind: str, **fields: Any) -> None:
         self.sent.append(json.dumps({"type": kind, **fields}))
@@ -121,13 +127,19 @@ class Wanderer:
         return found
 
     async def say(self, text: str) -> None:
-        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": text}],
+        }
         await self.send("conversation.item.create", item=item)
 
 
 def in_one_row(events: list[dict[str, Any]]) -> bool:
     """Each event once, none left out."""
-    return [int(event["event_id"].rpartition("_")[2]) for event in events] == list(range(1, len(events) + 1))
+    return [int(event["event_id"].rpartition("_")[2]) for event in events] == list(
+        range(1, len(events) + 1)
+    )
 
 
 async def test_a_reply_over_many_sockets_is_one_reply() -> None:
@@ -146,7 +158,11 @@ async def test_a_reply_over_many_sockets_is_one_reply() -> None:
             assert session.channel._log._sent_size < 2**18, "what has arrived is not kept"
         assert client.resumed == len(breaks)
         assert in_one_row(client.events)
-        deltas = [event["delta"] for event in client.events if event["type"] == "response.output_text.delta"]
+        deltas = [
+            event["delta"]
+            for event in client.events
+            if event["type"] == "response.output_text.delta"
+        ]
         assert "".join(deltas) == story
         assert [event["type"] for event in client.events].count("response.done") == 1
         assert made.tokenizer.cancelled == 0
@@ -177,7 +193,11 @@ async def test_a_client_that_hangs_is_replaced() -> None:
             if not any(event["type"] == "rate_limits.updated" for event in client.events):
                 await client.until("rate_limits.updated")
             hung.transport.abort()
-        deltas = [event["delta"] for event in client.events if event["type"] == "response.output_text.delta"]
+        deltas = [
+            event["delta"]
+            for event in client.events
+            if event["type"] == "response.output_text.delta"
+        ]
         assert "".join(deltas) == "".join(piece.text for piece in pieces)
         assert in_one_row(client.events)
 
@@ -194,7 +214,9 @@ async def test_a_spoken_turn_over_many_sockets() -> None:
         for breaks in ([], [1, 2, 6, 9, 4]):
             made.asr.script = ["two red circles"]
             async with Wanderer.of(made, breaks) as client:
-                await client.send("session.update", session={"audio": {"input": {"transcription": {}}}})
+                await client.send(
+                    "session.update", session={"audio": {"input": {"transcription": {}}}}
+                )
                 for start in range(0, len(spoken), 24_000):
                     if breaks and start % 72_000 == 48_000:
                         client.tear()
@@ -203,12 +225,18 @@ async def test_a_spoken_turn_over_many_sockets() -> None:
                 heard.append(made.asr.heard.pop())
                 assert client.resumed >= len(breaks)
                 assert in_one_row(client.events)
-                assert one(client.events, f"{TRANSCRIPTION}.completed")["transcript"] == "two red circles"
+                assert (
+                    one(client.events, f"{TRANSCRIPTION}.completed")["transcript"]
+                    == "two red circles"
+                )
                 assert tone_ms(sound(client.events)) == len(REPLY.split()) * WORD_MS
                 item = one(client.events, "response.done")["response"]["output"][0]
                 client.tear()
                 await client.send(
-                    "conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=4 * WORD_MS
+                    "conversation.item.truncate",
+                    item_id=item["id"],
+                    content_index=0,
+                    audio_end_ms=4 * WORD_MS,
                 )
                 await client.until("conversation.item.truncated")
                 await client.send("conversation.item.retrieve", item_id=item["id"])

@@ -13,22 +13,22 @@ import openai
 import pytest
 import websockets
 
-import tts_checkpoints
-from asr_checkpoints import tiny_whisper
-from fake_services import MODEL, words
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
-from motet_shared.audio import a_law_decode, a_law_encode, mu_law_decode, mu_law_encode
+from motet_media.audio import a_law_decode, a_law_encode, mu_law_decode, mu_law_encode
 from motet_shared.errors import BadRequest, InternalError
 from motet_shared.testing import running
 from motet_tts.service import Tts
 from motet_vad.config import VadConfig
 from motet_vad.service import Vad
-from realtime_client import SPOKEN_TURN, TRANSCRIPTION, Client, kinds, one, sound
-from spoken import say, silence
-from tts_stage import config as tts_config
-from voice_services import EARS, WORD_MS, tone_ms
-from voice_stage import Stage, stage
+from support import tts_checkpoints
+from support.asr_checkpoints import tiny_whisper
+from support.fake_services import MODEL, words
+from support.realtime_client import SPOKEN_TURN, TRANSCRIPTION, Client, kinds, one, sound
+from support.spoken import say, silence
+from support.tts_stage import config as tts_config
+from support.voice_services import EARS, WORD_MS, tone_ms
+from support.voice_stage import Stage, stage
 
 HELLO = "Two red circles and a blue square."
 SPOKEN_REPLY = [
@@ -61,7 +61,10 @@ async def whole() -> AsyncIterator[Stage]:
 
 
 def manual(**audio_input: Any) -> dict[str, Any]:
-    return {"output_modalities": ["text"], "audio": {"input": {"turn_detection": None, **audio_input}}}
+    return {
+        "output_modalities": ["text"],
+        "audio": {"input": {"turn_detection": None, **audio_input}},
+    }
 
 
 async def test_a_session_speaks_though_the_voice_was_lost_a_moment_ago(whole: Stage) -> None:
@@ -112,7 +115,9 @@ async def test_a_commit_is_an_item_and_its_words_come_later(ears: Stage) -> None
     ("kind", "encode", "decode"),
     [("audio/pcmu", mu_law_encode, mu_law_decode), ("audio/pcma", a_law_encode, a_law_decode)],
 )
-async def test_the_telephone_is_heard_at_its_rate(ears: Stage, kind: str, encode: Any, decode: Any) -> None:
+async def test_the_telephone_is_heard_at_its_rate(
+    ears: Stage, kind: str, encode: Any, decode: Any
+) -> None:
     assert ears.asr is not None
     data = encode(say(HELLO, 8000))
     async with ears.talk(**manual(format={"type": kind})) as client:
@@ -136,7 +141,9 @@ async def test_what_cannot_be_heard_is_said_and_the_socket_lives(ears: Stage) ->
         assert (await client.refused())["code"] == "payload_too_large"
         await client.audio(silence(1000))
         await client.send("input_audio_buffer.clear")
-        assert kinds(await client.until("input_audio_buffer.cleared")) == ["input_audio_buffer.cleared"]
+        assert kinds(await client.until("input_audio_buffer.cleared")) == [
+            "input_audio_buffer.cleared"
+        ]
         await client.send("input_audio_buffer.commit")
         assert (await client.refused())["code"] == "input_audio_buffer_commit_empty"
 
@@ -160,11 +167,21 @@ async def test_a_transcription_that_fails_is_told_once(ears: Stage) -> None:
         assert failed["error"]["message"] == "nothing to hear"
         await client.send("response.create")
         done = one(await client.until("rate_limits.updated"), "response.done")["response"]
-        assert (done["status"], done["status_details"]["error"]["message"]) == ("failed", "nothing to hear")
-        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello"}]}
+        assert (done["status"], done["status_details"]["error"]["message"]) == (
+            "failed",
+            "nothing to hear",
+        )
+        item = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "hello"}],
+        }
         await client.send("conversation.item.create", item=item)
         await client.send("response.create")
-        assert one(await client.until("rate_limits.updated"), "response.done")["response"]["status"] == "completed"
+        assert (
+            one(await client.until("rate_limits.updated"), "response.done")["response"]["status"]
+            == "completed"
+        )
 
 
 async def test_a_spoken_item_may_be_created_whole(ears: Stage) -> None:
@@ -182,7 +199,10 @@ async def test_a_spoken_item_may_be_created_whole(ears: Stage) -> None:
 async def test_a_server_without_a_role_names_it(ears: Stage) -> None:
     async with ears.talk() as client:
         created = client.events[0]["session"]
-        assert (created["output_modalities"], created["audio"]["input"]["turn_detection"]) == (["text"], None)
+        assert (created["output_modalities"], created["audio"]["input"]["turn_detection"]) == (
+            ["text"],
+            None,
+        )
         for session, role in (
             ({"output_modalities": ["audio"]}, "tts"),
             ({"audio": {"input": {"turn_detection": {"type": "server_vad"}}}}, "vad"),
@@ -190,7 +210,9 @@ async def test_a_server_without_a_role_names_it(ears: Stage) -> None:
         ):
             await client.send("session.update", session=session)
             assert f"no {role} is ready" in (await client.refused())["message"]
-        await client.send("session.update", session={"audio": {"input": {"transcription": {"model": "bogus"}}}})
+        await client.send(
+            "session.update", session={"audio": {"input": {"transcription": {"model": "bogus"}}}}
+        )
         await client.until("session.updated", "error")
 
 
@@ -213,7 +235,9 @@ async def test_a_spoken_turn_with_a_spoken_reply(whole: Stage) -> None:
     assert 900 + length + 200 <= stopped["audio_end_ms"] <= 900 + length + 800
     assert started["item_id"] == stopped["item_id"] == one(events, SPOKEN_TURN[2])["item_id"]
     assert one(events, f"{TRANSCRIPTION}.completed")["transcript"] == "two red circles"
-    assert len(whole.asr.heard[0][1]) / 48 == pytest.approx(stopped["audio_end_ms"] - started["audio_start_ms"], abs=2)
+    assert len(whole.asr.heard[0][1]) / 48 == pytest.approx(
+        stopped["audio_end_ms"] - started["audio_start_ms"], abs=2
+    )
     done = one(events, "response.done")["response"]
     transcript = "Here they are. Both of them are red, I think."
     assert done["output"][0]["content"] == [{"type": "output_audio", "transcript": transcript}]
@@ -221,7 +245,9 @@ async def test_a_spoken_turn_with_a_spoken_reply(whole: Stage) -> None:
     said = [e["delta"] for e in events if e["type"] == "response.output_audio_transcript.delta"]
     assert "".join(said) == transcript
     assert done["usage"]["output_token_details"]["audio_tokens"] == len(transcript.split())
-    assert [request.text for request in whole.tts.requests] == ["Here they are.", "Both of them are red, I think."]  # type: ignore[union-attr]
+    assert whole.tts is not None
+    asked = [request.text for request in whole.tts.requests]
+    assert asked == ["Here they are.", "Both of them are red, I think."]
 
 
 async def test_words_come_with_their_sound(whole: Stage) -> None:
@@ -265,10 +291,17 @@ async def test_speech_interrupts_the_reply(whole: Stage) -> None:
         assert item["status"] == "incomplete"
         told = item["content"][0]["transcript"]
         assert 0 < len(told) < len("Once upon a time. " * 40)
-        again = await client.until("rate_limits.updated") + await client.until("rate_limits.updated")
-        assert one(again, "response.done")["response"]["output"][0]["content"][0]["transcript"] == "Sorry."
+        again = await client.until("rate_limits.updated") + await client.until(
+            "rate_limits.updated"
+        )
+        assert (
+            one(again, "response.done")["response"]["output"][0]["content"][0]["transcript"]
+            == "Sorry."
+        )
     assert whole.tts.cancelled == 1
-    roles = [(message["role"], message["content"]) for message in whole.tokenizer.requests[-1].messages]
+    roles = [
+        (message["role"], message["content"]) for message in whole.tokenizer.requests[-1].messages
+    ]
     assert roles == [("user", "tell me a story"), ("assistant", told), ("user", "stop it")]
 
 
@@ -276,14 +309,21 @@ async def test_a_noise_without_words_gets_no_reply(whole: Stage) -> None:
     assert whole.asr is not None
     whole.asr.script = ["", "hello"]
     async with whole.talk() as client:
-        await client.audio(silence(500) + say("Hello there.") + silence(1500) + say(HELLO) + silence(900))
+        await client.audio(
+            silence(500) + say("Hello there.") + silence(1500) + say(HELLO) + silence(900)
+        )
         events = await client.until("rate_limits.updated")
     assert kinds(events).count("input_audio_buffer.committed") == 2
     assert len(whole.tokenizer.requests) == 1
 
 
 async def test_detection_without_replies(whole: Stage) -> None:
-    turns = {"type": "server_vad", "create_response": False, "silence_duration_ms": 200, "prefix_padding_ms": 0}
+    turns = {
+        "type": "server_vad",
+        "create_response": False,
+        "silence_duration_ms": 200,
+        "prefix_padding_ms": 0,
+    }
     async with whole.talk(audio={"input": {"turn_detection": turns}}) as client:
         await client.audio(silence(500) + say(HELLO) + silence(900))
         assert kinds(await client.until("conversation.item.done")) == SPOKEN_TURN
@@ -294,7 +334,9 @@ async def test_detection_without_replies(whole: Stage) -> None:
 async def test_long_silence_asks_the_model_to_speak(whole: Stage) -> None:
     turns = {"type": "server_vad", "idle_timeout_ms": 1000}
     whole.tokenizer.reply = lambda request: words("Are you there?")
-    async with whole.talk(instructions="Be kind.", audio={"input": {"turn_detection": turns}}) as client:
+    async with whole.talk(
+        instructions="Be kind.", audio={"input": {"turn_detection": turns}}
+    ) as client:
         await client.audio(silence(1100))
         events = await client.until("rate_limits.updated")
     assert kinds(events)[:4] == ["input_audio_buffer.timeout_triggered", *SPOKEN_TURN[2:]]
@@ -331,14 +373,22 @@ async def test_truncation_keeps_the_words_that_were_heard(whole: Stage) -> None:
     whole.tokenizer.reply = lambda request: words("One two three. Four five six.")
     async with whole.talk(audio={"input": {"turn_detection": None}}) as client:
         await ask(client, "count")
-        item = one(await client.until("rate_limits.updated"), "response.done")["response"]["output"][0]
+        item = one(await client.until("rate_limits.updated"), "response.done")["response"][
+            "output"
+        ][0]
 
         async def truncate(ms: int) -> None:
-            await client.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=ms)
+            await client.send(
+                "conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=ms
+            )
 
         await truncate(6 * WORD_MS + 1)
         assert (await client.refused())["param"] == "audio_end_ms"
-        for ms, left in ((4 * WORD_MS + 50, "One two three. Four"), (2 * WORD_MS, "One two"), (10, "")):
+        for ms, left in (
+            (4 * WORD_MS + 50, "One two three. Four"),
+            (2 * WORD_MS, "One two"),
+            (10, ""),
+        ):
             await truncate(ms)
             truncated = (await client.until("conversation.item.truncated"))[-1]
             assert (truncated["item_id"], truncated["audio_end_ms"]) == (item["id"], ms)
@@ -349,7 +399,9 @@ async def test_truncation_keeps_the_words_that_were_heard(whole: Stage) -> None:
         assert (await client.refused())["param"] == "audio_end_ms"
 
 
-@pytest.mark.parametrize(("kind", "decode"), [("audio/pcmu", mu_law_decode), ("audio/pcma", a_law_decode)])
+@pytest.mark.parametrize(
+    ("kind", "decode"), [("audio/pcmu", mu_law_decode), ("audio/pcma", a_law_decode)]
+)
 async def test_the_telephone_gets_its_format(whole: Stage, kind: str, decode: Any) -> None:
     output = {"format": {"type": kind}, "voice": "bass", "speed": 1.25}
     async with whole.talk(audio={"input": {"turn_detection": None}, "output": output}) as client:
@@ -357,7 +409,12 @@ async def test_the_telephone_gets_its_format(whole: Stage, kind: str, decode: An
         events = await client.until("rate_limits.updated")
         pcm = decode(sound(events))
         assert tone_ms(pcm, 8000) == 3 * WORD_MS
-        assert max(int.from_bytes(pcm[i : i + 2], "little", signed=True) for i in range(0, len(pcm), 2)) > 7000
+        assert (
+            max(
+                int.from_bytes(pcm[i : i + 2], "little", signed=True) for i in range(0, len(pcm), 2)
+            )
+            > 7000
+        )
         for voice, message in (("alto", "cannot change"), ("nobody", "cannot change")):
             await client.send("session.update", session={"audio": {"output": {"voice": voice}}})
             assert message in (await client.refused())["message"]
@@ -371,10 +428,16 @@ async def test_a_voice_that_fails_fails_the_response(whole: Stage) -> None:
     async with whole.talk(audio={"input": {"turn_detection": None}}) as client:
         await ask(client, "hello")
         done = one(await client.until("rate_limits.updated"), "response.done")["response"]
-        assert (done["status"], done["status_details"]["error"]["message"]) == ("failed", "no breath")
+        assert (done["status"], done["status_details"]["error"]["message"]) == (
+            "failed",
+            "no breath",
+        )
         whole.tts.error = None
         await ask(client, "again")
-        assert one(await client.until("rate_limits.updated"), "response.done")["response"]["status"] == "completed"
+        assert (
+            one(await client.until("rate_limits.updated"), "response.done")["response"]["status"]
+            == "completed"
+        )
         await client.send("session.update", session={"audio": {"output": {"voice": "nobody"}}})
         assert (await client.refused())["param"] == "session.audio.output.voice"
 
@@ -388,7 +451,10 @@ async def test_a_transcription_session(whole: Stage) -> None:
         client = Client(socket)
         created = (await client.until("session.created"))[0]["session"]
         assert (created["type"], list(created["audio"])) == ("transcription", ["input"])
-        setting = {"type": "transcription", "audio": {"input": {"transcription": {"model": "whisper-1"}}}}
+        setting = {
+            "type": "transcription",
+            "audio": {"input": {"transcription": {"model": "whisper-1"}}},
+        }
         await client.send("session.update", session=setting)
         await client.until("session.updated")
         for words_said in ("two red circles", "a blue square"):
@@ -418,7 +484,10 @@ async def test_the_official_client_talks_and_interrupts(whole: Stage) -> None:
         turns: Any = {"type": "server_vad", "silence_duration_ms": 300}
         output: Any = {"voice": "marin"}
         await connection.session.update(
-            session={"type": "realtime", "audio": {"input": {"turn_detection": turns}, "output": output}}
+            session={
+                "type": "realtime",
+                "audio": {"input": {"turn_detection": turns}, "output": output},
+            }
         )
         await speak_to(connection, silence(500) + say(HELLO) + silence(600))
         heard, item_id = 0, ""
@@ -446,7 +515,9 @@ async def test_the_official_client_talks_and_interrupts(whole: Stage) -> None:
 
 async def speak_to(connection: Any, pcm: bytes) -> None:
     for start in range(0, len(pcm), 9600):
-        await connection.input_audio_buffer.append(audio=base64.b64encode(pcm[start : start + 9600]).decode())
+        await connection.input_audio_buffer.append(
+            audio=base64.b64encode(pcm[start : start + 9600]).decode()
+        )
 
 
 # --------------------------------------------------------------------------------------------------- real models
@@ -455,7 +526,10 @@ async def test_models_of_real_architectures_listen_and_speak(tmp_path: Path) -> 
     ears_at = tiny_whisper(tmp_path / "asr")
     voice_at = tts_checkpoints.pocket_tts(tmp_path / "tts", sample=True, threshold=0.2)
     async with stage() as made, AsyncExitStack() as stack:
-        asr = Asr(AsrConfig(model=str(ears_at), name="ears", fallback=False, threads=1), await made.nats.bus("asr"))
+        asr = Asr(
+            AsrConfig(model=str(ears_at), name="ears", fallback=False, threads=1),
+            await made.nats.bus("asr"),
+        )
         actors = [asr, Tts(tts_config(voice_at), await made.nats.bus("tts"))]
         for actor in actors:
             await stack.enter_async_context(running(actor))
@@ -475,10 +549,17 @@ async def test_models_of_real_architectures_listen_and_speak(tmp_path: Path) -> 
             assert item["content"][0]["transcript"] == text
             ms = tone_ms(sound(events))
             assert ms > 0
-            await client.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=ms // 2)
+            await client.send(
+                "conversation.item.truncate",
+                item_id=item["id"],
+                content_index=0,
+                audio_end_ms=ms // 2,
+            )
             await client.until("conversation.item.truncated")
             await client.send("conversation.item.retrieve", item_id=item["id"])
-            kept = (await client.until("conversation.item.retrieved"))[-1]["item"]["content"][0]["transcript"]
+            kept = (await client.until("conversation.item.retrieved"))[-1]["item"]["content"][0][
+                "transcript"
+            ]
             assert text.startswith(kept)
             assert 0 < len(kept) < len(text)
         assert made.tokenizer.requests[-1].messages == [{"role": "user", "content": transcript}]

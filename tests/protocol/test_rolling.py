@@ -14,20 +14,20 @@ import httpx
 import pytest
 import websockets
 
-from fake_services import MODEL
-from marked_services import read_words, story
-from motet_cli import address
-from motet_cli.child import ChildSpec
-from motet_cli.connection import Connection
-from motet_cli.logs import Log
-from motet_cli.orders import Restart, Scale
-from motet_cli.rolling import Rolling
-from motet_cli.supervisor import Supervisor
+from motet_cli.supervision import address
+from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.connection import Connection
+from motet_cli.supervision.logs import Log
+from motet_cli.supervision.orders import Restart, Scale
+from motet_cli.supervision.rolling import Rolling
+from motet_cli.supervision.supervisor import Supervisor
 from motet_shared.errors import ConfigError, Unavailable
 from motet_shared.testing import NatsServer
-from service_process import python_environment, settings
+from support.fake_services import MODEL
+from support.marked_services import read_words, story
+from support.service_process import python_environment, settings
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 ROLES = ("tokenizer", "decode", "tts")
 SPOKEN = "S1n0w0 S1n0w1 S1n0w2. S1n1w0 S1n1w1 S1n1w2 S1n1w3."
@@ -56,13 +56,24 @@ async def stack() -> AsyncIterator[Stack]:
         with address.bound("127.0.0.1", 0) as listener:
             port, fd = listener.getsockname()[1], listener.fileno()
             env = python_environment() | settings(nats)
-            argv = ("motet_gateway", "--listen-fd", str(fd), "--drain-timeout", "600", "--patience", "30s")
+            argv = (
+                "motet_gateway",
+                "--listen-fd",
+                str(fd),
+                "--drain-timeout",
+                "600",
+                "--patience",
+                "30s",
+            )
             gateway = replace(_spec("gateway", argv, env), drain=10.0, fds=(fd,))
-            services = [_spec(role, ("marked_services", role, "--pace", "0.02"), env) for role in ROLES]
+            services = [
+                _spec(role, ("support.marked_services", role, "--pace", "0.02"), env)
+                for role in ROLES
+            ]
             supervisor.start([gateway, *services])
             made = Stack(
                 supervisor,
-                Rolling(supervisor, Connection(nats.url, nats.password), told.append),
+                Rolling(supervisor, Connection(nats.url, nats.passwords["operator"]), told.append),
                 f"http://127.0.0.1:{port}",
                 told,
             )
@@ -76,7 +87,9 @@ async def stack() -> AsyncIterator[Stack]:
 
 def _spec(role: str, argv: tuple[str, ...], env: dict[str, str]) -> ChildSpec:
     stage = 0 if role == "gateway" else 1
-    return ChildSpec(name=role, role=role, argv=(sys.executable, "-m", *argv), env=env, grace=10.0, stage=stage)
+    return ChildSpec(
+        name=role, role=role, argv=(sys.executable, "-m", *argv), env=env, grace=10.0, stage=stage
+    )
 
 
 async def _ready(url: str) -> None:
@@ -103,8 +116,12 @@ class Load:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         kinds = (self.chat, self.chat_anew, self.speak, self.converse)
-        async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE, trust_env=False) as self._http:
-            tasks = [asyncio.create_task(self._repeat(kind)) for kind in (*kinds, self.chat, self.speak)]
+        async with httpx.AsyncClient(
+            base_url=self.url, timeout=PATIENCE, trust_env=False
+        ) as self._http:
+            tasks = [
+                asyncio.create_task(self._repeat(kind)) for kind in (*kinds, self.chat, self.speak)
+            ]
             try:
                 yield
             finally:
@@ -121,7 +138,9 @@ class Load:
                 await asyncio.sleep(0.05)
 
     def _enough(self, due: dict[str, int]) -> bool:
-        return len(self.answers) == 4 and all(self.answers[kind] >= count for kind, count in due.items())
+        return len(self.answers) == 4 and all(
+            self.answers[kind] >= count for kind, count in due.items()
+        )
 
     async def _repeat(self, ask: Callable[[], Awaitable[bool]]) -> None:
         while not self.over.is_set() and not self.wrong:
@@ -162,7 +181,11 @@ class Load:
         """A reply in a session of its own; a gateway that leaves says so between replies, never in one."""
         url = self.url.replace("http", "ws", 1) + f"/v1/realtime?model={MODEL}"
         async with websockets.connect(url, proxy=None) as socket:
-            item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "speaker 2 asks"}]}
+            item = {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "speaker 2 asks"}],
+            }
             response = {"output_modalities": ["text"]}
             events: list[dict[str, str]] = []
             try:
@@ -173,7 +196,9 @@ class Load:
             except websockets.ConnectionClosed as closed:
                 began = any(event["type"] == "response.created" for event in events)
                 return not began and closed.rcvd is not None and closed.rcvd.code == 1012
-        deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+        deltas = [
+            event["delta"] for event in events if event["type"] == "response.output_text.delta"
+        ]
         return "".join(deltas) == story("speaker 2 asks")
 
 
@@ -198,10 +223,14 @@ async def test_more_and_fewer_while_it_serves() -> None:
         load = Load(here.url)
         async with load.running():
             await load.all_of_them()
-            await here.rolling.carry_out(Scale({"tokenizer": 2, "gateway": 2}, 60.0), here.told.append)
+            await here.rolling.carry_out(
+                Scale({"tokenizer": 2, "gateway": 2}, 60.0), here.told.append
+            )
             assert sorted(here.pids()) == sorted(["gateway", "gateway-2", *ROLES, "tokenizer-2"])
             await load.all_of_them()
-            await here.rolling.carry_out(Scale({"tokenizer": 1, "gateway": 1}, 60.0), here.told.append)
+            await here.rolling.carry_out(
+                Scale({"tokenizer": 1, "gateway": 1}, 60.0), here.told.append
+            )
             await load.all_of_them()
         assert sorted(here.pids()) == sorted(["gateway", *ROLES])
         with pytest.raises(ConfigError, match="there are decode, gateway"):
@@ -214,7 +243,9 @@ async def test_a_new_process_that_fails_changes_nothing() -> None:
     async with stack() as here:
         slot = next(slot for slot in here.supervisor.slots if slot.spec.role == "tts")
         before, good = here.pids(), slot.spec
-        slot.spec = ChildSpec(name="tts", role="tts", argv=(sys.executable, "-c", "raise SystemExit(3)"))
+        slot.spec = ChildSpec(
+            name="tts", role="tts", argv=(sys.executable, "-c", "raise SystemExit(3)")
+        )
         with pytest.raises(Unavailable, match=r"tts: the new process is not ready \(exit code 3\)"):
             await here.rolling.carry_out(Restart(["tts"], 1.0), here.told.append)
         slot.spec = good

@@ -20,19 +20,25 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from fake_services import MODEL, FakeDecode, FakeTokenizer
-from gateway_client import Socket, world
-from motet_cli import nats as nats_command
-from motet_cli.models import ModelFolder
-from motet_cli.stack import Door, Stack
-from motet_shared import telemetry
+from motet_cli.supervision import nats as nats_command
+from motet_cli.supervision.model_folders import ModelFolder
+from motet_cli.supervision.stack import AccessOptions, Stack
+from motet_shared.credentials import make_passwords
 from motet_shared.errors import InternalError
+from motet_shared.process import telemetry
 from motet_shared.tenants import digest
 from motet_shared.testing import NatsServer, free_port, running
-from service_process import end, python_environment
-from tenants_stage import bearer
+from support.fake_services import MODEL, FakeDecode, FakeTokenizer
+from support.gateway_client import Socket, world
+from support.service_process import end, python_environment
+from support.tenants_stage import bearer
 
-PLAIN, SECOND, TENANT, WRONG = "plain-key-0123456789", "second-key-9876", "sk-motet-tenant-0123", "sk-motet-wrong-4567"
+PLAIN, SECOND, TENANT, WRONG = (
+    "plain-key-0123456789",
+    "second-key-9876",
+    "sk-motet-tenant-0123",
+    "sk-motet-wrong-4567",
+)
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -64,14 +70,20 @@ async def gateway(server: NatsServer, folder: Path) -> AsyncIterator[tuple[int, 
     log: list[str] = []
     env = python_environment() | {
         "MOTET_NATS_URL": server.url,
-        "MOTET_NATS_PASSWORD": server.password,
+        "MOTET_NATS_CREDENTIALS": str(server.credentials),
         "MOTET_LOG_LEVEL": "debug",
         "MOTET_STOP_WITH_PARENT": "true",
         "MOTET_API_KEY_FILE": str(keys(folder)),
         "MOTET_TENANTS_FILE": str(tenants(folder)),
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "motet_gateway", "--port", str(port), env=env, stderr=asyncio.subprocess.PIPE
+        sys.executable,
+        "-m",
+        "motet_gateway",
+        "--port",
+        str(port),
+        env=env,
+        stderr=asyncio.subprocess.PIPE,
     )
     stderr = process.stderr
     assert stderr is not None
@@ -104,13 +116,33 @@ async def ask_everything(port: int) -> list[str]:
     body = {"model": MODEL, "messages": HELLO}
     async with httpx.AsyncClient(trust_env=False, base_url=base) as http:
         for key in (PLAIN, SECOND, TENANT, WRONG):
-            for path in ("/v1/models", "/v1/models/none", "/metrics", "/v1/nothing", "/v1/images/jobs/x"):
+            for path in (
+                "/v1/models",
+                "/v1/models/none",
+                "/metrics",
+                "/v1/nothing",
+                "/v1/images/jobs/x",
+            ):
                 told.append(_shown(await http.get(path, headers=bearer(key))))
             for fields in ({}, {"stream": True}, {"bogus": 1}, {"model": "none"}):
-                told.append(_shown(await http.post("/v1/chat/completions", json=body | fields, headers=bearer(key))))
-            told.append(_shown(await http.post("/v1/chat/completions", content=b"{", headers=bearer(key))))
-        told.append(_shown(await http.get("/v1/models", headers={"authorization": f"Basic {PLAIN}"})))
-        told.append(_shown(await http.get("/v1/models", headers={"authorization": PLAIN, "api-key": TENANT})))
+                told.append(
+                    _shown(
+                        await http.post(
+                            "/v1/chat/completions", json=body | fields, headers=bearer(key)
+                        )
+                    )
+                )
+            told.append(
+                _shown(await http.post("/v1/chat/completions", content=b"{", headers=bearer(key)))
+            )
+        told.append(
+            _shown(await http.get("/v1/models", headers={"authorization": f"Basic {PLAIN}"}))
+        )
+        told.append(
+            _shown(
+                await http.get("/v1/models", headers={"authorization": PLAIN, "api-key": TENANT})
+            )
+        )
         told.append(_shown(await http.get("/health/ready", headers=bearer(TENANT))))
     for key in (PLAIN, TENANT, WRONG):
         told += await _talk(port, key)
@@ -150,13 +182,18 @@ async def test_nothing_that_a_process_tells_has_a_secret(tmp_path: Path) -> None
         assert metrics_port is not None
         async with httpx.AsyncClient(trust_env=False) as http:
             told.append((await http.get(f"http://127.0.0.1:{metrics_port[1]}/metrics")).text)
-    everything = {"answers": "\n".join(told), "log": "".join(log), "titles": "\n".join(titles), "services": services}
+    everything = {
+        "answers": "\n".join(told),
+        "log": "".join(log),
+        "titles": "\n".join(titles),
+        "services": services,
+    }
     assert "motet_gateway" in everything["titles"]
     assert "motet_tenant_requests_total" in everything["answers"], "the metrics were told"
     assert "motet-gateway" in everything["services"]
     assert "/v1/chat/completions 200" in everything["log"], "something was logged"
     for name, text in everything.items():
-        assert not found(text, PLAIN, SECOND, TENANT, WRONG, server.password), name
+        assert not found(text, PLAIN, SECOND, TENANT, WRONG, *server.passwords.values()), name
 
 
 def titles_of(pid: int) -> list[str]:
@@ -166,7 +203,7 @@ def titles_of(pid: int) -> list[str]:
 
 async def service_api(server: NatsServer) -> str:
     """$SRV.PING, INFO and STATS of all that run."""
-    client = await nats.connect(server.url, user="operator", password=server.password)
+    client = await nats.connect(server.url, user="operator", password=server.passwords["operator"])
     told: list[str] = []
     try:
         inbox = client.new_inbox()
@@ -182,9 +219,18 @@ async def service_api(server: NatsServer) -> str:
 
 async def test_a_wrong_password_is_not_repeated(tmp_path: Path) -> None:
     async with NatsServer() as server:
-        env = python_environment() | {"MOTET_NATS_URL": server.url, "MOTET_NATS_PASSWORD": "a-wrong-password"}
+        env = python_environment() | {
+            "MOTET_NATS_URL": server.url,
+            "MOTET_NATS_PASSWORD": "a-wrong-password",
+        }
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "motet_gateway", "--port", "0", env=env, stderr=asyncio.subprocess.PIPE
+            sys.executable,
+            "-m",
+            "motet_gateway",
+            "--port",
+            "0",
+            env=env,
+            stderr=asyncio.subprocess.PIPE,
         )
         _, err = await asyncio.wait_for(process.communicate(), 90)
         assert process.returncode == 78
@@ -192,16 +238,26 @@ async def test_a_wrong_password_is_not_repeated(tmp_path: Path) -> None:
         assert b"a-wrong-password" not in err
 
 
-def test_no_command_line_of_the_stack_has_the_password(tmp_path: Path) -> None:
-    secret = "p-very-secret"
-    door = Door(api_key_file=keys(tmp_path), tenants_file=tenants(tmp_path))
+def test_no_command_line_of_the_stack_has_a_password(tmp_path: Path) -> None:
+    folder = tmp_path / "nats"
+    passwords = make_passwords(folder)
+    door = AccessOptions(api_key_file=keys(tmp_path), tenants_file=tenants(tmp_path))
     model = ModelFolder("m", tmp_path)
-    stack = Stack(models=(model,), nats_url="nats://127.0.0.1:1", nats_password=secret, asr=model, tts=model, door=door)
-    specs = [*stack.services(), nats_command.spec(1, {"MOTET_NATS_PASSWORD": secret})]
+    stack = Stack(
+        models=(model,),
+        nats_url="nats://127.0.0.1:1",
+        credentials=folder,
+        asr=model,
+        tts=model,
+        door=door,
+    )
+    specs = [*stack.services(), nats_command.spec(1, folder)]
     assert len(specs) >= 6
     for spec in specs:
-        assert not found(" ".join(spec.argv), secret, PLAIN, TENANT)
-    assert "very-secret" not in repr(stack)
+        assert not found(
+            f"{' '.join(spec.argv)} {dict(spec.env)}", *passwords.values(), PLAIN, TENANT
+        )
+    assert not found(repr(stack), *passwords.values())
 
 
 # ------------------------------------------------------------------------------------------------------------- traces
@@ -217,7 +273,9 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 
 async def test_traces_have_no_keys(tmp_path: Path, spans: InMemorySpanExporter) -> None:
-    async with world(api_key=f"{PLAIN}\n{SECOND}", tenants_file=tenants(tmp_path), patience=0.2) as made:
+    async with world(
+        api_key=f"{PLAIN}\n{SECOND}", tenants_file=tenants(tmp_path), patience=0.2
+    ) as made:
         for key in (PLAIN, TENANT, WRONG):
             await made.ask(headers=bearer(key)).done()
             await made.ask(headers=bearer(key), stream=True).done()

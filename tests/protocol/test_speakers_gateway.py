@@ -23,18 +23,18 @@ from typing import Any
 import openai
 import pytest
 
-from asr_stage import KEY, MODEL, Service
 from motet_gateway.config import GatewayConfig
-from motet_gateway.gateway import Gateway
-from motet_shared.actor import operation
-from motet_shared.audio import SAMPLE_BYTES, wav_header
-from motet_shared.call import Call
+from motet_gateway.service import Gateway
+from motet_media.audio import SAMPLE_BYTES, wav_header
 from motet_shared.messages import Recording, Segment, Transcribe, Usage
+from motet_shared.process.actor import operation
 from motet_shared.testing import NatsServer, running
-from service_process import Process, service_process
+from motet_shared.wire.call import Call
 from speech_espeak import Voice
-from spoken import say, silence
-from voice_services import Ears
+from support.asr_stage import KEY, MODEL, Service
+from support.service_process import Process, service_process
+from support.spoken import say, silence
+from support.voice_services import Ears
 
 RATE = 16_000
 SPEAKERS = Path(__file__).parents[2] / "models" / "pocket-speakers"
@@ -65,7 +65,9 @@ class Clockwork(Ears):
             times = [start + (end - start) * n / count for n in range(count + 1)]
             words = [(f" w{a:.2f}", a, b) for a, b in pairwise(times)]
             text = "".join(word for word, _, _ in words)
-            await call.send(Segment(number, number, start, end, text, words=words if request.words else []))
+            await call.send(
+                Segment(number, number, start, end, text, words=words if request.words else [])
+            )
         call.finish("stop", Usage(completion_tokens=7))
 
 
@@ -131,12 +133,18 @@ async def stage(speakers: int = 1) -> AsyncIterator[Stage]:
         await stack.enter_async_context(running(Clockwork(None, await nats.bus("asr"))))
         await stack.enter_async_context(service_process(nats, "motet_vad"))
         argv = ("motet_speakers", "--model", str(SPEAKERS))
-        telling = [await stack.enter_async_context(service_process(nats, *argv)) for _ in range(speakers)]
+        telling = [
+            await stack.enter_async_context(service_process(nats, *argv)) for _ in range(speakers)
+        ]
         bus = await nats.bus("gateway")
-        gateway = Gateway(GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0, max_upload=8 << 20), bus)
+        gateway = Gateway(
+            GatewayConfig(port=0, api_key=KEY, drain_timeout=5.0, max_upload=8 << 20), bus
+        )
         await stack.enter_async_context(running(gateway))
         wanted = {"asr": 1, "vad": 1, "speakers": speakers}
-        await bus.directory.wait_for(lambda d: all(len(d.ready(role)) == count for role, count in wanted.items()), 60)
+        await bus.directory.wait_for(
+            lambda d: all(len(d.ready(role)) == count for role, count in wanted.items()), 60
+        )
         yield Stage(gateway, [], telling)
 
 
@@ -208,9 +216,20 @@ async def _from_the_terminal(service: Stage, talk: Dialogue, whole: Any) -> None
     """`motet listen --speakers`: a line per turn."""
 
     def listen(path: Path) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, "-m", "motet_cli", "listen", "--url", service.url, "--speakers", str(path)]
+        argv = [
+            sys.executable,
+            "-m",
+            "motet_cli",
+            "listen",
+            "--url",
+            service.url,
+            "--speakers",
+            str(path),
+        ]
         env = {**os.environ, "MOTET_API_KEY": KEY, "PYTHONPATH": os.pathsep.join(sys.path)}
-        return subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, check=False)
+        return subprocess.run(
+            argv, capture_output=True, text=True, env=env, timeout=60, check=False
+        )
 
     path = Path(os.environ.get("TMPDIR", "/tmp")) / f"motet-{os.getpid()}.wav"
     path.write_bytes(talk.wav)
@@ -228,10 +247,19 @@ async def _refused(service: Stage, talk: Dialogue) -> None:
     sound = "data:audio/wav;base64," + base64.b64encode(_reference(ANN)[:40_000]).decode()
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"known_speaker_names[]": "Ann"}, "known_speaker_names"),
-        ({"known_speaker_names[]": "Ann", "known_speaker_references[]": "a sound"}, "known_speaker_references"),
-        ({"known_speaker_names[]": "Ann", "known_speaker_references[]": sound}, "known_speaker_references"),
+        (
+            {"known_speaker_names[]": "Ann", "known_speaker_references[]": "a sound"},
+            "known_speaker_references",
+        ),
+        (
+            {"known_speaker_names[]": "Ann", "known_speaker_references[]": sound},
+            "known_speaker_references",
+        ),
         ({"chunking_strategy": '{"type": "server_vad", "threshold": 7}'}, "chunking_strategy"),
-        ({"chunking_strategy[type]": "server_vad", "chunking_strategy[speed]": "9"}, "chunking_strategy"),
+        (
+            {"chunking_strategy[type]": "server_vad", "chunking_strategy[speed]": "9"},
+            "chunking_strategy",
+        ),
         ({"timestamp_granularities[]": "word"}, "timestamp_granularities"),
     ]
     for fields, param in wrong:
@@ -254,6 +282,7 @@ async def _refused(service: Stage, talk: Dialogue) -> None:
     assert "motet up --speakers" in reply.json()["error"]["message"]
 
 
+@pytest.mark.long
 async def test_a_speakers_service_that_is_killed_costs_no_label() -> None:
     """A file of minutes, so that the kill falls into the middle of it."""
     short = dialogue(("Ann", ANN), ("Bob", BOB))
@@ -265,13 +294,17 @@ async def test_a_speakers_service_that_is_killed_costs_no_label() -> None:
         directory = service.gateway.bus.directory
 
         def busy() -> list[Any]:
-            return [beat for beat in directory.ready("speakers") if directory.outstanding(beat.instance)]
+            return [
+                beat for beat in directory.ready("speakers") if directory.outstanding(beat.instance)
+            ]
 
         async with asyncio.timeout(30):
             while not busy():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         os.kill(busy()[0].pid, signal.SIGKILL)
         again = await asking
-        told, due = ([(one.speaker, one.text) for one in all_of.segments] for all_of in (again, whole))
+        told, due = (
+            [(one.speaker, one.text) for one in all_of.segments] for all_of in (again, whole)
+        )
         assert told == due
         assert sum(process.returncode is None for process in service.speakers) == 1

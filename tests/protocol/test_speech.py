@@ -14,19 +14,21 @@ from typing import Any
 import openai
 import pytest
 
-import tts_checkpoints
 from motet_cli.main import main
-from motet_gateway.audio_encoder import FORMATS
+from motet_gateway.audio.encoder import FORMATS
 from motet_tts.service import Tts
-from served_gateway import KEY, Served, served
-from tts_stage import MODEL, TEXT, config
+from support import tts_checkpoints
+from support.served_gateway import KEY, Served, served
+from support.tts_stage import MODEL, TEXT, config
 
 SEED: Any = {"seed": 5}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tts_checkpoints.pocket_tts(tmp_path_factory.mktemp("tts") / "model", sample=True, threshold=0.2)
+    return tts_checkpoints.pocket_tts(
+        tmp_path_factory.mktemp("tts") / "model", sample=True, threshold=0.2
+    )
 
 
 @dataclass
@@ -36,7 +38,10 @@ class Service(Served):
 
 @asynccontextmanager
 async def serving(folder: Path, count: int = 1, **settings: Any) -> AsyncIterator[Service]:
-    async with served("tts", lambda bus: Tts(config(folder, **settings), bus), count) as (gateway, speakers):
+    async with served("tts", lambda bus: Tts(config(folder, **settings), bus), count) as (
+        gateway,
+        speakers,
+    ):
         yield Service(gateway, speakers)
 
 
@@ -48,7 +53,13 @@ async def service(folder: Path) -> AsyncIterator[Service]:
 
 async def speech(client: openai.AsyncOpenAI, audio_format: Any = "pcm", **fields: Any) -> bytes:
     """The whole sound."""
-    body: dict[str, Any] = {"model": MODEL, "input": TEXT, "voice": "anna", "extra_body": SEED, **fields}
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "input": TEXT,
+        "voice": "anna",
+        "extra_body": SEED,
+        **fields,
+    }
     return (await client.audio.speech.create(response_format=audio_format, **body)).content
 
 
@@ -89,10 +100,19 @@ async def test_events(service: Service) -> None:
     async with service.client() as client:
         pcm = await speech(client)
         async with client.audio.speech.with_streaming_response.create(
-            model=MODEL, input=TEXT, voice="anna", response_format="pcm", stream_format="sse", extra_body=SEED
+            model=MODEL,
+            input=TEXT,
+            voice="anna",
+            response_format="pcm",
+            stream_format="sse",
+            extra_body=SEED,
         ) as reply:
             assert reply.headers["content-type"].startswith("text/event-stream")
-            events = [json.loads(line[6:]) async for line in reply.iter_lines() if line.startswith("data: ")]
+            events = [
+                json.loads(line[6:])
+                async for line in reply.iter_lines()
+                if line.startswith("data: ")
+            ]
     *deltas, done = events
     assert {event["type"] for event in deltas} == {"speech.audio.delta"}
     assert b"".join(base64.b64decode(event["audio"]) for event in deltas) == pcm
@@ -111,7 +131,10 @@ async def test_models_and_voices(service: Service) -> None:
         assert [(model.id, getattr(model, "kind", "")) for model in models] == [(MODEL, "speech")]
         assert (await client.models.retrieve(MODEL)).id == MODEL
         voices: Any = await client.get("/audio/voices", cast_to=object)
-        assert [(voice["id"], voice["model"]) for voice in voices["data"]] == [("anna", MODEL), ("ben", MODEL)]
+        assert [(voice["id"], voice["model"]) for voice in voices["data"]] == [
+            ("anna", MODEL),
+            ("ben", MODEL),
+        ]
 
 
 async def test_errors_have_openais_shape(service: Service) -> None:
@@ -129,7 +152,9 @@ async def test_errors_have_openais_shape(service: Service) -> None:
     async with service.client() as client, service.client("wrong") as stranger:
         for fields, error, param in wrong:
             with pytest.raises(error) as raised:
-                await client.audio.speech.create(**{"model": MODEL, "input": "hi", "voice": "anna", **fields})
+                await client.audio.speech.create(
+                    **{"model": MODEL, "input": "hi", "voice": "anna", **fields}
+                )
             assert raised.value.param == param, fields
         with pytest.raises(openai.AuthenticationError):
             await stranger.audio.speech.create(model=MODEL, input="hi", voice="anna")
@@ -174,12 +199,16 @@ async def _silence(speaker: Tts) -> None:
 
 async def test_overload_gets_429(folder: Path) -> None:
     async with serving(folder, max_running=1, max_waiting=0) as service, service.client() as client:
-        results = await asyncio.gather(*(speech(client, input=TEXT * 5) for _ in range(4)), return_exceptions=True)
+        results = await asyncio.gather(
+            *(speech(client, input=TEXT * 5) for _ in range(4)), return_exceptions=True
+        )
         assert any(isinstance(result, openai.RateLimitError) for result in results)
         assert any(isinstance(result, bytes) for result in results)
 
 
-async def test_motet_say(service: Service, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+async def test_motet_say(
+    service: Service, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
     key = tmp_path / "key"
     key.write_text(KEY)
     common = ("say", "--url", service.url, "--api-key-file", str(key), "--voice", "ben")

@@ -11,26 +11,33 @@ import httpx
 import openai
 import pytest
 
-from fake_services import MODEL, FakeDecode, FakeTokenizer
 from motet_cli.main import main
 from motet_shared.errors import InternalError
 from motet_shared.testing import NatsServer, running
-from served_gateway import KEY, Served, served_gateway
+from support.fake_services import MODEL, FakeDecode, FakeTokenizer
+from support.served_gateway import KEY, Served, served_gateway
 
 
 @pytest.fixture
 async def stack() -> AsyncIterator[tuple[Served, FakeTokenizer]]:
     async with NatsServer() as nats:
-        tokenizer, decode = FakeTokenizer(None, await nats.bus("tokenizer")), FakeDecode(None, await nats.bus("decode"))
+        tokenizer, decode = (
+            FakeTokenizer(None, await nats.bus("tokenizer")),
+            FakeDecode(None, await nats.bus("decode")),
+        )
         async with running(tokenizer), running(decode), served_gateway(nats) as gateway:
-            await gateway.bus.directory.wait_for(lambda d: d.ready("tokenizer") and d.ready("decode"), 5)
+            await gateway.bus.directory.wait_for(
+                lambda d: d.ready("tokenizer") and d.ready("decode"), 5
+            )
             yield Served(gateway), tokenizer
 
 
 async def ask(served: Served, request: str) -> None:
     async with served.client() as client:
         await client.chat.completions.create(
-            model=MODEL, messages=[{"role": "user", "content": "a b c"}], extra_headers={"x-request-id": request}
+            model=MODEL,
+            messages=[{"role": "user", "content": "a b c"}],
+            extra_headers={"x-request-id": request},
         )
 
 
@@ -50,11 +57,18 @@ async def test_instances_and_replies_are_told(stack: tuple[Served, FakeTokenizer
     assert {(i["role"], i["state"]) for i in told["instances"]} == {
         (role, "ready") for role in ("decode", "gateway", "tokenizer")
     }
-    assert (told["replies"]["replies"], told["replies"]["failed"], told["replies"]["good"]) == (2, 1, 0.5)
+    assert (told["replies"]["replies"], told["replies"]["failed"], told["replies"]["good"]) == (
+        2,
+        1,
+        0.5,
+    )
     assert told["replies"]["first_token_seconds"]["p50"] > 0
     assert wrong.status_code == 400
     assert wrong.json()["error"]["param"] == "window"
-    assert [(r["request"], r["status"]) for r in replies] == [("second-one", "failed"), ("first-one", "stop")]
+    assert [(r["request"], r["status"]) for r in replies] == [
+        ("second-one", "failed"),
+        ("first-one", "stop"),
+    ]
     assert [r["tokens"] for r in one] == [5]
     assert one[0]["timing"]["decode.prefill"] == 0.002
 
@@ -79,5 +93,10 @@ async def test_the_commands_show_them(
     waterfall = await shown("trace", "the-one")
     assert "the-one" in waterfall
     assert "tokenizer.encode" in waterfall
-    assert await asyncio.to_thread(main, ["trace", "--url", served.url, "--api-key-file", str(key), "another"]) == 1
+    assert (
+        await asyncio.to_thread(
+            main, ["trace", "--url", served.url, "--api-key-file", str(key), "another"]
+        )
+        == 1
+    )
     assert "'another' is not among the last replies" in capsys.readouterr().err

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 
-from motet_gateway.gateway import Gateway
+from motet_gateway.service import Gateway
 from motet_shared.testing import NatsServer
-from served_gateway import served_gateway
-from tenants_stage import ACME, OTHER, bearer, document
+from support.served_gateway import served_gateway
+from support.tenants_stage import ACME, OTHER, bearer, document
 
 BODY: dict[str, Any] = {"id": "mine", "model": "brush", "prompt": "two red circles", "seed": 5}
 
@@ -25,7 +25,9 @@ async def serving(tmp_path: Path) -> AsyncIterator[tuple[Gateway, httpx.AsyncCli
     async with (
         NatsServer(store=tmp_path / "jetstream") as nats,
         served_gateway(nats, tenants_file=file, jobs=0) as gateway,
-        httpx.AsyncClient(trust_env=False, base_url=f"http://127.0.0.1:{gateway.port}/v1/images", timeout=30) as http,
+        httpx.AsyncClient(
+            trust_env=False, base_url=f"http://127.0.0.1:{gateway.port}/v1/images", timeout=30
+        ) as http,
     ):
         yield gateway, http
 
@@ -40,7 +42,9 @@ async def test_jobs_are_their_tenants(tmp_path: Path) -> None:
         assert (await http.delete("/jobs/mine", headers=bearer(OTHER))).status_code == 404
         theirs = await http.post("/jobs", json=BODY | {"prompt": "another"}, headers=bearer(OTHER))
         assert theirs.status_code == 202, "the same name, another job"
-        assert (await http.delete("/jobs/mine", headers=bearer(OTHER))).json()["status"] == "cancelled"
+        assert (await http.delete("/jobs/mine", headers=bearer(OTHER))).json()[
+            "status"
+        ] == "cancelled"
         for name in ("of.other.mine", "stop.mine", "seq.mine"):
             assert (await http.get(f"/jobs/{name}", headers=bearer())).status_code == 404
         assert (await http.get("/jobs/mine", headers=bearer())).json()["status"] == "queued"
@@ -49,14 +53,21 @@ async def test_jobs_are_their_tenants(tmp_path: Path) -> None:
 async def test_a_job_is_paid_for_once(tmp_path: Path) -> None:
     async with serving(tmp_path) as (gateway, http):
         for _ in range(5):
-            assert (await http.post("/jobs", json=BODY | {"n": 2}, headers=bearer())).status_code == 202
+            assert (
+                await http.post("/jobs", json=BODY | {"n": 2}, headers=bearer())
+            ).status_code == 202
         conflict = await http.post("/jobs", json=BODY | {"n": 1}, headers=bearer())
         assert conflict.status_code == 400
         assert "'mine'" in conflict.json()["error"]["message"]
         refused = await http.post("/jobs", json=BODY | {"id": "next", "n": 2}, headers=bearer())
-        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (
+            429,
+            "rate_limit_exceeded",
+        )
         assert (await http.get("/jobs/next", headers=bearer())).status_code == 404
-        assert (await http.post("/jobs", json=BODY | {"id": "last"}, headers=bearer())).status_code == 202
+        assert (
+            await http.post("/jobs", json=BODY | {"id": "last"}, headers=bearer())
+        ).status_code == 202
         assert gateway.service is not None
         key = {"headers": [(b"authorization", f"Bearer {ACME}".encode())]}
         bucket = gateway.service.door.enter(key).tenant.images.bucket

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from motet_shared.bus import Bus
 from motet_shared.messages import Sampling, Text
 from motet_shared.testing import NatsServer, running
-from scripted_decode import MODEL, ScriptedDecode
-from service_process import end, start
-from tiny_tokenizers import write_folder
-from tokenizer_stage import REPLY, SCRIPT, Answer, chat
+from motet_shared.wire.bus import Bus
+from support.scripted_decode import MODEL, ScriptedDecode
+from support.service_process import end, start
+from support.tiny_tokenizers import write_folder
+from support.tokenizer_stage import REPLY, SCRIPT, Answer, chat
 
 
 @pytest.fixture

@@ -7,23 +7,37 @@ from pathlib import Path
 
 import pytest
 
-import tts_checkpoints
 from motet_shared.testing import NatsServer, running
 from motet_tts.service import Tts
-from service_process import end, start
-from tts_stage import MODEL, TEXT, Speech, ask, config, said
+from support import tts_checkpoints
+from support.service_process import end, start
+from support.tts_stage import MODEL, TEXT, Speech, ask, config, said
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.long, pytest.mark.slow]
 
 
 def settings(folder: Path) -> tuple[str, ...]:
-    return ("--model", str(folder), "--name", MODEL, "--first-chunk", "0.002", "--chunk", "0.01", "--threads", "1")
+    return (
+        "--model",
+        str(folder),
+        "--name",
+        MODEL,
+        "--first-chunk",
+        "0.002",
+        "--chunk",
+        "0.01",
+        "--threads",
+        "1",
+    )
 
 
 def nearly_equal(one: Speech, other: Speech) -> bool:
     """Processes may add floats in another order: a step or two of 16 bits."""
     values = (memoryview(speech.pcm).cast("h") for speech in (one, other))
-    return len(one.pcm) == len(other.pcm) and max(abs(a - b) for a, b in zip(*values, strict=True)) <= 4
+    return (
+        len(one.pcm) == len(other.pcm)
+        and max(abs(a - b) for a, b in zip(*values, strict=True)) <= 4
+    )
 
 
 async def test_a_process_serves_and_another_instance_goes_on(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from motet_shared import errors
-from motet_shared.actor import Actor, operation
-from motet_shared.bus import Bus
-from motet_shared.call import Call
 from motet_shared.messages import FEED_WINDOW, Echo, Text
-from motet_shared.stream import Stream
+from motet_shared.process.actor import Actor, operation
 from motet_shared.testing import NatsServer, running
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.call import Call
+from motet_shared.wire.stream import Stream
 
 
 class Ear(Actor):
@@ -66,7 +66,9 @@ def speech(number: int, count: int, size: int) -> list[bytes]:
 async def test_many_streams_are_fed_at_once_and_none_hears_another(server: NatsServer) -> None:
     async with stack(server) as (gateway, ear):
         sent = [speech(number, 150, 960) for number in range(24)] + [speech(99, 3, 500_000)]
-        answers = await asyncio.gather(*(told(gateway.open("tokenizer", Echo()), parts) for parts in sent))
+        answers = await asyncio.gather(
+            *(told(gateway.open("tokenizer", Echo()), parts) for parts in sent)
+        )
         for parts, answer in zip(sent, answers, strict=True):
             whole = b"".join(parts)
             assert (answer.text, answer.ids) == (hashlib.blake2b(whole).hexdigest(), [len(whole)])
@@ -74,7 +76,9 @@ async def test_many_streams_are_fed_at_once_and_none_hears_another(server: NatsS
         gateway.check_integrity()
 
 
-async def test_a_worker_that_does_not_read_is_sent_no_more_than_a_window(server: NatsServer) -> None:
+async def test_a_worker_that_does_not_read_is_sent_no_more_than_a_window(
+    server: NatsServer,
+) -> None:
     async with stack(server) as (gateway, ear):
         async with gateway.open("tokenizer", Echo(text="deaf")) as stream:
             sending = asyncio.create_task(told(stream, speech(0, 1000, 30_000)))

@@ -5,13 +5,13 @@ import signal
 
 import pytest
 
-from motet_shared.bus import Bus
 from motet_shared.errors import WorkerLost
 from motet_shared.messages import Detect, SpeechEdge
-from motet_shared.stream import Stream
 from motet_shared.testing import NatsServer
-from service_process import service_process
-from spoken import say, silence
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.stream import Stream
+from support.service_process import service_process
+from support.spoken import say, silence
 
 SPEECH = silence(400) + say("Two red circles and a blue square.") + silence(900)
 

@@ -12,14 +12,15 @@ import nats
 import pytest
 import uvloop
 
-from motet_shared import errors, subjects
-from motet_shared.bus import Bus
-from motet_shared.config import ProcessConfig
+from motet_shared import errors
 from motet_shared.messages import Echo, Open, encode
+from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import NatsServer, running
-from parrot import Parrot
-from service_process import service_process
-from stream_world import ids
+from motet_shared.wire import subjects
+from motet_shared.wire.bus import Bus
+from support.parrot import Parrot
+from support.service_process import service_process
+from support.stream_world import ids
 
 
 @pytest.fixture
@@ -64,7 +65,9 @@ async def retryable(work: Awaitable[list[int]]) -> list[int] | None:
 async def test_many_streams_at_once(server: NatsServer) -> None:
     async with connected(server, "gateway") as gateway, parrot(server) as worker:
         await seen(gateway)
-        streams = [gateway.open("tokenizer", Echo(count=100, text="x"), window=16) for _ in range(64)]
+        streams = [
+            gateway.open("tokenizer", Echo(count=100, text="x"), window=16) for _ in range(64)
+        ]
         assert await asyncio.gather(*map(ids, streams)) == [list(range(100))] * 64
         outbox = worker.bus.calls.outbox
         assert outbox.messages < outbox.parts / 4, "frames of one step share a message"
@@ -73,7 +76,11 @@ async def test_many_streams_at_once(server: NatsServer) -> None:
 
 
 async def test_two_instances_share_the_work_and_one_can_be_chosen(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, parrot(server) as one, parrot(server) as two:
+    async with (
+        connected(server, "gateway") as gateway,
+        parrot(server) as one,
+        parrot(server) as two,
+    ):
         await seen(gateway, 2)
         await asyncio.gather(*(ids(gateway.open("tokenizer", Echo(count=1))) for _ in range(40)))
         assert min(one.bus.calls.requests, two.bus.calls.requests) > 5
@@ -85,7 +92,9 @@ async def test_two_instances_share_the_work_and_one_can_be_chosen(server: NatsSe
 async def test_a_slow_reader_slows_only_itself(server: NatsServer) -> None:
     async with connected(server, "gateway") as gateway, parrot(server) as worker:
         await seen(gateway)
-        async with gateway.open("tokenizer", Echo(count=10_000, text="x" * 1000), window=32) as slow:
+        async with gateway.open(
+            "tokenizer", Echo(count=10_000, text="x" * 1000), window=32
+        ) as slow:
             started = time.monotonic()
             assert len(await ids(gateway.open("tokenizer", Echo(count=2000)))) == 2000
             assert time.monotonic() - started < 20
@@ -112,7 +121,10 @@ async def test_restart_of_nats(server: NatsServer) -> None:
 
 
 async def test_sigkill_of_a_worker_process_is_noticed_at_once(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, service_process(server, "parrot") as process:
+    async with (
+        connected(server, "gateway") as gateway,
+        service_process(server, "support.parrot") as process,
+    ):
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
         reading = asyncio.create_task(ids(stream))
@@ -123,8 +135,13 @@ async def test_sigkill_of_a_worker_process_is_noticed_at_once(server: NatsServer
         assert not gateway.directory.ready("tokenizer")
 
 
-async def test_a_stopped_worker_is_noticed_and_what_it_says_later_is_dropped(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, service_process(server, "parrot") as process:
+async def test_a_stopped_worker_is_noticed_and_what_it_says_later_is_dropped(
+    server: NatsServer,
+) -> None:
+    async with (
+        connected(server, "gateway") as gateway,
+        service_process(server, "support.parrot") as process,
+    ):
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
         reading = asyncio.create_task(ids(stream))
@@ -138,7 +155,10 @@ async def test_a_stopped_worker_is_noticed_and_what_it_says_later_is_dropped(ser
 
 
 async def test_sigterm_drains_and_exits_with_zero(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, service_process(server, "parrot") as process:
+    async with (
+        connected(server, "gateway") as gateway,
+        service_process(server, "support.parrot") as process,
+    ):
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=20, delay_ms=20))
         reading = asyncio.create_task(ids(stream))
@@ -149,13 +169,20 @@ async def test_sigterm_drains_and_exits_with_zero(server: NatsServer) -> None:
 
 
 async def test_a_second_sigterm_sends_what_runs_elsewhere(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, service_process(server, "parrot") as process:
+    async with (
+        connected(server, "gateway") as gateway,
+        service_process(server, "support.parrot") as process,
+    ):
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=100_000, delay_ms=20))
         reading = asyncio.create_task(ids(stream))
         await eventually(lambda: stream.received > 2)
         process.terminate()
-        await eventually(lambda: [beat.state for beat in gateway.directory.instances("tokenizer")] == ["draining"])
+        await eventually(
+            lambda: (
+                [beat.state for beat in gateway.directory.instances("tokenizer")] == ["draining"]
+            )
+        )
         assert not reading.done()
         process.terminate()
         with pytest.raises(errors.Draining, match="may be repeated elsewhere"):
@@ -190,7 +217,9 @@ async def test_the_service_api_answers_like_any_nats_service(server: NatsServer)
     async with parrot(server) as worker, connected(server, "gateway") as gateway:
         await seen(gateway)
         await ids(gateway.open("tokenizer", Echo(count=3)))
-        client = await nats.connect(server.url, user="operator", password=server.password)
+        client = await nats.connect(
+            server.url, user="operator", password=server.passwords["operator"]
+        )
         try:
             answers: list[dict] = []
             inbox = client.new_inbox()
@@ -203,10 +232,18 @@ async def test_the_service_api_answers_like_any_nats_service(server: NatsServer)
             await eventually(lambda: len(answers) == 2)
             assert {a["type"] for a in answers} == {"io.nats.micro.v1.ping_response"}
             assert {a["name"] for a in answers} == {"motet-gateway", "motet-tokenizer"}
-            stats = json.loads((await client.request(f"$SRV.STATS.motet-tokenizer.{worker.bus.instance}", b"")).data)
+            stats = json.loads(
+                (
+                    await client.request(f"$SRV.STATS.motet-tokenizer.{worker.bus.instance}", b"")
+                ).data
+            )
             assert stats["type"] == "io.nats.micro.v1.stats_response"
             endpoint = stats["endpoints"][0]
-            assert (endpoint["name"], endpoint["num_requests"], endpoint["num_errors"]) == ("echo", 1, 0)
+            assert (endpoint["name"], endpoint["num_requests"], endpoint["num_errors"]) == (
+                "echo",
+                1,
+                0,
+            )
             assert endpoint["data"]["state"] == "ready"
             info = json.loads((await client.request("$SRV.INFO.motet-tokenizer", b"")).data)
             assert info["endpoints"][0]["subject"] == "motet.v1.tokenizer.echo"
@@ -260,7 +297,10 @@ async def test_oversize_is_refused_before_it_is_sent(server: NatsServer) -> None
         with pytest.raises(errors.PayloadTooLarge, match=str(limit)):
             await ids(gateway.open("tokenizer", Echo(text="x" * (limit + 1))))
         # Together the items are too large for one message: they go as two.
-        assert await ids(gateway.open("tokenizer", Echo(count=2, text="x" * (limit - 200)))) == [0, 1]
+        assert await ids(gateway.open("tokenizer", Echo(count=2, text="x" * (limit - 200)))) == [
+            0,
+            1,
+        ]
 
 
 def test_a_connection_that_is_gone_is_closed_without_a_word() -> None:

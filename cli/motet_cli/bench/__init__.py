@@ -1,1 +1,1 @@
-"""`motet bench`: a load generator for any server that speaks OpenAI's streaming HTTP API."""
+"""Generate load for any server that speaks OpenAI's streaming HTTP API: `motet bench`."""

@@ -1,4 +1,4 @@
-"""`motet bench`: runs a workload against a server and reports what came back."""
+"""Run a workload against a server and report the results: `motet bench`."""
 
 from __future__ import annotations
 
@@ -21,17 +21,21 @@ from motet_cli.bench.record import Record
 from motet_cli.bench.request import PATHS, Request, Shape
 from motet_cli.bench.scale import Scale
 from motet_cli.bench.summary import summarize
-from motet_cli.server import read_key
+from motet_cli.commands.server import read_key
 
 
 def run(args: Namespace) -> int:
-    """0 if a reply was complete; 1 if none was; 130 after Ctrl-C, with the figures until then."""
+    """Exit code: 0 if a reply was complete, 1 if none, 130 after Ctrl-C, with figures so far."""
     config = configure(args)
     started = datetime.now(UTC)
     bench = Bench(config, Client(config.base, read_key(config.api_key_file)))
     measured = uvloop.run(bench.run())
-    summary = summarize(measured, config.limits, config.price_per_hour, paced=config.concurrency is None)
-    title = f"{bench.shape.model} at {config.base}, {bench.load_text()}, seed {config.workload.seed}"
+    summary = summarize(
+        measured, config.limits, config.price_per_hour, paced=config.concurrency is None
+    )
+    title = (
+        f"{bench.shape.model} at {config.base}, {bench.load_text()}, seed {config.workload.seed}"
+    )
     table.show(summary, title)
     if config.json is not None:
         report.write(config.json, config, bench.shape, bench.scale, started, summary, measured)
@@ -43,12 +47,17 @@ def run(args: Namespace) -> int:
 
 
 class Bench:
-    """One run. After it, `shape` and `scale` are what was found out about the server."""
+    """Run a benchmark. Afterwards, `shape` and `scale` are those determined for the server."""
 
     def __init__(self, config: BenchConfig, client: Client):
         self.config = config
         self.client = client
-        self.shape = Shape(endpoint=config.endpoint, model="", temperature=config.temperature, extra=dict(config.extra))
+        self.shape = Shape(
+            endpoint=config.endpoint,
+            model="",
+            temperature=config.temperature,
+            extra=dict(config.extra),
+        )
         self.scale = Scale(config.tokens_per_word or 1.0)
 
     async def run(self) -> Measured:
@@ -56,21 +65,32 @@ class Bench:
         try:
             model = await pick_model(self.client, config.base, config.model)
             self.shape = Shape(
-                endpoint=config.endpoint, model=model, temperature=config.temperature, extra=dict(config.extra)
+                endpoint=config.endpoint,
+                model=model,
+                temperature=config.temperature,
+                extra=dict(config.extra),
             )
             if config.tokens_per_word is None:
-                self.scale = await measure_scale(self.client, self.shape, config.timeout) or self.scale
+                self.scale = (
+                    await measure_scale(self.client, self.shape, config.timeout) or self.scale
+                )
             await self._warm_up()
             return await self._measure()
         finally:
             self.client.close()
 
     def requests(self) -> Iterator[Request]:
-        """Those that are measured; made beforehand where their number is known, so that no time goes into it later."""
+        """Return the measured requests.
+
+        They are made beforehand where their number is known, so that making them takes no time
+        later.
+        """
         config = self.config
         if config.trace is not None:
             return iter(config.trace.requests(self.scale, config.speed)[: config.requests])
-        made: Iterator[Request] = itertools.islice(config.workload.requests(self.scale), config.requests)
+        made: Iterator[Request] = itertools.islice(
+            config.workload.requests(self.scale), config.requests
+        )
         if config.concurrency is None and (seconds := config.duration) is not None:
             made = itertools.takewhile(lambda request: request.arrival < seconds, made)
         elif config.requests is None:

@@ -1,4 +1,4 @@
-"""What a run was asked for, checked before anything is sent."""
+"""Check the options of a run before anything is sent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from motet_cli.bench.request import Endpoint
 from motet_cli.bench.summary import Limits
 from motet_cli.bench.trace import Trace
 from motet_cli.bench.workload import Workload
-from motet_shared.config import Duration
 from motet_shared.errors import ConfigError
+from motet_shared.process.config import Duration
 
 DEFAULT_CONCURRENCY = 8
 DEFAULT_REQUESTS = 100
@@ -23,7 +23,10 @@ DEFAULT_REQUESTS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """One run. `base` ends in /v1; `concurrency` None: requests have times of their own."""
+    """Settings of one run. `base` ends in /v1.
+
+    concurrency: requests at a time; None: each request has an arrival time.
+    """
 
     base: str
     model: str | None
@@ -48,7 +51,7 @@ class BenchConfig:
 
 
 def configure(args: Namespace) -> BenchConfig:
-    """ConfigError names the option, what it was given, and what it takes."""
+    """Return the settings. ConfigError names the option, its value and what it takes."""
     _check_numbers(args)
     paced = args.rate is not None or args.trace is not None
     concurrency = None if paced else args.concurrency or DEFAULT_CONCURRENCY
@@ -56,7 +59,12 @@ def configure(args: Namespace) -> BenchConfig:
     requests = args.requests
     if requests is None and duration is None and args.trace is None:
         requests = DEFAULT_REQUESTS
-    limits = Limits(**{name: parse_duration(f"--{name}", getattr(args, name)) for name in ("ttft", "itl", "e2e")})
+    limits = Limits(
+        **{
+            name: parse_duration(f"--{name}", getattr(args, name))
+            for name in ("ttft", "itl", "e2e")
+        }
+    )
     return BenchConfig(
         base=base_url(args.url),
         model=args.model,
@@ -82,7 +90,7 @@ def configure(args: Namespace) -> BenchConfig:
 
 
 def base_url(url: str) -> str:
-    """With and without /v1 at the end, a server's address is the same."""
+    """Return the address ending in /v1, whether or not it was given so."""
     return url.rstrip("/").removesuffix("/v1") + "/v1"
 
 
@@ -99,7 +107,7 @@ def _workload(args: Namespace) -> Workload:
     )
 
 
-# Option → smallest value, and whether it must be above it.
+# Option → lower bound, and whether the bound itself is excluded.
 _BOUNDS: dict[str, tuple[float, bool]] = {
     "concurrency": (1, False),
     "rate": (0, True),
@@ -120,17 +128,21 @@ def _check_numbers(args: Namespace) -> None:
         if value is None:
             continue
         if not (low < value if above else low <= value) or value == float("inf"):
-            raise ConfigError(f"{option}: {value} is out of range; give {'more than' if above else 'at least'} {low}")
+            raise ConfigError(
+                f"{option}: {value} is out of range; give {'more than' if above else 'at least'} {low}"
+            )
     if args.prefix_share > 1:
         raise ConfigError(f"--prefix-share: {args.prefix_share} is out of range; give 0 to 1")
     if args.speed != 1 and args.trace is None:
-        raise ConfigError("--speed: only a --trace can be run faster; for generated requests give --rate")
+        raise ConfigError(
+            "--speed: only a --trace can be run faster; for generated requests give --rate"
+        )
     if args.records and args.json is None:
         raise ConfigError("--records: the records go into the JSON file; give --json FILE")
 
 
 def parse_duration(option: str, text: str | None) -> float | None:
-    """Seconds; None without a text. ConfigError names the option."""
+    """Return seconds; None without a text. ConfigError names the option."""
     if text is None:
         return None
     try:
@@ -146,7 +158,9 @@ def _extra(text: str, ignore_eos: bool) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise ConfigError(f'--extra: {text!r} is no JSON object ({error}); give one such as {{"top_k": 1}}') from None
+        raise ConfigError(
+            f'--extra: {text!r} is no JSON object ({error}); give one such as {{"top_k": 1}}'
+        ) from None
     return {**({"ignore_eos": True} if ignore_eos else {}), **found}
 
 

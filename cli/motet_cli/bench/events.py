@@ -1,4 +1,4 @@
-"""Server-sent events, and what the chunks of a completion say that a measurement needs."""
+"""Parse server-sent events, and the members of completion chunks that a measurement needs."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ class _Choice(Struct):
 
     @property
     def speaks(self) -> bool:
-        """Whether it carries tokens: text, reasoning or a tool call. The opening role does not."""
+        """Return True if it carries tokens: text, reasoning or a tool call, not just the role."""
         if self.text:
             return True
         if self.delta is None:
             return False
         delta = self.delta
-        return bool(delta.content or delta.reasoning_content or delta.reasoning) or bytes(delta.tool_calls)[:2] == b"[{"
+        return (
+            bool(delta.content or delta.reasoning_content or delta.reasoning)
+            or bytes(delta.tool_calls)[:2] == b"[{"
+        )
 
 
 class _Cached(Struct):
@@ -37,7 +40,7 @@ class _Cached(Struct):
 
 
 class Usage(Struct):
-    """`completion_tokens` of OpenAI's usage, and the rest that is of interest."""
+    """Members of OpenAI's usage that are of interest."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -50,7 +53,7 @@ class Usage(Struct):
 
 
 class Chunk(Struct):
-    """One event's data. `timing`: seconds by `<role>.<stage>`, of Motet's gateway, with the usage."""
+    """One event's data. `timing`: seconds by `<role>.<stage>`, sent by Motet with the usage."""
 
     choices: list[_Choice] = []
     usage: Usage | None = None
@@ -66,12 +69,13 @@ decode_chunk: Callable[[bytes], Chunk] = msgspec.json.Decoder(Chunk).decode
 
 
 class EventParser:
-    """Bytes of an event stream in, the data of each complete event out."""
+    """Split the bytes of an event stream into the data of complete events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
+        """Return the data of the events that these bytes complete."""
         data = self._rest + data
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
@@ -87,7 +91,7 @@ def _data(event: bytes) -> bytes:
 
 
 def error_kind(raw: bytes) -> tuple[str, str]:
-    """(code, message) of an `error` member in any of the shapes that servers give it."""
+    """Return (code, message) of an `error` member in any of the shapes that servers send."""
     try:
         found = msgspec.json.decode(raw)
     except msgspec.DecodeError:

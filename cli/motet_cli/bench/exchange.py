@@ -1,4 +1,4 @@
-"""Sends one request and measures its reply."""
+"""Send one request and measure its reply."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from motet_cli.bench.record import Record
 async def exchange(
     client: Client, path: str, body: bytes, record: Record, now: Callable[[], float], timeout: float
 ) -> None:
-    """Fill in `record`. Failures are noted in it; only a cancel is raised, and noted as "interrupted"."""
+    """Fill in `record`, failures included; only a cancel is raised, recorded as "interrupted"."""
     record.sent = now()
     try:
         async with asyncio.timeout(timeout):
@@ -64,12 +64,15 @@ async def _read(reply: Reply, record: Record, now: Callable[[], float]) -> None:
 
 
 def _note(chunk: Chunk, record: Record) -> bool:
-    """Take over what a chunk tells; whether it carries tokens."""
+    """Record the contents of a chunk; return True if it carries tokens."""
     if bytes(chunk.error) not in (b"", b"null"):
         code, message = error_kind(bytes(chunk.error))
         _fail(record, f"in the stream: {code}", message)
     if chunk.usage is not None:
-        record.prompt_tokens, record.tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
+        record.prompt_tokens, record.tokens = (
+            chunk.usage.prompt_tokens,
+            chunk.usage.completion_tokens,
+        )
         record.cached_tokens = chunk.usage.cached_tokens
     if chunk.timing:
         record.timing = chunk.timing

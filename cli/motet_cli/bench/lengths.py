@@ -1,4 +1,4 @@
-"""Distributions of lengths, as they are written on the command line."""
+"""Parse distributions of lengths as they are written on the command line."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _FORMS = "N, uniform:LOW,HIGH or lognormal:MEDIAN,SIGMA"
 
 @dataclass(frozen=True)
 class Lengths:
-    """`draw(rng)` gives a whole number of at least 1. `text` is what it was parsed from."""
+    """A distribution: `draw(rng)` returns an integer of at least 1. `text` is its source."""
 
     text: str
     draw: Callable[[Random], int]
 
 
 def parse(option: str, text: str) -> Lengths:
-    """`128`, `uniform:64,256` (both included), `lognormal:200,0.5` (median, sigma of the logarithm).
+    """Parse `128`, `uniform:64,256` (both included) or `lognormal:200,0.5`.
 
-    ConfigError names the option, the text and the forms.
+    The latter's numbers are the median, and sigma of the logarithm. ConfigError names the option,
+    the text and the forms.
     """
     name, colon, rest = text.strip().partition(":")
     try:
@@ -32,7 +33,9 @@ def parse(option: str, text: str) -> Lengths:
         return Lengths(text.strip(), _FAMILIES[name if colon else "fixed"](*numbers))
     except (KeyError, TypeError, ValueError) as error:
         why = f" ({error})" if type(error) is _OutOfRange else ""
-        raise ConfigError(f"{option}: {text!r} is no distribution of lengths{why}; give {_FORMS}") from None
+        raise ConfigError(
+            f"{option}: {text!r} is no distribution of lengths{why}; give {_FORMS}"
+        ) from None
 
 
 class _OutOfRange(ValueError):

@@ -1,4 +1,4 @@
-"""Sends the requests of a workload when they are due, or so many at a time, and gathers the records."""
+"""Send a workload's requests when due, or with fixed concurrency, and collect the records."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from motet_cli.bench.record import Record
 from motet_cli.bench.request import Request
 
-_TICK = 0.02  # seconds between looks at the loop's lag
+_TICK = 0.02  # seconds between measurements of the loop's lag
 
 Send = Callable[[Request, Record, Callable[[], float]], Awaitable[None]]
 
 
 @dataclass
 class Measured:
-    """A run. `seconds`: from the first request to the end of the last one, or to the interruption.
+    """Records of a run.
 
-    lags: how late the client's event loop was, each time it looked; cpu_seconds: what this process computed meanwhile.
+    seconds: from the first request to the end of the last one, or to the interruption.
+    lags: how late the client's event loop was, at each measurement.
+    cpu_seconds: CPU time of this process during the run.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -32,11 +34,19 @@ class Measured:
 
 
 class Load:
-    """One run. `stop` ends it early: requests in flight are closed, their records say "interrupted"."""
+    """Run a workload once.
 
-    def __init__(self, send: Send, *, concurrency: int | None = None, duration: float | None = None):
-        """`concurrency`: so many at a time (a closed loop); None: each when it is due. `duration`: seconds in which
-        requests are sent; those in flight at its end are waited for."""
+    `stop` ends it early: requests in flight are closed, and their records say "interrupted".
+    """
+
+    def __init__(
+        self, send: Send, *, concurrency: int | None = None, duration: float | None = None
+    ):
+        """Set up.
+
+        concurrency: requests at a time (a closed loop); None: each is sent when it is due.
+        duration: seconds in which requests are sent; those in flight at its end are awaited.
+        """
         self.measured = Measured()
         self.in_flight = 0
         self._send = send
@@ -46,15 +56,19 @@ class Load:
         self._stop = asyncio.Event()
 
     def now(self) -> float:
+        """Return the seconds since the start of the run."""
         return time.perf_counter() - self._began
 
     def stop(self) -> None:
         self._stop.set()
 
     async def run(self, requests: Iterator[Request]) -> Measured:
+        """Send the requests and return their records once all have ended, or after `stop`."""
         measured = self.measured
         self._began, cpu = time.perf_counter(), time.process_time()
-        work = asyncio.create_task(self._closed(requests) if self._concurrency else self._open(requests))
+        work = asyncio.create_task(
+            self._closed(requests) if self._concurrency else self._open(requests)
+        )
         watch, stop = asyncio.create_task(self._watch()), asyncio.create_task(self._stop.wait())
         with _no_collection():
             try:
@@ -67,7 +81,11 @@ class Load:
         if isinstance(results[0], Exception):
             raise results[0]
         measured.cpu_seconds = time.process_time() - cpu
-        measured.seconds = self.now() if measured.interrupted else max((r.ended for r in measured.records), default=0.0)
+        measured.seconds = (
+            self.now()
+            if measured.interrupted
+            else max((r.ended for r in measured.records), default=0.0)
+        )
         measured.records.sort(key=lambda record: record.number)
         return measured
 
@@ -111,7 +129,7 @@ class Load:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """A garbage collection in the middle would be measured as the server's."""
+    """Disable garbage collection within the context: it would be measured as the server's time."""
     gc.collect()
     gc.disable()
     try:

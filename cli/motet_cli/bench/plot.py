@@ -1,4 +1,4 @@
-"""A picture of a run: distributions of TTFT and ITL, and the tokens of each second."""
+"""Plot a run: distributions of TTFT and ITL, and the tokens of each second."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg")
-_LOWEST = 1e-5  # seconds: gaps of events that came together have no place on a logarithmic axis
+_LOWEST = (
+    1e-5  # seconds; a logarithmic axis cannot show gaps of 0, between events that arrived together
+)
 
 
 def check(path: str) -> Path:
-    """ConfigError, before a run whose picture could not be drawn."""
+    """Return the path. Raises ConfigError, before the run, if the plot could not be drawn."""
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ConfigError("--plot: matplotlib is not installed; pip install 'motet[bench]'") from None
+        raise ConfigError(
+            "--plot: matplotlib is not installed; pip install 'motet[bench]'"
+        ) from None
     target = Path(path).expanduser()
     if target.suffix not in FORMATS or not target.parent.is_dir():
-        raise ConfigError(f"--plot: {path!r}: give a name ending in {' or '.join(FORMATS)}, in a folder that exists")
+        raise ConfigError(
+            f"--plot: {path!r}: give a name ending in {' or '.join(FORMATS)}, in a folder that exists"
+        )
     return target
 
 
@@ -37,14 +43,16 @@ def draw(measured: Measured, limits: Limits, title: str, path: Path) -> None:
     figure = Figure(figsize=(12, 4), layout="constrained")
     figure.suptitle(title)
     axes: Any = figure.subplots(1, 3)
-    _distribution(axes[0], "TTFT", [record.ttft for record in done if record.ttft is not None], limits.ttft)
+    _distribution(
+        axes[0], "TTFT", [record.ttft for record in done if record.ttft is not None], limits.ttft
+    )
     _distribution(axes[1], "ITL", [gap for record in done for gap in record.gaps], limits.itl)
     _rate(axes[2], measured)
     figure.savefig(path)
 
 
 def _distribution(axes: Axes, name: str, values: Sequence[float], limit: float | None) -> None:
-    """Share of values up to each, with the limit of goodput."""
+    """Plot the cumulative share of values, with the limit of goodput."""
     axes.set(title=name, xlabel="milliseconds", ylabel="share", ylim=(0, 1))
     axes.grid(alpha=0.3)
     if not values:
@@ -61,7 +69,7 @@ def _distribution(axes: Axes, name: str, values: Sequence[float], limit: float |
 
 
 def _rate(axes: Axes, measured: Measured) -> None:
-    """Events that carried tokens, by the second of the run."""
+    """Plot the events that carried tokens, by second of the run."""
     counts: Counter[int] = Counter()
     for record in measured.records:
         for when, events in zip(record.times, record.events, strict=True):

@@ -1,4 +1,4 @@
-"""What must be known before a run: that the server answers, that it has the model, what words cost in its tokens."""
+"""Check before a run that the server has the model, and measure what words cost in its tokens."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ _SHORT, _LONG = 8, 72  # words
 
 
 async def pick_model(client: Client, url: str, wanted: str | None) -> str:
-    """The model to measure. Raises Unavailable if nobody answers, UnknownModel with the names that are served.
+    """Return the model to measure. `wanted` is trusted if the server lists no models.
 
-    A server without a list of models is taken at the user's word.
+    Raises Unavailable if the server does not answer or lists no model, UnknownModel with the names
+    that are served.
     """
     served = await _served(client, url)
     if wanted is not None:
         if served and wanted not in served:
-            raise UnknownModel(f"--model: {wanted!r} is not served by {url}; choose one of {', '.join(served)}")
+            raise UnknownModel(
+                f"--model: {wanted!r} is not served by {url}; choose one of {', '.join(served)}"
+            )
         return wanted
     if not served:
         raise Unavailable(f"{url} lists no model yet; wait until it is ready, or give --model NAME")
@@ -41,10 +44,14 @@ async def _served(client: Client, url: str) -> list[str]:
     except TimeoutError:
         raise Unavailable(f"{url} does not answer within 10 s") from None
     except (OSError, BadResponse) as error:
-        raise Unavailable(f"no server answers at {url} ({error}); start one with `motet up`, or give its URL") from None
+        raise Unavailable(
+            f"no server answers at {url} ({error}); start one with `motet up`, or give its URL"
+        ) from None
     reply.close()
     if reply.status in (401, 403):
-        raise MotetError(f"{url} wants a key (it answered {reply.status}); give --api-key-file PATH")
+        raise MotetError(
+            f"{url} wants a key (it answered {reply.status}); give --api-key-file PATH"
+        )
     try:
         return [str(model["id"]) for model in msgspec.json.decode(body)["data"]]
     except (msgspec.DecodeError, KeyError, TypeError):
@@ -52,9 +59,9 @@ async def _served(client: Client, url: str) -> list[str]:
 
 
 async def measure_scale(client: Client, shape: Shape, timeout: float) -> Scale | None:
-    """What a word costs in tokens, from the usage of two requests; None if the server tells no usage.
+    """Return what a word costs in tokens, from two requests' usage; None if it is not reported.
 
-    MotetError with the server's words if it refuses them: no other request would fare better.
+    Raises MotetError with the server's message if it refuses them: no other request would succeed.
     """
     observed = []
     for count in (_SHORT, _LONG):
@@ -63,7 +70,9 @@ async def measure_scale(client: Client, shape: Shape, timeout: float) -> Scale |
         clock = asyncio.get_running_loop().time
         await exchange(client, PATHS[shape.endpoint], shape.body(request), record, clock, timeout)
         if not record.ok:
-            raise MotetError(f"the server refuses the first request ({record.error}): {record.message}")
+            raise MotetError(
+                f"the server refuses the first request ({record.error}): {record.message}"
+            )
         if not record.prompt_tokens:
             return None
         observed.append((count, record.prompt_tokens))

@@ -1,4 +1,4 @@
-"""One line about a run that goes on, where somebody looks at it."""
+"""Show one line about a running benchmark on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _EVERY = 0.5  # seconds
 
 @contextlib.contextmanager
 def shown(load: Load, requests: int | None) -> Iterator[None]:
-    """While in the block, on standard error if that is a terminal."""
+    """Show progress on standard error within the context, if that is a terminal."""
     if not sys.stderr.isatty():
         yield
         return

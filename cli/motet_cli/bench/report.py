@@ -1,4 +1,4 @@
-"""A run as JSON: what was asked, what was found, and each request if wanted."""
+"""Write a run as JSON: its configuration, its results, and each request if wanted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write(
     summary: Summary,
     measured: Measured,
 ) -> None:
-    """All times are seconds. Written whole or not at all."""
+    """Write the report atomically. All times are seconds."""
     data: dict[str, Any] = {
         "motet_bench": FORMAT,
         "url": config.base,

@@ -1,4 +1,4 @@
-"""One request of a workload, and the bytes that are sent for it."""
+"""Define a workload's requests, and the bytes that are sent for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATHS: dict[Endpoint, str] = {"chat": "/chat/completions", "completions": "/comp
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`arrival`: seconds after the start at which it is due; a closed loop ignores it."""
+    """A request. `arrival`: seconds from the start until it is due; a closed loop ignores it."""
 
     arrival: float
     prompt: str
@@ -23,7 +23,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What all requests of a run have in common. `extra` fields replace those of the same name."""
+    """Fields that all requests of a run share. `extra` fields replace those of the same name."""
 
     endpoint: Endpoint
     model: str
@@ -31,7 +31,7 @@ class Shape:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def body(self, request: Request) -> bytes:
-        """The JSON body: a stream that ends with its usage."""
+        """Return the JSON body: it asks for a stream that ends with its usage."""
         if self.endpoint == "chat":
             said: dict[str, Any] = {"messages": [{"role": "user", "content": request.prompt}]}
         else:

@@ -1,4 +1,4 @@
-"""From tokens to words: a client has no tokenizer, but the server's usage tells what words cost."""
+"""Convert tokens to words: a client has no tokenizer, but the server's usage counts tokens."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """A prompt of n words has `overhead + n * per_word` tokens, on average. The overhead is the chat template's."""
+    """Linear estimate: a prompt of n words has `overhead + n * per_word` tokens on average.
+
+    The overhead is that of the chat template.
+    """
 
     per_word: float = 1.0
     overhead: float = 0.0
 
     def words(self, tokens: int, *, with_overhead: bool = True) -> int:
-        """Words that make about `tokens` tokens; at least 1."""
+        """Return the number of words that make about `tokens` tokens; at least 1."""
         return max(1, round((tokens - (self.overhead if with_overhead else 0.0)) / self.per_word))
 
     @classmethod
     def fit(cls, short: tuple[int, int], long: tuple[int, int]) -> Scale:
-        """From two observations of (words, tokens)."""
+        """Fit to two observations of (words, tokens)."""
         per_word = (long[1] - short[1]) / (long[0] - short[0])
         if per_word <= 0:
             return cls()

@@ -1,4 +1,4 @@
-"""Percentiles."""
+"""Compute percentiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHARES = (50, 90, 95, 99)
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How values are spread, in their own unit. `count` 0: there were none, and the rest is 0."""
+    """Distribution of values, in their own unit. With `count` 0 all else is 0."""
 
     count: int = 0
     mean: float = 0.0
@@ -33,7 +33,10 @@ class Spread:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Of sorted values, `share` from 0 to 100; linear between neighbours as numpy's. ValueError without values."""
+    """Return a percentile of sorted values, `share` from 0 to 100; linear interpolation as numpy's.
+
+    Raises ValueError without values.
+    """
     if not ordered:
         raise ValueError("no values have no percentile")
     place = (len(ordered) - 1) * share / 100

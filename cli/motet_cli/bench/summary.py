@@ -1,4 +1,4 @@
-"""What a run comes to: latencies, throughput, goodput, costs, and whether the client itself was the bottleneck."""
+"""Summarize a run: latencies, throughput, goodput, costs, and the client's own load."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from motet_cli.bench.load import Measured
 from motet_cli.bench.record import Record
 from motet_cli.bench.statistics import Spread, percentile
 
-_BUSY = 0.7  # of one core: from here on the client delays what it measures
+_BUSY = 0.7  # share of one core above which the client delays what it measures
 _LATE = 0.02  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a request must keep to count for goodput, in seconds; None: anything will do.
+    """Limits of a request that counts for goodput, in seconds; None: no limit.
 
-    ttft: time to first token. itl: the 95th percentile of the gaps between arrivals within the request.
+    ttft: time to first token.
+    itl: the 95th percentile of the gaps between arrivals within the request.
     e2e: the whole reply.
     """
 
@@ -26,6 +27,7 @@ class Limits:
     e2e: float | None = None
 
     def met_by(self, record: Record) -> bool:
+        """Return True if the reply is complete and within all limits."""
         if not record.ok:
             return False
         gaps = sorted(record.gaps)
@@ -42,7 +44,7 @@ def _within(value: float, limit: float | None) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """`message`: what the first of its kind said."""
+    """Failures of one kind. `message`: that of the first."""
 
     kind: str
     count: int
@@ -51,7 +53,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """`share` is of the requests that ended by themselves, failed ones included."""
+    """Requests within the limits. `share`: of those not interrupted, failed ones included."""
 
     limits: Limits
     requests: int
@@ -61,7 +63,7 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Per million tokens, in the unit of `price_per_hour`; None: there were none."""
+    """Cost per million tokens, in the unit of `price_per_hour`; None without tokens."""
 
     price_per_hour: float
     per_million_output: float | None
@@ -70,8 +72,12 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientLoad:
-    """lag: how late this process's event loop was. late: how long after their time requests were sent (open loop).
-    bottleneck: its figures are not the server's alone."""
+    """Load of the client itself.
+
+    lag: how late its event loop was.
+    late: how long after their time requests were sent (open loop).
+    bottleneck: the figures are not the server's alone.
+    """
 
     cpu_share: float
     cpu_us_per_event: float
@@ -82,11 +88,13 @@ class ClientLoad:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """All times in seconds; latencies are of complete replies only.
+    """Results of a run. All times are in seconds; latencies are those of complete replies only.
 
-    counted: whether output tokens are the server's usage, or events ("events": it told no usage for some replies).
-    itl: between arrivals; itl_per_token: the same shared out among the tokens of each arrival.
-    stages: where the time of a reply went, by Motet's own account; empty for other servers.
+    counted: "usage" if output tokens are the server's usage; "events" if it reported no usage for
+        some replies.
+    itl: between arrivals.
+    itl_per_token: the same, divided among the tokens of each arrival.
+    stages: where the time of a reply went, as Motet reports it; empty for other servers.
     """
 
     seconds: float
@@ -114,8 +122,10 @@ class Summary:
     client: ClientLoad
 
 
-def summarize(measured: Measured, limits: Limits, price_per_hour: float | None = None, *, paced: bool) -> Summary:
-    """`paced`: requests had times of their own, so that being late is the client's fault."""
+def summarize(
+    measured: Measured, limits: Limits, price_per_hour: float | None = None, *, paced: bool
+) -> Summary:
+    """Return the summary. `paced`: requests had arrival times, so lateness is the client's."""
     records = measured.records
     done = [record for record in records if record.ok]
     seconds = max(measured.seconds, 1e-9)
@@ -162,11 +172,14 @@ def _failures(records: list[Record]) -> list[Failure]:
 
 
 def _stages(done: list[Record]) -> dict[str, Spread]:
-    """The engine's queue, prefill and decode; plumbing, the rest; and the request's share of the forward passes."""
+    """Return the engine's queue, prefill and decode, the rest, and the share of forward passes."""
     known = [record for record in done if record.plumbing is not None]
     if not known:
         return {}
-    stages = {name: Spread.of(r.timing.get(f"decode.{name}", 0.0) for r in known) for name in ("queue", "prefill")}
+    stages = {
+        name: Spread.of(r.timing.get(f"decode.{name}", 0.0) for r in known)
+        for name in ("queue", "prefill")
+    }
     stages["decode"] = Spread.of(r.timing["decode.decode"] for r in known)
     stages["plumbing"] = _spread(known, lambda r: r.plumbing)
     stages["model"] = Spread.of(r.timing.get("decode.model", 0.0) for r in known)
@@ -176,7 +189,12 @@ def _stages(done: list[Record]) -> dict[str, Spread]:
 def _goodput(records: list[Record], limits: Limits, seconds: float) -> Goodput:
     ended = [record for record in records if record.error != "interrupted"]
     good = sum(limits.met_by(record) for record in ended)
-    return Goodput(limits=limits, requests=good, share=good / max(1, len(ended)), requests_per_second=good / seconds)
+    return Goodput(
+        limits=limits,
+        requests=good,
+        share=good / max(1, len(ended)),
+        requests_per_second=good / seconds,
+    )
 
 
 def _cost(price: float, seconds: float, inputs: int, outputs: int) -> Cost:

@@ -1,4 +1,4 @@
-"""A summary for people."""
+"""Print a summary of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from motet_cli.bench.statistics import SHARES, Spread
 from motet_cli.bench.summary import Goodput, Limits, Summary
 
-_WIDTH = 100  # where there is no terminal
+_WIDTH = 100  # without a terminal
 _STAGES = {
     "queue": "queue in the engine",
     "prefill": "prefill",
@@ -22,7 +22,7 @@ _STAGES = {
 
 
 def show(summary: Summary, title: str) -> None:
-    """On standard output."""
+    """Print the summary to standard output."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDTH)
@@ -47,25 +47,37 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
     outcome = f"{summary.completed} of {summary.sent} completed in {summary.seconds:.1f} s"
     outcome += f", {summary.failed} failed" if summary.failed else ""
     yield "requests", outcome + (f", {summary.unfinished} unfinished" if summary.unfinished else "")
-    yield "throughput", f"{summary.requests_per_second:.2f} requests/s, {summary.output_tokens_per_second:.1f} tokens/s"
+    yield (
+        "throughput",
+        f"{summary.requests_per_second:.2f} requests/s, {summary.output_tokens_per_second:.1f} tokens/s",
+    )
     share = summary.cached_tokens / summary.input_tokens if summary.input_tokens else 0.0
     tokens = f"{summary.input_tokens:,} in ({share:.0%} cached), {summary.output_tokens:,} out"
     yield "tokens", tokens
     yield "goodput", _goodput_text(summary.goodput)
     if (cost := summary.cost) is not None and cost.per_million_output is not None:
-        yield "cost", f"{cost.per_million_output:,.2f} per million output tokens, {cost.per_million_total:,.2f} of all"
+        yield (
+            "cost",
+            f"{cost.per_million_output:,.2f} per million output tokens, {cost.per_million_total:,.2f} of all",
+        )
     client = summary.client
     yield "client", f"{client.cpu_share:.0%} of a core, {client.cpu_us_per_event:.0f} µs per event"
 
 
 def _goodput_text(goodput: Goodput) -> str:
     found = f"{goodput.requests_per_second:.2f} requests/s, {goodput.share:.1%} within {_limits_text(goodput.limits)}"
-    return found if any(vars(goodput.limits).values()) else f"{goodput.requests_per_second:.2f} requests/s (no limits)"
+    return (
+        found
+        if any(vars(goodput.limits).values())
+        else f"{goodput.requests_per_second:.2f} requests/s (no limits)"
+    )
 
 
 def _limits_text(limits: Limits) -> str:
     parts = {"TTFT": limits.ttft, "p95 ITL": limits.itl, "E2E": limits.e2e}
-    return ", ".join(f"{name} ≤ {duration(limit)}" for name, limit in parts.items() if limit is not None)
+    return ", ".join(
+        f"{name} ≤ {duration(limit)}" for name, limit in parts.items() if limit is not None
+    )
 
 
 def _latencies(summary: Summary) -> Table:
@@ -104,7 +116,7 @@ def _failures(summary: Summary) -> Table:
 
 
 def warnings(summary: Summary) -> list[str]:
-    """What a reader must know before believing the figures."""
+    """Return what a reader must know before trusting the figures."""
     found = []
     client = summary.client
     if client.bottleneck:
@@ -114,7 +126,9 @@ def warnings(summary: Summary) -> list[str]:
             " give it a core of its own, or less load"
         )
     if summary.counted == "events" and summary.completed:
-        found.append("note: the server told no usage for some replies; their events are counted as tokens")
+        found.append(
+            "note: the server told no usage for some replies; their events are counted as tokens"
+        )
     if summary.interrupted:
         found.append("note: interrupted; these are the figures until then")
     return found

@@ -1,11 +1,12 @@
-"""Workloads from a file, one JSON object per line.
+"""Read workloads from a file, one JSON object per line.
 
-Ours: `{"arrival": 0.5, "prompt": "text", "max_tokens": 64}`, or instead of the prompt its length, `"tokens": 128`, and
-optionally `"prefix": "a", "prefix_tokens": 512`: requests with the same prefix id begin with the same words.
+Motet's own: `{"arrival": 0.5, "prompt": "text", "max_tokens": 64}`, or instead of the prompt its
+length, `"tokens": 128`, and optionally `"prefix": "a", "prefix_tokens": 512`: requests with the
+same prefix id begin with the same words.
 
-Mooncake's public traces: `{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}`, with
-milliseconds, and one hash per block of 512 tokens: equal hashes become equal text.
-https://github.com/kvcache-ai/Mooncake (FAST25-release/traces)
+Mooncake's public traces: `{"timestamp": 27482, "input_length": 6955, "output_length": 52,
+"hash_ids": [46, 47]}`, with milliseconds, and one hash per block of 512 tokens: equal hashes become
+equal text. https://github.com/kvcache-ai/Mooncake (FAST25-release/traces)
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class _Line(Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError('give either "prompt" or "tokens"')
         if (self.prefix is None) != (self.prefix_tokens is None):
             raise ValueError('"prefix" and "prefix_tokens" go together')
-        _at_least(1, max_tokens=self.max_tokens, tokens=self.tokens, prefix_tokens=self.prefix_tokens)
+        _at_least(
+            1, max_tokens=self.max_tokens, tokens=self.tokens, prefix_tokens=self.prefix_tokens
+        )
         _at_least(0, arrival=self.arrival)
         if self.prompt == "":
             raise ValueError('"prompt" is empty')
@@ -66,26 +69,30 @@ def _at_least(low: float, **fields: float | None) -> None:
 
 
 class Trace:
-    """The lines of a file, all of them checked. `requests` makes text of them."""
+    """Hold the checked lines of a file, and make requests of them."""
 
     def __init__(self, path: Path, seed: int):
-        """ConfigError names the file and the line that cannot be read, or says that there is none."""
+        """Read the file. ConfigError names the file and the wrong line, or says it is empty."""
         self.path = path
         self._seed = seed
         try:
             lines = path.read_bytes().splitlines()
         except OSError as error:
-            raise ConfigError(f"--trace: cannot read {str(path)!r}: {error.strerror}; give a JSONL file") from None
+            raise ConfigError(
+                f"--trace: cannot read {str(path)!r}: {error.strerror}; give a JSONL file"
+            ) from None
         numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
         if not numbered:
-            raise ConfigError(f"--trace: {str(path)!r} is empty; give one JSON object per request and line")
+            raise ConfigError(
+                f"--trace: {str(path)!r} is empty; give one JSON object per request and line"
+            )
         self._lines = [_parse(path, number, line) for number, line in numbered]
 
     def __len__(self) -> int:
         return len(self._lines)
 
     def requests(self, scale: Scale, speed: float = 1.0) -> list[Request]:
-        """In the order of arrival; the first arrives at 0. `speed` 2 halves all times."""
+        """Return the requests in order of arrival, the first at 0. `speed` 2 halves all times."""
         found = [self._request(line, scale) for line in self._lines]
         first = min(request.arrival for request in found)
         moved = [Request((r.arrival - first) / speed, r.prompt, r.max_tokens) for r in found]
@@ -94,10 +101,14 @@ class Trace:
     def _request(self, line: tuple[int, _Line | _Mooncake], scale: Scale) -> Request:
         number, entry = line
         if isinstance(entry, _Mooncake):
-            return Request(entry.timestamp / 1000, self._of_blocks(number, entry, scale), entry.output_length)
+            return Request(
+                entry.timestamp / 1000, self._of_blocks(number, entry, scale), entry.output_length
+            )
         prompt = entry.prompt
         if prompt is None:
-            prompt = words.draw(Random(f"{self._seed}/line/{number}"), scale.words(entry.tokens or 1))
+            prompt = words.draw(
+                Random(f"{self._seed}/line/{number}"), scale.words(entry.tokens or 1)
+            )
         if entry.prefix is not None:
             count = scale.words(entry.prefix_tokens or 1, with_overhead=False)
             prompt = f"{words.draw(Random(f'{self._seed}/prefix/{entry.prefix}'), count)} {prompt}"
@@ -125,4 +136,6 @@ def _parse(path: Path, number: int, line: bytes) -> tuple[int, _Line | _Mooncake
     try:
         return number, _decode_mooncake(line) if b'"timestamp"' in line else _decode_line(line)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"--trace: line {number} of {str(path)!r}: {error}; give {_FORMS}") from None
+        raise ConfigError(
+            f"--trace: line {number} of {str(path)!r}: {error}; give {_FORMS}"
+        ) from None

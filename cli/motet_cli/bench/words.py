@@ -1,4 +1,4 @@
-"""Text of a given length, the same for the same seed: words that most vocabularies hold as one token."""
+"""Make seeded text of a given length, of words that most vocabularies hold as one token."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _WORDS = (
 
 
 def draw(rng: Random, count: int) -> str:
-    """`count` words with spaces between them."""
+    """Return `count` words with spaces between them."""
     return " ".join(rng.choices(_WORDS, k=count))

@@ -1,7 +1,7 @@
-"""Generated workloads: when requests arrive, how long they are, and which of them begin alike.
+"""Generate workloads: arrival times, lengths, and shared prefixes of requests.
 
-Every request has a random generator of its own, named by seed and number: the same seed gives the same requests, byte
-for byte, however many of them are taken.
+Every request has its own random generator, seeded by seed and number: the same seed gives the same
+requests, byte for byte, however many of them are taken.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ Process = Literal["poisson", "constant"]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is generated.
+    """Parameters of generated requests.
 
     rate: requests per second; None: all are due at once, for a closed loop.
     input, output: tokens of a prompt (without its shared prefix) and max_tokens.
-    prefix_share: probability with which a request begins with one of `prefixes` shared texts of `prefix_length` tokens.
+    prefix_share: probability that a request begins with one of `prefixes` shared texts of
+        `prefix_length` tokens.
     """
 
     seed: int
@@ -39,7 +40,7 @@ class Workload:
     prefixes: int = 1
 
     def requests(self, scale: Scale, part: str = "run") -> Iterator[Request]:
-        """Without end. `part` keeps the warm-up's requests apart from those that are measured."""
+        """Yield requests without end. `part` separates warm-up requests from measured ones."""
         for number, arrival in enumerate(self._arrivals(part)):
             yield self._request(Random(f"{self.seed}/{part}/{number}"), arrival, scale)
 

@@ -1,11 +1,12 @@
-"""The Triton kernels, and when they run.
+"""Compute with Triton kernels, and decide when they run.
 
-A public function of `motet_kernels` hands its checked tensors to the kernel of the same name here where `takes` says
-so: tensors on a GPU, or any tensor while the interpreter is on. Importing this package imports no Triton; its modules
-do, so they are imported on first use.
+A public function of `motet_kernels` passes its checked tensors to the kernel of the same name here
+where `takes` returns True: for tensors on a GPU, or for any tensor while the interpreter is on.
+Importing this package does not import Triton; its modules do, so they are imported on first use.
 
-    MOTET_TRITON   off: the torch twins compute on a GPU; interpret: Triton's interpreter runs the kernels on tensors of
-                   the CPU, to see that they are right (a thousand times slower). Default: on GPUs, where Triton is.
+    MOTET_TRITON   off: the torch twins compute on a GPU; interpret: Triton's interpreter runs the
+                   kernels on CPU tensors, to check them (a thousand times slower).
+                   Default: on GPUs, where Triton is installed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ..errors import KernelError
+from motet_kernels.runtime.errors import KernelError
 
-# Triton 3.10 changes its default; multiplications and additions are fused here.
+# Triton 3.10 changes the default; these kernels expect fused multiplications and additions.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 MODES = ("off", "interpret", "on")
@@ -28,25 +29,29 @@ _reason = ""
 
 
 def takes(tensor: Tensor) -> bool:
-    """Whether a Triton kernel computes with this tensor."""
+    """Return True if a Triton kernel computes with this tensor."""
     current = _mode or mode()
     return current == "interpret" or (current == "on" and tensor.is_cuda)
 
 
 def is_gpu(device: torch.device) -> bool:
-    """Whether memory is laid out and steps are made as for a GPU: there, and in the interpreter everywhere."""
+    """Return True if memory is laid out and steps are prepared as for a GPU.
+
+    That is on GPUs, and on every device while the interpreter is on.
+    """
     return device.type != "cpu" or mode() == "interpret"
 
 
 def mode() -> str:
-    """Where kernels run: on GPUs ("on"), everywhere, in the interpreter ("interpret"), or nowhere ("off")."""
+    """Return where kernels run: "on" (on GPUs), "interpret" (everywhere) or "off" (nowhere)."""
     return _mode or select(os.environ.get("MOTET_TRITON", ""))
 
 
 def select(wanted: str) -> str:
-    """Choose: "on", "interpret", "off", or "" for what this machine can do. Returns what was chosen.
+    """Set and return the mode: "on", "interpret", "off", or "" for what this machine supports.
 
-    Raises `KernelError` on another word, and on "interpret" where Triton is missing or was imported without it.
+    Raises `KernelError` on another word, and on "interpret" where Triton is missing or was imported
+    without its interpreter.
     """
     global _mode, _reason
     if wanted not in ("", *MODES):
@@ -62,14 +67,20 @@ def select(wanted: str) -> str:
 
 
 def status() -> dict[str, str]:
-    """What runs on a GPU, and why if it is not Triton."""
+    """Return what runs on a GPU, and why if it is not Triton."""
     return {"triton": mode(), "reason": _reason}
 
 
 def _interpret() -> None:
-    """Triton decides when it decorates a function, its own ones when it is imported."""
+    """Switch Triton to its interpreter.
+
+    Triton chooses it when it decorates a function, for its own functions when it is imported.
+    Raises `KernelError` where that has happened already.
+    """
     if "triton" in sys.modules and not interpreted():
-        raise KernelError("MOTET_TRITON=interpret: Triton was imported before; set TRITON_INTERPRET=1 as well")
+        raise KernelError(
+            "MOTET_TRITON=interpret: Triton was imported before; set TRITON_INTERPRET=1 as well"
+        )
     os.environ["TRITON_INTERPRET"] = "1"
     from . import interpreter
 
@@ -77,7 +88,7 @@ def _interpret() -> None:
 
 
 def interpreted() -> bool:
-    """Whether Triton's own functions were made for its interpreter."""
+    """Return True if Triton's own functions were created for its interpreter."""
     from triton.language import cdiv
     from triton.runtime.interpreter import InterpretedFunction
 

@@ -1,13 +1,15 @@
-"""What the attention kernels share: the walk of a tile of queries over keys, with an online softmax.
+"""Iterate over the keys of a tile of queries with an online softmax, for all attention kernels.
 
-The algorithm is FlashAttention-2's (Dao 2023, arXiv 2307.08691): scores, their softmax and the weighted values of a
-block of keys at a time, never a whole row of scores. Blocks begin at multiples of KEYS, and a block that a line does
-not see leaves it as it was, to the bit; so a line's result does not depend on what else is in its tile.
+The algorithm is FlashAttention-2's (Dao 2023, arXiv 2307.08691): scores, their softmax and the
+weighted values of a block of keys at a time, never a whole row of scores. Blocks begin at multiples
+of KEYS, and a block that a line does not attend to leaves its state unchanged, to the bit; so a
+line's result does not depend on what else is in its tile.
 
-A dimension that is no power of two is a large power of two and a `tail`, 96 = 64 + 32 and 576 = 512 + 64, where that
-computes less than the next power of two.
+A dimension that is no power of two is split into a large power of two and a `tail`, 96 = 64 + 32
+and 576 = 512 + 64, where that computes less than the next power of two.
 
-Shapes: L lines of a tile, T keys of a block, D and E the key dim's two parts, V and U the value dim's.
+Shapes: L lines of a tile, T keys of a block, D and E the key dim's two parts, V and U the value
+dim's.
 """
 
 from __future__ import annotations
@@ -24,17 +26,24 @@ from .codes import decoded, scale_at
 from .launch import Config, GpuKernel
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-ANY = 1 << 30  # dims: more than any
+ANY = 1 << 30  # larger than any dim
 
 
 @triton.jit
-def load_part(ptr_X, seen_X, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr):
-    """`[X, SIZE]`: of rows that begin at `ptr_X` the numbers from BEGIN on, up to DIM; else and where unseen zeros."""
+def load_part(
+    ptr_X, seen_X, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr
+):
+    """Load `[X, SIZE]`: elements BEGIN to BEGIN + SIZE of the rows at `ptr_X`.
+
+    Elements from DIM on, and rows that are not `seen_X`, are zeros.
+    """
     at = BEGIN + tl.arange(0, SIZE)
     if BEGIN + SIZE <= DIM:
         part = tl.load(ptr_X[:, None] + at[None, :], mask=seen_X[:, None], other=0.0)
     else:
-        part = tl.load(ptr_X[:, None] + at[None, :], mask=seen_X[:, None] & (at < DIM)[None, :], other=0.0)
+        part = tl.load(
+            ptr_X[:, None] + at[None, :], mask=seen_X[:, None] & (at < DIM)[None, :], other=0.0
+        )
     return part.to(tl.float32) if WIDE else part
 
 
@@ -43,21 +52,25 @@ def _load_rows(
     ptr_T, seen_T, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
-    """As `load_part`, of rows that may be coded; their numbers, without their scale, are of TYPE."""
+    """Load as `load_part`, decoding rows that are coded to TYPE, without their scale."""
     part = load_part(ptr_T, seen_T, BEGIN, SIZE, DIM, WIDE and CODES is None)
     return part if CODES is None else decoded(part, CODES == "float8", TYPE)
 
 
 @triton.jit
 def store_part(ptr_L, part, seen_L, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr):
+    """Store what `load_part` would load, where `seen_L`."""
     at = BEGIN + tl.arange(0, SIZE)
     tl.store(ptr_L[:, None] + at[None, :], part, mask=seen_L[:, None] & (at < DIM)[None, :])
 
 
 @triton.jit
 def bent(scores, scale, softcap, SOFTCAP: tl.constexpr):
-    """Scores for a softmax to base 2: `scale` is the factor times log2 e, or with a cap times 2 log2 e over the cap."""
-    if SOFTCAP:  # tanh x = 1 - 2 / (e^2x + 1), which is right at both infinities
+    """Return scores for a base-2 softmax, soft-capped if SOFTCAP.
+
+    `scale` is the score factor times log2 e, or with a cap times 2 log2 e over the cap (`factors`).
+    """
+    if SOFTCAP:  # tanh x = 1 - 2 / (e^2x + 1), which is correct at both infinities
         return (1.0 - 2.0 / (tl.exp2(scores * scale) + 1.0)) * softcap
     return scores * scale
 
@@ -89,15 +102,19 @@ def walk(
     V: tl.constexpr,
     U: tl.constexpr,
 ):
-    """Take in the keys of the blocks from `begin` (a multiple of KEYS) to before `end`, and return the new state.
+    """Process the keys from `begin` (a multiple of KEYS) to before `end`; return the new state.
 
-    state: of each line its largest score so far, its sum of weights, its two parts of weighted values; and by place in
-    a block whether there was a bad table entry. keys, values: (pointer to the row's first, stride of a block, stride
-    of a key), and of values how many numbers come before a value's scale. pages: (pointer to the row's table, blocks of
-    the cache). sight: (each line's first key and last key, the tile's first key and the one behind its last, scale,
-    softcap). HIDES: some line does not see some of the keys. SHARED: values are the first numbers of their keys.
-    CODES: of keys and values (`codes.py`); a key's scale goes to its scores, a value's to its weights, which are of
-    bfloat16 then, because float16 has not the range.
+    state: for each line its largest score so far, its sum of weights, its two parts of weighted
+    values; for each place in a block whether there was a bad table entry.
+    keys, values: (pointer to the row's first, stride of a block, stride of a key); of values also
+    the number of elements before a value's scale.
+    pages: (pointer to the row's table, number of blocks of the cache).
+    sight: (each line's first key and last key, the tile's first key and the one after its last,
+    scale, softcap).
+    HIDES: some line does not attend to some of the keys.
+    SHARED: values are the first elements of their keys.
+    CODES: of keys and values (`codes.py`). A key's scale multiplies its scores, a value's its
+    weights, which are bfloat16 then, because float16 lacks the range.
     """
     max_L, sum_L, out_LV, out_LU, bad_T = state
     key_ptr, stride_kp, stride_kt = keys
@@ -132,12 +149,14 @@ def walk(
                 hidden_LT = hidden_LT | (t[None, :] < first_L[:, None])
             scores_LT = tl.where(hidden_LT, float("-inf"), scores_LT)
         top_L = tl.maximum(max_L, tl.max(scores_LT, 1))
-        base_L = tl.where(top_L == float("-inf"), 0.0, top_L)  # of a line that has seen nothing yet
+        base_L = tl.where(top_L == float("-inf"), 0.0, top_L)  # for a line without any key so far
         decay_L = tl.exp2(max_L - base_L)
         weights_LT = tl.exp2(scores_LT - base_L[:, None])
         sum_L = sum_L * decay_L + tl.sum(weights_LT, 1)
         max_L = top_L
-        value_TV = key_TD if SHARED else _load_rows(value_T, seen_T, 0, V, VALUE_DIM, WIDE, CODES, narrow)
+        value_TV = (
+            key_TD if SHARED else _load_rows(value_T, seen_T, 0, V, VALUE_DIM, WIDE, CODES, narrow)
+        )
         if CODES is not None:
             weights_LT *= tl.load(scale_at(value_T, before_scale), mask=seen_T, other=0.0)[None, :]
             value_TV = value_TV.to(narrow)
@@ -151,7 +170,7 @@ def walk(
 
 @triton.jit
 def nothing_seen(LINES: tl.constexpr, KEYS: tl.constexpr, V: tl.constexpr, U: tl.constexpr):
-    """The state of `walk` before the first key."""
+    """Return the state of `walk` before the first key."""
     max_L = tl.full([LINES], float("-inf"), tl.float32)
     sum_L = tl.zeros([LINES], tl.float32)
     out_LV = tl.zeros([LINES, V], tl.float32)
@@ -161,7 +180,7 @@ def nothing_seen(LINES: tl.constexpr, KEYS: tl.constexpr, V: tl.constexpr, U: tl
 
 @dataclass(frozen=True)
 class Parts:
-    """A dimension as a kernel takes it: two powers of two, at least 16 each; the second may be 0."""
+    """A dimension as a sum of two powers of two, at least 16 each; the second may be 0."""
 
     main: int
     tail: int
@@ -178,7 +197,8 @@ class Parts:
 class Size:
     """A kernel for key dims up to `most`, whose tiles have `lines` lines.
 
-    Every row of a call meets the same one, and no configuration asks what rows there are, lest bits depend on company.
+    Every row of a call uses the same one, and no configuration depends on which rows there are,
+    because then bits would depend on the other rows of the batch.
     """
 
     most: int
@@ -187,28 +207,39 @@ class Size:
 
 
 def sizes(function: Any, *given: tuple[int, int, list[tuple[int, int, int]]]) -> tuple[Size, ...]:
-    """(most, lines, [(warps, stages, keys of a block), …]) each, by `most`; the first configuration of each ships."""
+    """Build a `Size` from each (most, lines, [(warps, stages, keys of a block), …]).
+
+    They are in ascending order of `most`; the first configuration of each ships.
+    """
     return tuple(
         Size(
             most,
             lines,
-            GpuKernel(function, *(Config(warps=w, stages=s, constants={"KEYS": k}) for w, s, k in settings)),
+            GpuKernel(
+                function,
+                *(Config(warps=w, stages=s, constants={"KEYS": k}) for w, s, k in settings),
+            ),
         )
         for most, lines, settings in given
     )
 
 
 def size_for(dim: int, among: tuple[Size, ...]) -> Size:
+    """Return the first of the sizes for key dims of at least `dim`."""
     return next(size for size in among if dim <= size.most)
 
 
 def factors(scale: float, softcap: float | None) -> tuple[float, float]:
-    """`scale` and `softcap` for `bent`."""
+    """Return `scale` and `softcap` as `bent` takes them."""
     log2_e: float = LOG2_E.value
     return (2 * scale * log2_e / softcap, softcap * log2_e) if softcap else (scale * log2_e, 0.0)
 
 
 def multiplies_wide(*tensors: Tensor) -> bool:
-    """Whether products are of float32: matrix units take one 16-bit type. Codes have no say: any type has them."""
+    """Return True if products are of float32, because the tensors are not all of one 16-bit type.
+
+    Matrix units multiply a single 16-bit type. Coded tensors are not passed here: codes decode to
+    any type.
+    """
     kinds = {tensor.dtype for tensor in tensors}
     return len(kinds) > 1 or kinds == {torch.float32}

@@ -1,6 +1,7 @@
-"""Blocks of many storages in one launch: a program moves a piece of one block in one storage.
+"""Move blocks of many storages in one launch: a program moves a piece of one block in one storage.
 
-Where the storages lie is in a table on their device. Shapes: as in `motet_kernels.blocks`, L storages.
+The addresses of the storages are in a table on their device. Shapes: as in `motet_kernels.blocks`,
+L storages.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..spans import upload
+from motet_kernels.spans import upload
+
 from .launch import Config, Constants, GpuKernel, Sample
 
-_VECTOR = 16  # bytes that a thread moves at once, if all rows are multiples of it
+_VECTOR = 16  # bytes that a thread moves at once, if all rows are multiples of this
 
 
 @triton.jit
@@ -34,7 +36,7 @@ def _move_blocks(
     outside = number.to(tl.int64) * block_bytes + begin
     units = size // UNIT
     if UNIT > 1:
-        # What comes from memory says nothing of itself: a vector is only moved at once where it is known to be whole.
+        # The compiler knows nothing of loaded numbers: it vectorizes where alignment is declared.
         units = tl.multiple_of(units, 4)
         inside = tl.multiple_of(inside // UNIT, 4)
         outside = tl.multiple_of(outside // UNIT, 4)
@@ -67,7 +69,7 @@ _MOVE = GpuKernel(
 
 
 class Storages:
-    """Where dense rows of bytes `[P, X_l]` lie. They must stay there."""
+    """Move blocks of dense rows of bytes `[P, X_l]`; the storages must keep their addresses."""
 
     def __init__(self, storages: Sequence[Tensor]):
         sizes = [tensor.shape[1] for tensor in storages]
@@ -80,14 +82,17 @@ class Storages:
         self._storages = storages
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy block `sources[i]` to block `targets[i]`."""
         self._move([*sources, *targets], len(sources), self._storages[0], "copy")
 
     def read(self, blocks: Sequence[int]) -> Tensor:
+        """Return the bytes of `blocks`, uint8 `[B, X]`."""
         out_BX = self._storages[0].new_empty(len(blocks), self._nbytes)
         self._move(blocks, len(blocks), out_BX, "read")
         return out_BX
 
     def write(self, blocks: Sequence[int], contents: Sequence[Tensor]) -> None:
+        """Write rows `[X]` of bytes into `blocks`."""
         if blocks:
             data_BX = torch.stack(list(contents))
             there_BX = data_BX if data_BX.device == self._device else upload(data_BX, self._device)
@@ -104,7 +109,10 @@ def _programs(rows: int, units: int, constants: Constants) -> tuple[int, int]:
 
 
 def samples() -> Iterator[Sample]:
-    """Blocks of 16 tokens of 32 layers with 8 heads of 128 in bfloat16, and storages that no vector fits."""
+    """Yield blocks of 16 tokens of 32 layers with 8 heads of 128, and unaligned storages.
+
+    The blocks are bfloat16; rows of 90 bytes cannot be moved in vectors.
+    """
     for row, name in ((2 * 8 * 16 * 128 * 2, "65,536 bytes"), (90, "90 bytes")):
         storages = Storages([torch.zeros(2, row, dtype=torch.uint8) for _ in range(2)])
         content_X = torch.zeros(2 * row, dtype=torch.uint8)

@@ -1,14 +1,15 @@
-"""What needs the most likely tokens of a row: draws after top-k, top-p and min-p, and what `logprobs.py` finds.
+"""Find the most likely tokens of a row, for draws after top-k, top-p and min-p, and `logprobs.py`.
 
-A program per row, in one launch, without a sort. One pass finds the maxima of groups of tokens; the k-th largest of
-these bounds the k-th largest logit from below. A second pass sums what top-p is a share of and gathers the tokens above
-that bound, a few hundred mostly; whatever is left to do concerns those alone, unless they are too few (a flat
-distribution) or too many (ties): then it concerns all tokens.
+A program per row, in one launch, without a sort. One pass finds the maxima of groups of tokens; the
+k-th largest of these bounds the k-th largest logit from below. A second pass computes the sum that
+top-p is a share of and gathers the tokens above that bound, mostly a few hundred; the remaining
+work is on those alone, unless they are too few (a flat distribution) or too many (ties): then it is
+on all tokens.
 
-Thresholds are found by a search on the ordered bits of float32, three pivots to a pass, as in Qrita (Park et al. 2026,
-arXiv:2602.01518), whose truncation supposes a normal distribution where this one counts. Of tokens that tie at a
-threshold those of lower numbers stay, as many as the filter has room for. A row's sums have one order, whatever is
-beside it.
+Thresholds are found by a search on the ordered bits of float32, three pivots to a pass, as in Qrita
+(Park et al. 2026, arXiv:2602.01518), whose truncation assumes a normal distribution where this one
+counts. Of tokens that tie at a threshold those of lower ids are kept, as many as the filter has
+room for. A row's sums are added in one order, whatever the other rows are.
 
 Shapes: R rows of logits, V vocabulary, N rows that are drawn here.
 """
@@ -24,25 +25,27 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..sampling import Choice
+from motet_kernels.sampling import Choice
+
 from .launch import Config, GpuKernel, Sample
 from .sampling import gumbel, not_finite, scaled, streams, uniform, upload_columns
 
-GROUPS = 2048  # whose maxima tell where the most likely tokens begin
-LIKELY = 512  # of them are enough where top-k does not say how many
-ROOM = 4096  # gathered tokens of a row
+GROUPS = 2048  # groups of tokens, whose maxima bound the most likely logits
+LIKELY = 512  # tokens to look for where top-k does not limit them to fewer
+ROOM = 4096  # capacity for gathered tokens of a row
 
 
 # ------------------------------------------------------------------------------------------------------ ordered floats
 @triton.jit
 def ordered(x):
-    """An integer that is larger where the float32 is; its own inverse but for the type."""
+    """Map float32 to an integer of the same order; its own inverse except for the type."""
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
 def value(key):
+    """Map an integer of `ordered` back to its float32."""
     key = key.to(tl.int32)
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -50,7 +53,7 @@ def value(key):
 # -------------------------------------------------------------------------------------------------------- two passes
 @triton.jit
 def survey(x_ptr, V, GROUPS: tl.constexpr):
-    """The maxima of groups of logits, which carry NaN along."""
+    """Return the maxima of groups of logits; NaN propagates."""
     top = tl.full([GROUPS], float("-inf"), tl.float32)
     for start in range(0, V, GROUPS):
         at = start + tl.arange(0, GROUPS)
@@ -61,7 +64,7 @@ def survey(x_ptr, V, GROUPS: tl.constexpr):
 
 @triton.jit
 def bound(top, count):
-    """The count-th largest of the maxima; -inf if there are fewer."""
+    """Return the count-th largest of the maxima; -inf if there are fewer."""
     low, high = ordered(tl.min(top, 0)).to(tl.int64), ordered(tl.max(top, 0)).to(tl.int64)
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -73,10 +76,20 @@ def bound(top, count):
 
 
 @triton.jit
-def gather(x_ptr, V, temperature, least, most, values_ptr, tokens_ptr, GROUPS: tl.constexpr, ROOM: tl.constexpr):
-    """Write the tokens of at least `least`, scaled, in the order of their numbers, as far as there is room.
+def gather(
+    x_ptr,
+    V,
+    temperature,
+    least,
+    most,
+    values_ptr,
+    tokens_ptr,
+    GROUPS: tl.constexpr,
+    ROOM: tl.constexpr,
+):
+    """Write the scaled logits of at least `least` and their tokens, in token order, up to ROOM.
 
-    How many they are, and the mass `Σ exp(scaled - most)` of all tokens.
+    Return their number, and the mass `Σ exp(scaled - most)` of all tokens.
     """
     mass = tl.zeros([GROUPS], tl.float32)
     count = 0
@@ -92,14 +105,16 @@ def gather(x_ptr, V, temperature, least, most, values_ptr, tokens_ptr, GROUPS: t
             tl.store(values_ptr + place, x, mask=fits)
             tl.store(tokens_ptr + place, at, mask=fits)
         count += found
-    tl.debug_barrier()  # what other threads wrote is read next
+    tl.debug_barrier()  # what other threads wrote is read next by all
     return count, tl.sum(mass, 0)
 
 
 # --------------------------------------------------------------------- searches, among gathered tokens or all of them
 @triton.jit
-def read(x_ptr, temperature, values_ptr, tokens_ptr, start, count, ALL: tl.constexpr, BLOCK: tl.constexpr):
-    """Scaled logits, -inf behind the last one, and their tokens."""
+def read(
+    x_ptr, temperature, values_ptr, tokens_ptr, start, count, ALL: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Return scaled logits, -inf after the last one, and their tokens."""
     at = start + tl.arange(0, BLOCK)
     if ALL:
         return scaled(tl.load(x_ptr + at, mask=at < count, other=float("-inf")), temperature), at
@@ -121,7 +136,10 @@ def threshold(
     ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The largest logit so that those of at least it make the goal, a number of tokens or a mass; `low` does."""
+    """Return the largest logit such that all logits at or above it reach `goal`.
+
+    The goal is a number of tokens or, with MASS, a mass. The logits at or above `low` reach it.
+    """
     low, high = ordered(low).to(tl.int64), ordered(most).to(tl.int64)
     while low < high:
         step = (high - low + 3) // 4
@@ -148,8 +166,18 @@ def threshold(
 
 
 @triton.jit
-def above(x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, ALL: tl.constexpr, BLOCK: tl.constexpr):
-    """Number and mass of the tokens above a limit."""
+def above(
+    x_ptr,
+    temperature,
+    values_ptr,
+    tokens_ptr,
+    count,
+    most,
+    limit,
+    ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Return number and mass of the tokens above a limit."""
     number = tl.zeros([BLOCK], tl.float32)
     mass = tl.zeros([BLOCK], tl.float32)
     for start in range(0, count, BLOCK):
@@ -176,17 +204,23 @@ def choose(
     ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The token that wins the draw among those that the filters leave."""
-    limit = least  # tokens above it stay, and `ties` of those that equal it
+    """Return the token that wins the draw among those that pass the filters."""
+    limit = least  # tokens above it are kept, and `ties` of those that equal it
     ties = float("inf")
     if top_k > 0:
-        limit = threshold(x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, top_k, False, ALL, BLOCK)
-        number, mass = above(x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, ALL, BLOCK)
+        limit = threshold(
+            x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, top_k, False, ALL, BLOCK
+        )
+        number, mass = above(
+            x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, ALL, BLOCK
+        )
         ties = top_k - number
         mass += ties * tl.exp(limit - most)
     if top_p < 1:
         goal = top_p * mass
-        cut = threshold(x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, goal, True, ALL, BLOCK)
+        cut = threshold(
+            x_ptr, temperature, values_ptr, tokens_ptr, count, most, limit, goal, True, ALL, BLOCK
+        )
         _, before = above(x_ptr, temperature, values_ptr, tokens_ptr, count, most, cut, ALL, BLOCK)
         room = tl.maximum(tl.ceil((goal - before) / tl.exp(cut - most)), 1.0)
         ties = tl.where(cut > limit, room, tl.minimum(room, ties))
@@ -228,8 +262,15 @@ def _draw_filtered(
     index = tl.program_id(0)
     row = tl.load(rows_ptr + index)
     x_ptr = logits_ptr + row.to(tl.int64) * stride_r
-    temperature, stream = tl.load(temperatures_ptr + index), tl.load(streams_ptr + index).to(tl.uint64)
-    top_k, top_p, min_p = tl.load(top_k_ptr + index), tl.load(top_p_ptr + index), tl.load(min_p_ptr + index)
+    temperature, stream = (
+        tl.load(temperatures_ptr + index),
+        tl.load(streams_ptr + index).to(tl.uint64),
+    )
+    top_k, top_p, min_p = (
+        tl.load(top_k_ptr + index),
+        tl.load(top_p_ptr + index),
+        tl.load(min_p_ptr + index),
+    )
     values_ptr += index * ROOM
     tokens_ptr += index * ROOM
     top = survey(x_ptr, V, GROUPS)
@@ -239,9 +280,13 @@ def _draw_filtered(
         top_k = tl.where(top_k < V, top_k, 0)
         few = (top_k > 0) & (top_k <= likely)
         least = scaled(bound(top, tl.where(few, top_k, likely)), temperature)
-        count, mass = gather(x_ptr, V, temperature, least, most, values_ptr, tokens_ptr, GROUPS, ROOM)
+        count, mass = gather(
+            x_ptr, V, temperature, least, most, values_ptr, tokens_ptr, GROUPS, ROOM
+        )
         there = tl.minimum(count, ROOM)
-        _, made = above(x_ptr, temperature, values_ptr, tokens_ptr, there, most, least, False, GROUPS)
+        _, made = above(
+            x_ptr, temperature, values_ptr, tokens_ptr, there, most, least, False, GROUPS
+        )
         nucleus = ((top_p < 1) & (made >= top_p * mass)) | (tl.exp(least - most) < min_p)
         enough = (count == V) | tl.where(top_k > 0, count >= top_k, nucleus)
         if enough & (count <= ROOM):
@@ -258,12 +303,14 @@ def _draw_filtered(
     tl.store(out_ptr + row, token.to(tl.int64))
 
 
-# 4 and 16 warps spill on one GPU or another.
+# 4 and 16 warps spill registers on some GPUs.
 _FILTERED = GpuKernel(_draw_filtered, Config(warps=8), Config(warps=8, stages=1))
 
 
-def draw_filtered(logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choice], ids_R: Tensor) -> None:
-    """Draw from what the filters leave of some rows, into `ids_R[rows]`."""
+def draw_filtered(
+    logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choice], ids_R: Tensor
+) -> None:
+    """Draw from the tokens that the filters leave in `rows`, into `ids_R[rows]`."""
     temperatures, top_k, top_p, min_p, *_ = zip(*choices, strict=True)
     columns = upload_columns(
         logits_RV.device,
@@ -279,13 +326,13 @@ def draw_filtered(logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choi
 
 
 def scratch(logits_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Where gathered tokens lie: scaled logits and numbers `[count, ROOM]`."""
+    """Return buffers for gathered tokens: scaled logits and ids, `[count, ROOM]` each."""
     values = torch.empty(count, ROOM, dtype=torch.float32, device=logits_RV.device)
     return values, torch.empty(count, ROOM, dtype=torch.int32, device=logits_RV.device)
 
 
 def samples() -> Iterator[Sample]:
-    """Calls as they occur, for the compiler."""
+    """Yield calls as services make them, for the compiler."""
     vocab = 151_936
     for dtype in (torch.bfloat16, torch.float32):
         logits_RV, ids_R = torch.zeros(2, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)

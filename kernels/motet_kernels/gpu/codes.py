@@ -1,9 +1,11 @@
-"""Numbers in 8 bits, int8 or float8_e4m3fn: what codes stand for, and the coded rows of a cache.
+"""Encode and decode numbers in 8 bits, int8 or float8_e4m3fn, and address rows of a coded cache.
 
-A coded row is its codes and behind them its scale in float32 (`motet_kernels.kv`), so rows begin at multiples of four
-bytes: strides of a coded cache are counted in words of four, which tells Triton that it may load words.
+A coded row is its codes followed by its scale in float32 (`motet_kernels.kv`), so rows begin at
+multiples of four bytes: strides of a coded cache are counted in words of four bytes, which tells
+Triton that it may load words.
 
-FLOAT8 and CODES are of a kernel's constants: whether codes are float8; "int8", "float8", or None for plain numbers.
+FLOAT8 and CODES are compile-time constants of kernels. FLOAT8: whether codes are float8. CODES:
+"int8", "float8", or None for plain numbers.
 """
 
 from __future__ import annotations
@@ -14,41 +16,54 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.target_info import cuda_capability_geq
 
-from ..errors import KernelError
-from ..kv import CODED, SCALE
+from motet_kernels.kv import CODED, SCALE
+from motet_kernels.runtime.errors import KernelError
 
 WORD = tl.constexpr(SCALE)
-ROUNDS = tl.constexpr(12582912.0)  # 1.5 · 2^23: what is added to it loses its fraction, ties to even
-LARGEST = tl.constexpr(3.4028234663852886e38)  # of the finite ones
+ROUNDS = tl.constexpr(
+    12582912.0
+)  # 1.5 · 2^23: adding it rounds a number to an integer, ties to even
+LARGEST = tl.constexpr(3.4028234663852886e38)  # the largest finite float32
 _ROUNDS_BITS = tl.constexpr(0x4B400000)
-_LEAST = tl.constexpr(1.2e-38)  # a smaller scale has no reciprocal, and its row counts as zeros
+_LEAST = tl.constexpr(1.2e-38)  # smaller scales have no finite reciprocal: zeros
 _FLOAT8_SCALE = tl.constexpr(2.0**120)
 _NAMES = {torch.int8: "int8", torch.float8_e4m3fn: "float8"}
 
 
 @triton.jit
 def decoded(codes, FLOAT8: tl.constexpr, TYPE: tl.constexpr):
-    """The numbers of codes (bytes) in another type, which has them all; a NaN's code is nobody's."""
+    """Return the numbers that codes (bytes) represent, in TYPE, which represents them exactly.
+
+    The codes of NaN are never stored.
+    """
     if not FLOAT8:
         numbers = codes.to(tl.int8, bitcast=True)
     elif cuda_capability_geq(8, 9):
         numbers = codes.to(tl.float8e4nv, bitcast=True)
     else:  # as float32 the exponent is 120 too small, also of subnormal numbers
         wide = codes.to(tl.int32)
-        numbers = (((wide & 0x80) << 24) | ((wide & 0x7F) << 20)).to(tl.float32, bitcast=True) * _FLOAT8_SCALE
+        numbers = (((wide & 0x80) << 24) | ((wide & 0x7F) << 20)).to(
+            tl.float32, bitcast=True
+        ) * _FLOAT8_SCALE
     return numbers.to(TYPE)
 
 
 @triton.jit
 def largest_of(x):
-    """`[R, 1]`: of float32 rows `[R, X]` the largest size, infinity where a number is not finite."""
+    """Return the largest magnitude of each float32 row `[R, X]`, as `[R, 1]`.
+
+    It is infinity where a number is not finite.
+    """
     size = tl.abs(x)
     return tl.max(tl.where(size <= LARGEST, size, float("inf")), 1, keep_dims=True)
 
 
 @triton.jit
 def steps_of(largest, FLOAT8: tl.constexpr):
-    """Of a row whose largest size is given: its scale, NaN where it is not finite, and what codes are found by."""
+    """Return the scale of a row from its largest magnitude, and its inverse for `encoded`.
+
+    The scale is NaN where the row is not finite.
+    """
     scale = tl.div_rn(largest, 448.0 if FLOAT8 else 127.0)
     inverse = tl.where(scale >= _LEAST, tl.div_rn(1.0, tl.maximum(scale, _LEAST)), 0.0)
     return tl.where(largest <= LARGEST, scale, float("nan")), inverse
@@ -56,9 +71,12 @@ def steps_of(largest, FLOAT8: tl.constexpr):
 
 @triton.jit
 def encoded(x, scale, inverse, FLOAT8: tl.constexpr):
-    """Codes (bytes) of float32 numbers by what `steps_of` gave for their row: those of `motet_kernels.kv.encode`."""
+    """Return codes (bytes) of float32 numbers with the results of `steps_of` for their row.
+
+    They are the codes of `motet_kernels.kv.encode`.
+    """
     x = tl.where(scale == scale, x, 0.0)
-    # Fused with an addition of zero, the product is rounded before anything else is added, as on a CPU.
+    # Fused with an addition of zero, the product is rounded before other additions, as on a CPU.
     size = tl.fma(tl.abs(x), inverse, 0.0)
     negative = x.to(tl.int32, bitcast=True) < 0
     if FLOAT8:
@@ -75,14 +93,15 @@ def encoded(x, scale, inverse, FLOAT8: tl.constexpr):
 
 @triton.jit
 def scale_at(row_ptr, DIM):
-    """Where the scale of the coded row at `row_ptr` is."""
+    """Return the pointer to the scale of the coded row at `row_ptr`."""
     return (row_ptr + DIM).to(tl.pointer_type(tl.float32))
 
 
 def pages(name: str, cache_PKSD: Tensor) -> tuple[Tensor, tuple[int, ...], str | None]:
-    """A cache as kernels take it: its numbers or bytes, the strides of a block, a head and a slot, and CODES.
+    """Return a cache as kernels take it: its numbers or bytes, strides, and CODES.
 
-    Raises `KernelError` on a coded one whose scales do not lie at multiples of four bytes.
+    The strides are those of a block, a head and a slot. Raises `KernelError` on a coded cache whose
+    scales are not at multiples of four bytes.
     """
     strides = cache_PKSD.stride()[:3]
     if cache_PKSD.dtype not in CODED:

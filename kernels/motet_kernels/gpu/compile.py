@@ -1,9 +1,11 @@
-"""Whether the kernels compile for GPUs that are not here, and what they take of them.
+"""Compile the kernels for GPUs that are not present, and report the resources that they take.
 
-    python -m motet_kernels.gpu.compile [--only NOUN …] [--targets sm_90 …] [--all] [--table kernels/README.md]
+    python -m motet_kernels.gpu.compile [--only NOUN …] [--targets sm_90 …] [--all]
+                                        [--table kernels/README.md]
 
-The launchers are called with the `samples` of their modules, so that what is compiled is what would run there, down to
-Triton's specialization on the arguments. Compiled code is kept by its source's hash in `triton` under `MOTET_CACHE`.
+The launchers are called with the `samples` of their modules, so that the compiled code is what
+would run there, down to Triton's specialization on the arguments. Compiled code is cached by its
+source's hash in `triton` under `MOTET_CACHE`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from ..build import cache_root
+from motet_kernels.runtime.build import cache_root
+
 from .resources import Resources, read_resources
 
 os.environ.setdefault("TRITON_CACHE_DIR", str(cache_root() / "triton"))
@@ -34,7 +37,11 @@ BEGIN, END = "<!-- resources: written by motet_kernels.gpu.compile -->", "<!-- e
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of GPU. shared: the most bytes of shared memory that a program gets there. spills: whether they may be."""
+    """A kind of GPU to compile for.
+
+    shared: the maximum shared memory of a program, in bytes.
+    spills: whether kernels may spill registers.
+    """
 
     gpu: GPUTarget
     shared: int
@@ -44,7 +51,9 @@ class Target:
 TARGETS = {
     "sm_80": Target(GPUTarget("cuda", 80, 32), 163 << 10),
     "sm_90": Target(GPUTarget("cuda", 90, 32), 227 << 10),
-    "gfx942": Target(GPUTarget("hip", "gfx942", 64), 64 << 10, spills=True),  # configurations are chosen for the others
+    "gfx942": Target(
+        GPUTarget("hip", "gfx942", 64), 64 << 10, spills=True
+    ),  # configurations are chosen for the NVIDIA targets
 }
 
 
@@ -57,15 +66,18 @@ class Compiled:
     config: str
     target: str
     resources: Resources
-    lacks_mma: bool = False  # which its sample wants of one of the kernels that it launches
+    lacks_mma: bool = False  # the sample requires it of at least one kernel that it launches
 
     def faults(self) -> list[str]:
-        """What forbids to ship it."""
+        """Return the reasons not to ship it."""
         found, target = self.resources, TARGETS[self.target]
         possible = (
             (found.spills and not target.spills, f"spills {found.spills} registers"),
             (found.stack and not target.spills, f"has a stack of {found.stack} bytes"),
-            (found.shared > target.shared, f"takes {found.shared} bytes of shared memory of {target.shared}"),
+            (
+                found.shared > target.shared,
+                f"takes {found.shared} bytes of shared memory of {target.shared}",
+            ),
             (self.lacks_mma, "uses no matrix unit, nor does what is launched with it"),
         )
         return [fault for holds, fault in possible if holds]
@@ -75,7 +87,7 @@ class Compiled:
 
 
 class Elsewhere:
-    """A driver of Triton's for a GPU that is not here."""
+    """Stand in for Triton's driver of a GPU that is not present."""
 
     def __init__(self, target: GPUTarget):
         self.target = target
@@ -84,7 +96,7 @@ class Elsewhere:
         return self.target
 
     def get_current_device(self) -> str:
-        """What Triton keeps compiled kernels under."""
+        """Return the key under which Triton keeps compiled kernels."""
         return f"{self.target.backend}:{self.target.arch}"
 
     def get_current_stream(self, _device: str) -> int:
@@ -92,14 +104,14 @@ class Elsewhere:
 
 
 def nouns() -> list[str]:
-    """The modules of this package that have samples."""
+    """Return the modules of this package that have samples."""
     package = Path(__file__).parent
     names = [module.name for module in iter_modules([str(package)])]
     return [name for name in names if "\ndef samples(" in (package / f"{name}.py").read_text()]
 
 
 def compiled(noun: str, target: str, *, every: bool = False) -> Iterator[Compiled]:
-    """Compile the samples of a module: the configurations that ship, or every one."""
+    """Compile the samples of a module: the shipped configurations, or with `every` all of them."""
     triton.runtime.driver.set_active(Elsewhere(TARGETS[target].gpu))
     launches: list[Launch] = []
     for sample in import_module(f"{__package__}.{noun}").samples():
@@ -124,15 +136,23 @@ def _compile(launch: Launch) -> Any:
 
 # ---------------------------------------------------------------------------------------------------------------- table
 def table(results: Sequence[Compiled]) -> list[str]:
-    """Lines of Markdown: a row per kernel and sample; per target its registers and kilobytes of shared memory."""
+    """Return Markdown lines: a row per kernel and sample, with the resources for each target.
+
+    These are registers, kilobytes of shared memory, matrix instruction and spills.
+    """
     targets = list(dict.fromkeys(result.target for result in results))
     rows: dict[tuple[str, str, str], dict[str, str]] = {}
     for result in results:
         found = result.resources
         spilled = f", spills {found.spills}" if found.spills else ""
         said = f"{found.registers}, {found.shared / 1024:.3g}{f', {found.mma}' if found.mma else ''}{spilled}"
-        rows.setdefault((result.kernel, result.sample.label, result.config), {})[result.target] = said
-    lines = [f"| kernel | call | configuration | {' | '.join(targets)} |", f"|{'---|' * (3 + len(targets))}"]
+        rows.setdefault((result.kernel, result.sample.label, result.config), {})[result.target] = (
+            said
+        )
+    lines = [
+        f"| kernel | call | configuration | {' | '.join(targets)} |",
+        f"|{'---|' * (3 + len(targets))}",
+    ]
     for (kernel, label, config), by_target in rows.items():
         cells = " | ".join(by_target.get(target, "") for target in targets)
         lines.append(f"| `{kernel}` | {label} | {config} | {cells} |")
@@ -140,7 +160,7 @@ def table(results: Sequence[Compiled]) -> list[str]:
 
 
 def write_table(path: Path, results: Sequence[Compiled]) -> None:
-    """Put the table between the marks of a document."""
+    """Write the table between the markers of a document."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     lines = "\n".join([BEGIN, *table(results), END])
@@ -148,31 +168,51 @@ def write_table(path: Path, results: Sequence[Compiled]) -> None:
 
 
 def undocumented(path: Path, results: Sequence[Compiled]) -> list[str]:
-    """Rows of the table that a document lacks."""
+    """Return the rows of the table that a document lacks."""
     known = set(path.read_text(encoding="utf-8").splitlines())
     return [line for line in table(results) if line not in known]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=nouns(), default=nouns(), help="which modules (all)")
-    parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS), help="which GPUs (all)")
-    parser.add_argument("--all", action="store_true", help="every configuration, not only those that ship")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=nouns(), default=nouns(), help="which modules (all)"
+    )
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        choices=list(TARGETS),
+        default=list(TARGETS),
+        help="which GPUs (all)",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="every configuration, not only those that ship"
+    )
     parser.add_argument("--table", type=Path, help="the document whose table is to be written")
-    parser.add_argument("--documented", type=Path, help="the document whose table must say what was found")
+    parser.add_argument(
+        "--documented", type=Path, help="the document whose table must say what was found"
+    )
     args = parser.parse_args(argv)
     results = []
     for noun in args.only:
         for target in args.targets:
             for result in compiled(noun, target, every=args.all):
                 results.append(result)
-                print(f"{result}: {result.resources}", *(f"  FAULT: {fault}" for fault in result.faults()), sep="\n")
+                print(
+                    f"{result}: {result.resources}",
+                    *(f"  FAULT: {fault}" for fault in result.faults()),
+                    sep="\n",
+                )
     if args.table:
         write_table(args.table, results)
     if any(result.faults() for result in results):
         sys.exit("some kernels cannot ship")
     if args.documented and (missing := undocumented(args.documented, results)):
-        sys.exit("\n".join([f"{args.documented} lacks these rows; write it with --table:", *missing]))
+        sys.exit(
+            "\n".join([f"{args.documented} lacks these rows; write it with --table:", *missing])
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Attention within packed rows: to all tokens, to those before, or to those nearby.
+"""Compute attention within packed rows: to all tokens, to earlier tokens, or to nearby ones.
 
-A program takes a tile of lines of one row and key head and walks the keys that they see (`attention_walk.py`).
+A program takes a tile of lines of one row and key head and iterates over the keys that they attend
+to (`attention_walk.py`).
 
 Shapes: as `motet_kernels.full_attention`, and L lines of a tile, G heads that share a key.
 """
@@ -15,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..spans import Spans
+from motet_kernels.spans import Spans
+
 from .attention_walk import (
     ANY,
     Parts,
@@ -60,7 +62,11 @@ def _packed_attention(
     U: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    tile_ptr, kv_head, num_heads = tiles_ptr + tl.program_id(0) * 4, tl.program_id(1), tl.num_programs(1) * G
+    tile_ptr, kv_head, num_heads = (
+        tiles_ptr + tl.program_id(0) * 4,
+        tl.program_id(1),
+        tl.num_programs(1) * G,
+    )
     start, count, first = tl.load(tile_ptr + 1), tl.load(tile_ptr + 2), tl.load(tile_ptr + 3)
     line_L = first + tl.arange(0, L)
     there_L, place_L, head_L = line_L < count * G, line_L // G, kv_head * G + line_L % G
@@ -79,14 +85,31 @@ def _packed_attention(
         last_L = tl.minimum(last_L, place_L + window - 1)
         hi = tl.minimum(hi, last + window)
     keys = key_ptr + start.to(tl.int64) * stride_kn + kv_head.to(tl.int64) * stride_kk, 0, stride_kn
-    values = value_ptr + start.to(tl.int64) * stride_vn + kv_head.to(tl.int64) * stride_vk, 0, stride_vn, VALUE_DIM
+    values = (
+        value_ptr + start.to(tl.int64) * stride_vn + kv_head.to(tl.int64) * stride_vk,
+        0,
+        stride_vn,
+        VALUE_DIM,
+    )
     sight = first_L, last_L, lo, hi, scale, softcap
     begin = lo // KEYS * KEYS
     state = nothing_seen(L, KEYS, V, U)
     if not WINDOW:
         whole = whole // KEYS * KEYS
         state = walk(
-            *(state, query_LD, query_LE, keys, values, (tiles_ptr, 0), sight, begin, whole, False, False),
+            *(
+                state,
+                query_LD,
+                query_LE,
+                keys,
+                values,
+                (tiles_ptr, 0),
+                sight,
+                begin,
+                whole,
+                False,
+                False,
+            ),
             *(False, False, False, WIDE, None, KEYS, 1, DIM, D, E, VALUE_DIM, V, U),
         )
         begin = whole
@@ -106,7 +129,7 @@ _SIZES = sizes(
     (128, 128, [(8, 3, 32), (8, 2, 32)]),
     (ANY, 64, [(8, 2, 32)]),
 )
-# Of float32, whose products no matrix unit makes.
+# For float32, which matrix units do not multiply.
 _WIDE_SIZES = sizes(_packed_attention, (64, 16, [(4, 3, 32)]), (ANY, 16, [(8, 2, 16)]))
 
 
@@ -120,7 +143,7 @@ def packed_attention(
     causal: bool = False,
     window: int | None = None,
 ) -> Tensor:
-    """As `motet_kernels.full_attention.packed_attention`."""
+    """Compute `motet_kernels.full_attention.packed_attention` with Triton."""
     (num_tokens, num_heads, dim), (_, kv_heads, value_dim) = query_NHD.shape, value_NKV.shape
     wide = multiplies_wide(query_NHD, key_NKD, value_NKV)
     size = size_for(dim, _WIDE_SIZES if wide else _SIZES)
@@ -130,7 +153,13 @@ def packed_attention(
     size.kernel(
         (tiles.num_long, kv_heads),
         *(query_NHD, key_NKD, value_NKV, out_NHV, tiles.tiles_T4),
-        *(*query_NHD.stride()[:2], *key_NKD.stride()[:2], *value_NKV.stride()[:2], window or 0, *factors(scale, None)),
+        *(
+            *query_NHD.stride()[:2],
+            *key_NKD.stride()[:2],
+            *value_NKV.stride()[:2],
+            window or 0,
+            *factors(scale, None),
+        ),
         L=size.lines,
         G=group,
         CAUSAL=causal,
@@ -147,7 +176,7 @@ def packed_attention(
 
 
 def samples() -> Iterator[Sample]:
-    """Calls as they occur, for the compiler."""
+    """Yield calls as services make them, for the compiler."""
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     for label, heads, kv_heads, dim, dtype, causal, window in (
         ("20 heads, dim 64", 20, 20, 64, fp16, False, None),
@@ -159,5 +188,14 @@ def samples() -> Iterator[Sample]:
     ):
         query = torch.zeros(512, heads, dim, dtype=dtype)
         key = torch.zeros(512, kv_heads, dim, dtype=dtype)
-        call = partial(packed_attention, query, key, key, Spans.of([200, 312]), scale=0.1, causal=causal, window=window)
+        call = partial(
+            packed_attention,
+            query,
+            key,
+            key,
+            Spans.of([200, 312]),
+            scale=0.1,
+            causal=causal,
+            window=window,
+        )
         yield Sample(f"{label}, {dtype}", call, mma=dtype != fp32)

@@ -1,4 +1,4 @@
-"""Activations, and activations of one half of a row times the other half: each number is read once.
+"""Compute activations and gated activations; each element is read once.
 
 Shapes: M rows, C channels of the result.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .launch import Config, Constants, GpuKernel, Sample
 
-_WIDEST = 1024  # channels of a row in a program; it takes several rows where they are shorter
+_WIDEST = 1024  # channels of a row in a program; shorter rows share a program
 
 
 @triton.jit
@@ -25,8 +25,9 @@ def _activated(x, KIND: tl.constexpr):
     elif KIND == "silu":
         out = x / (1 + tl.exp(-x))
     elif KIND == "softplus":
-        # max(x, 0) + log(1 + y), y = e^-|x|; the logarithm as 2 atanh(y / (2 + y)), whose argument is at most a third,
-        # so that seven terms of its series are exact to float32, also where y is tiny.
+        # max(x, 0) + log(1 + y), y = e^-|x|; the logarithm as 2 atanh(y / (2 + y)), whose argument
+        # is at most a third, so that seven terms of its series are exact to float32, also for
+        # tiny y.
         y = tl.exp(-tl.abs(x))
         z = y / (2 + y)
         w = z * z
@@ -68,12 +69,15 @@ _GATE = GpuKernel(
 
 
 def activated(x_MC: Tensor, kind: str) -> Tensor:
-    """`kind` is a name of `motet_kernels.gates`: sigmoid, silu, softplus, gelu, gelu_tanh."""
+    """Compute the activation of `motet_kernels.gates` named `kind` with Triton.
+
+    The names are sigmoid, silu, softplus, gelu and gelu_tanh.
+    """
     return _run(x_MC, x_MC.shape[1], kind, gated=False)
 
 
 def gated(x_MX: Tensor, kind: str) -> Tensor:
-    """As `motet_kernels.gates.gated`, of rows that hold C gates, then C numbers to be let through."""
+    """Compute `motet_kernels.gates.gated` with Triton, of rows of C gates followed by C inputs."""
     return _run(x_MX, x_MX.shape[1] // 2, kind, gated=True)
 
 
@@ -91,7 +95,7 @@ def _programs(rows: int, channels: int, constants: Constants) -> tuple[int, int]
 
 
 def samples() -> Iterator[Sample]:
-    """The MLPs of language models, and what recurrent layers and encoders activate."""
+    """Yield the MLPs of language models, and the activations of recurrent layers and encoders."""
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         name = str(dtype).removeprefix("torch.")
         for kind in ("silu", "gelu_tanh"):
@@ -101,4 +105,7 @@ def samples() -> Iterator[Sample]:
         x_MC = torch.zeros(2, 8192)
         yield Sample(f"{kind} of 8,192, float32", partial(activated, x_MC, kind))
     yield Sample("softplus of 64, float32", partial(activated, torch.zeros(2, 64), "softplus"))
-    yield Sample("gelu of 8,192, bfloat16", partial(activated, torch.zeros(2, 8192, dtype=torch.bfloat16), "gelu"))
+    yield Sample(
+        "gelu of 8,192, bfloat16",
+        partial(activated, torch.zeros(2, 8192, dtype=torch.bfloat16), "gelu"),
+    )

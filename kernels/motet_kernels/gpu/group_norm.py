@@ -1,8 +1,9 @@
-"""Group norm in three launches: moments of pieces of channels, their sum by group, and the norm with its activation.
+"""Compute group norm in three launches: moments of pieces, factors per group, normalization.
 
-A group of a picture that is drawn has up to millions of elements, and there are 32 of them: one program for each would
-leave most of a GPU idle. So a channel's pixels are cut into pieces, whose moments are merged as in Chan et al. 1983. A
-piece's squares are summed about its first pixel, which keeps them exact where the mean is far from zero.
+The third launch includes the activation. A group of a picture has up to millions of elements, and
+there are 32 groups: one program for each would leave most of a GPU idle. So a channel's pixels are
+cut into pieces, whose moments are merged as in Chan et al. 1983. A piece's squares are summed about
+its first pixel, which keeps them exact where the mean is far from zero.
 
 Shapes: N pictures, C channels, P pixels, S pieces.
 """
@@ -19,10 +20,10 @@ from torch import Tensor
 
 from .launch import Config, GpuKernel, Sample
 
-_PIECES = 64  # at most, so that one program can merge those of a group
+_PIECES = 64  # maximum, so that one program can merge the pieces of a group
 _ENOUGH = 512  # programs that keep a GPU busy
-_LEAST = 4096  # elements of a program's piece, where there are as many
-_SMALL = 512  # pixels
+_LEAST = 4096  # minimum elements of a program's piece, where there are as many
+_SMALL = 512  # pixels: up to these, a program takes several channels
 
 
 @triton.jit
@@ -44,7 +45,12 @@ def _group_moments(
     first = number * piece
     last = tl.minimum(first + piece, P)
     channel = block * CHANNELS + tl.arange(0, CHANNELS)
-    base_ptr = x_ptr + picture * stride_n + (block * CHANNELS).to(tl.int64) * stride_c + first.to(tl.int64) * stride_p
+    base_ptr = (
+        x_ptr
+        + picture * stride_n
+        + (block * CHANNELS).to(tl.int64) * stride_c
+        + first.to(tl.int64) * stride_p
+    )
     pixel = tl.arange(0, PIXELS)
     is_channel = channel < C
     at_channel = tl.arange(0, CHANNELS) * stride_c
@@ -131,12 +137,16 @@ def _group_norm(
     out_ptr += picture * out_stride_n + lead * out_stride_c + first * out_stride_p
     offsets = near_channel[:, None] * stride_c + near_pixel[None, :] * stride_p
     out_offsets = near_channel[:, None] * out_stride_c + near_pixel[None, :] * out_stride_p
-    factor = tl.load(factor_ptr + picture * C + lead + near_channel, mask=is_channel, other=0.0)[:, None]
-    shift = tl.load(shift_ptr + picture * C + lead + near_channel, mask=is_channel, other=0.0)[:, None]
+    factor = tl.load(factor_ptr + picture * C + lead + near_channel, mask=is_channel, other=0.0)[
+        :, None
+    ]
+    shift = tl.load(shift_ptr + picture * C + lead + near_channel, mask=is_channel, other=0.0)[
+        :, None
+    ]
     x = tl.load(x_ptr + offsets, mask=seen, other=0.0).to(tl.float32)
     out = x * factor + shift
     if SILU:
-        small = tl.exp(-tl.abs(out))  # never overflows, not even where there is nothing
+        small = tl.exp(-tl.abs(out))  # never overflows, not even in masked elements
         out = out * tl.where(out < 0, small, 1.0) / (1.0 + small)
     tl.store(out_ptr + out_offsets, out, mask=seen)
 
@@ -145,8 +155,8 @@ def _tiles(warps: int, channels: int, pixels: int) -> Config:
     return Config(warps=warps, constants={"CHANNELS": channels, "PIXELS": pixels})
 
 
-# By how channels and pixels lie: pixels side by side, so few of them that a program takes several channels, and
-# channels side by side.
+# By memory format: contiguous pixels; contiguous pixels, so few that a program takes several
+# channels; contiguous channels.
 _TILES = {
     "planes": (_tiles(4, 1, 2048), _tiles(4, 1, 4096), _tiles(8, 1, 4096)),
     "small": (_tiles(4, 8, 256), _tiles(4, 4, 512), _tiles(8, 8, 512)),
@@ -157,8 +167,10 @@ _NORM = {order: GpuKernel(_group_norm, *tiles) for order, tiles in _TILES.items(
 _FACTORS = GpuKernel(_group_factors, Config(warps=4), Config(warps=8))
 
 
-def group_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, eps: float, silu: bool) -> Tensor:
-    """As `motet_kernels.group_norm.group_norm`."""
+def group_norm(
+    x: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, eps: float, silu: bool
+) -> Tensor:
+    """Compute `motet_kernels.group_norm.group_norm` with Triton."""
     if not x.numel():
         return torch.empty_like(x)
     x_NCP = _pixels(x)
@@ -167,7 +179,11 @@ def group_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, eps: fl
     out_NCP = torch.empty_like(x_NCP)
     factor_NC, shift_NC = _factors(x_NCP, weight_C, bias_C, groups, eps, order)
     _NORM[order](
-        lambda sizes: (triton.cdiv(pixels, sizes["PIXELS"]), triton.cdiv(channels, sizes["CHANNELS"]), pictures),
+        lambda sizes: (
+            triton.cdiv(pixels, sizes["PIXELS"]),
+            triton.cdiv(channels, sizes["CHANNELS"]),
+            pictures,
+        ),
         *(x_NCP, factor_NC, shift_NC, out_NCP),
         *x_NCP.stride(),
         *out_NCP.stride(),
@@ -180,7 +196,7 @@ def group_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, eps: fl
 def _factors(
     x_NCP: Tensor, weight_C: Tensor, bias_C: Tensor, groups: int, eps: float, order: str
 ) -> tuple[Tensor, Tensor]:
-    """What each channel of a picture is multiplied by, and what is added, `[N, C]` each."""
+    """Return the factor and the shift of each channel of a picture, `[N, C]` each."""
     pictures, channels, pixels = x_NCP.shape
     piece = _piece(pictures, channels, pixels, order)
     pieces = triton.cdiv(pixels, piece)
@@ -211,20 +227,22 @@ def _order(x_NCP: Tensor) -> str:
 
 
 def _piece(pictures: int, channels: int, pixels: int, order: str) -> int:
-    """Pixels of a piece: so many pieces that all of a GPU works, but not more."""
+    """Return the pixels of a piece: as many pieces as keep a GPU busy, but not more."""
     width = _TILES[order][0].constants["CHANNELS"]
     wanted = min(max(triton.cdiv(_ENOUGH, pictures * triton.cdiv(channels, width)), 1), _PIECES)
-    return max(triton.cdiv(pixels, wanted), min(_LEAST // width, pixels), triton.cdiv(pixels, _PIECES))
+    return max(
+        triton.cdiv(pixels, wanted), min(_LEAST // width, pixels), triton.cdiv(pixels, _PIECES)
+    )
 
 
 def _pixels(x: Tensor) -> Tensor:
-    """`[N, C, P]` with channels or pixels side by side: a view if x is dense in either order."""
+    """Return `[N, C, P]` with contiguous channels or pixels: a view if x is dense in such order."""
     x_NCP = x.reshape(x.shape[0], x.shape[1], -1)
     return x_NCP if 1 in x_NCP.stride()[1:] else x_NCP.contiguous()
 
 
 def _as(out_NCP: Tensor, x: Tensor) -> Tensor:
-    """In x's shape and order in memory."""
+    """Return the result in x's shape and memory format."""
     if x.dim() > 3 and out_NCP.stride(1) == 1:
         pixels = out_NCP.transpose(1, 2).view(x.shape[0], *x.shape[2:], x.shape[1])
         return pixels.movedim(-1, 1)
@@ -232,7 +250,10 @@ def _as(out_NCP: Tensor, x: Tensor) -> Tensor:
 
 
 def samples() -> Iterator[Sample]:
-    """Blocks of SDXL's denoiser, of its VAE at 1024 x 1024 pixels, and the innermost of Stable Diffusion 1.5."""
+    """Yield blocks of SDXL's denoiser and VAE, and the innermost of Stable Diffusion 1.5.
+
+    The VAE's is of 1024 x 1024 pixels.
+    """
     for dtype, channels, side in (
         (torch.bfloat16, 320, 128),
         (torch.float16, 128, 1024),

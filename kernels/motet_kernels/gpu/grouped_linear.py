@@ -1,7 +1,8 @@
-"""Products with weights of 4 or 8 bits in groups, stored as `motet_kernels.grouped_linear` says.
+"""Multiply by weights of 4 or 8 bits in groups, stored as by `motet_kernels.linear.grouped_linear`.
 
-A program computes a tile of output features x rows, weights as the left factor, as in `linear.py`. Codes become
-float32, are scaled and shifted there, and are rounded to the rows' type; products of float32 rows are of float32.
+A program computes a tile of output features x rows, with weights as the left factor, as in
+`linear.py`. Codes are converted to float32, scaled and shifted, and rounded to the rows' type;
+products of float32 rows are of float32.
 
 Shapes: M rows, N output features, K input features, G groups of them.
 """
@@ -22,14 +23,14 @@ from .launch import Config, Constants, GpuKernel, Sample
 from .linear import FEW, finish
 
 if TYPE_CHECKING:
-    from ..grouped_linear import GroupedLinear
+    from motet_kernels.linear.grouped_linear import GroupedLinear
 
-_BYTES = tl.constexpr(64)  # of a row of codes that a program takes at a time
+_BYTES = tl.constexpr(64)  # bytes of a row of codes that a program takes at a time
 
 
 @triton.jit
 def _weights(codes_NK, scale_ptr, shift_ptr, n, k, N, K, groups, offset, GROUP: tl.constexpr):
-    """What codes of inputs `k` stand for; zero behind K."""
+    """Return the weights that codes of inputs `k` represent; zero from K on."""
     at = n.to(tl.int64)[:, None] * groups + (k // GROUP)[None, :]
     seen = (n[:, None] < N) & (k < K)[None, :]
     weights = tl.load(scale_ptr + at, mask=seen, other=0.0) * (codes_NK - offset)
@@ -40,7 +41,7 @@ def _weights(codes_NK, scale_ptr, shift_ptr, n, k, N, K, groups, offset, GROUP: 
 
 @triton.jit
 def _rows(x_ptr, m, k, M, K, stride_m):
-    """`[k, m]` of the input."""
+    """Load `[k, m]` of the input."""
     seen = (m[None, :] < M) & (k[:, None] < K)
     return tl.load(x_ptr + m.to(tl.int64)[None, :] * stride_m + k[:, None], mask=seen, other=0.0)
 
@@ -78,17 +79,31 @@ def _grouped_linear(
         bytes_NK = tl.load(codes + first, mask=seen, other=0)
         if NIBBLES:
             low = first * 2 + j // 16 * 32 + j % 16
-            low_KM, high_KM = _rows(x_ptr, m, low, M, K, stride_m), _rows(x_ptr, m, low + 16, M, K, stride_m)
+            low_KM, high_KM = (
+                _rows(x_ptr, m, low, M, K, stride_m),
+                _rows(x_ptr, m, low + 16, M, K, stride_m),
+            )
             nibbles = (bytes_NK & 15).to(tl.float32)
             low_NK = _weights(nibbles, scale_ptr, shift_ptr, n, low, N, K, groups, offset, GROUP)
             nibbles = (bytes_NK >> 4).to(tl.float32)
-            high_NK = _weights(nibbles, scale_ptr, shift_ptr, n, low + 16, N, K, groups, offset, GROUP)
+            high_NK = _weights(
+                nibbles, scale_ptr, shift_ptr, n, low + 16, N, K, groups, offset, GROUP
+            )
             sums_NM = tl.dot(low_NK.to(low_KM.dtype), low_KM, sums_NM, input_precision="ieee")
             sums_NM = tl.dot(high_NK.to(high_KM.dtype), high_KM, sums_NM, input_precision="ieee")
         else:
             x_KM = _rows(x_ptr, m, first + j, M, K, stride_m)
             w_NK = _weights(
-                decoded(bytes_NK, FLOAT8, tl.float32), scale_ptr, shift_ptr, n, first + j, N, K, groups, offset, GROUP
+                decoded(bytes_NK, FLOAT8, tl.float32),
+                scale_ptr,
+                shift_ptr,
+                n,
+                first + j,
+                N,
+                K,
+                groups,
+                offset,
+                GROUP,
             )
             sums_NM = tl.dot(w_NK.to(x_KM.dtype), x_KM, sums_NM, input_precision="ieee")
     finish(sums_NM, bias_ptr, residual_ptr, out_ptr, n, m, M, N, residual_stride)
@@ -96,7 +111,9 @@ def _grouped_linear(
 
 _FEW = GpuKernel(
     _grouped_linear,
-    Config(warps=4, stages=2, constants={"BLOCK_N": 32, "BLOCK_M": FEW}),  # scales and shifts are staged, too
+    Config(
+        warps=4, stages=2, constants={"BLOCK_N": 32, "BLOCK_M": FEW}
+    ),  # scales and shifts take part in the pipeline, too
     Config(warps=8, stages=2, constants={"BLOCK_N": 64, "BLOCK_M": FEW}),
 )
 _MANY = GpuKernel(
@@ -107,14 +124,29 @@ _MANY = GpuKernel(
 
 
 def grouped_linear(x_MK: Tensor, linear: GroupedLinear, residual_MN: Tensor | None) -> Tensor:
-    """`[M, N]` in x's type; inputs stand in the order of the codes."""
+    """Return the product `[M, N]` in x's type; inputs are in the order of the codes."""
     rows, features = len(x_MK), linear.out_features
     out_MN = x_MK.new_empty(rows, features)
     kernel = _FEW if rows <= FEW else _MANY
     kernel(
         partial(_tiles, rows, features),
-        *(x_MK, linear.packed, linear.scale_NG, linear.shift_NG, linear.bias_N, residual_MN, out_MN),
-        *(rows, features, linear.in_features, linear.packed.shape[1], linear.scale_NG.shape[1], x_MK.stride(0)),
+        *(
+            x_MK,
+            linear.packed,
+            linear.scale_NG,
+            linear.shift_NG,
+            linear.bias_N,
+            residual_MN,
+            out_MN,
+        ),
+        *(
+            rows,
+            features,
+            linear.in_features,
+            linear.packed.shape[1],
+            linear.scale_NG.shape[1],
+            x_MK.stride(0),
+        ),
         *(0 if residual_MN is None else residual_MN.stride(0), linear.offset),
         NIBBLES=linear.codes == "int4",
         FLOAT8=linear.codes == "float8",
@@ -128,8 +160,11 @@ def _tiles(rows: int, features: int, constants: Constants) -> tuple[int, int]:
 
 
 def samples() -> Iterator[Sample]:
-    """GPTQ and AWQ in groups of 128, Q4_K in groups of 32, int8 and float8 with a scale per output; float32 rows."""
-    from ..grouped_linear import FLOAT8, GroupedLinear, GroupWeights
+    """Yield GPTQ and AWQ in groups of 128, Q4_K in groups of 32, int8, float8, and float32 rows.
+
+    int8 comes in groups of 32 and, like float8, with a scale per output.
+    """
+    from motet_kernels.linear.grouped_linear import FLOAT8, GroupedLinear, GroupWeights
 
     for label, kind, group, shifted, dtype, rows in (
         ("int4:128", torch.uint8, 128, False, torch.bfloat16, 1),

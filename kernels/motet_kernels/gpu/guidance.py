@@ -1,4 +1,7 @@
-"""Guidance and a scheduler's step: one pass over what the denoiser said, numbers as arguments of the launch."""
+"""Apply guidance and a scheduler's step in one pass over the denoiser's predictions.
+
+The coefficients are arguments of the launch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,16 @@ from .launch import Config, GpuKernel, Sample
 
 @triton.jit
 def _guided_step(
-    sample_ptr, without_ptr, with_ptr, out_ptr, scale, keep, change, elements, STEP: tl.constexpr, BLOCK: tl.constexpr
+    sample_ptr,
+    without_ptr,
+    with_ptr,
+    out_ptr,
+    scale,
+    keep,
+    change,
+    elements,
+    STEP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     seen = at < elements
@@ -27,7 +39,7 @@ def _guided_step(
     tl.store(out_ptr + at, out, mask=seen)
 
 
-# Latents are small: blocks of few elements, so that all of a GPU takes part.
+# Latents are small: blocks of few elements, so that all of a GPU is used.
 _STEP = GpuKernel(
     _guided_step,
     Config(warps=2, constants={"BLOCK": 512}),
@@ -37,17 +49,26 @@ _STEP = GpuKernel(
 
 
 def guided(without: Tensor, with_text: Tensor, scale: float) -> Tensor:
-    """As `motet_kernels.guidance.guided`."""
+    """Compute `motet_kernels.guidance.guided` with Triton."""
     return _launched(without, without, with_text, scale, 0.0, 1.0, step=False)
 
 
-def guided_step(sample: Tensor, without: Tensor, with_text: Tensor, scale: float, keep: float, change: float) -> Tensor:
-    """As `motet_kernels.guidance.guided_step`."""
+def guided_step(
+    sample: Tensor, without: Tensor, with_text: Tensor, scale: float, keep: float, change: float
+) -> Tensor:
+    """Compute `motet_kernels.guidance.guided_step` with Triton."""
     return _launched(sample, without, with_text, scale, keep, change, step=True)
 
 
 def _launched(
-    sample: Tensor, without: Tensor, with_text: Tensor, scale: float, keep: float, change: float, *, step: bool
+    sample: Tensor,
+    without: Tensor,
+    with_text: Tensor,
+    scale: float,
+    keep: float,
+    change: float,
+    *,
+    step: bool,
 ) -> Tensor:
     out = torch.empty_like(sample)
     elements = sample.numel()
@@ -61,7 +82,10 @@ def _launched(
 
 
 def samples() -> Iterator[Sample]:
-    """Latents of SDXL and of SD3 at 1024 x 1024 pixels; some schedulers keep them wider than the denoiser speaks."""
+    """Yield latents of SDXL and of SD3 at 1024 x 1024 pixels.
+
+    Some schedulers keep them in a wider type than the denoiser's output.
+    """
     for dtype, channels, wider in (
         (torch.bfloat16, 16, torch.bfloat16),
         (torch.float16, 4, torch.float16),

@@ -1,4 +1,4 @@
-"""Keys and values of a step to their slots, both in one launch.
+"""Store the keys and values of a step in their slots, both in one launch.
 
 Shapes: as in `motet_kernels.kv`.
 """
@@ -14,7 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kv import row_size
+from motet_kernels.kv import row_size
+
 from .codes import WORD, encoded, largest_of, pages, scale_at, steps_of
 from .launch import Config, Constants, GpuKernel, Sample
 
@@ -27,8 +28,12 @@ def _put(
     word: tl.constexpr = 1 if CODES is None else WORD
     at = tl.arange(0, BLOCK)[None, :]
     seen = (head < K) & (at < D)
-    rows = tl.load(rows_ptr + token * rows_stride_n + head * rows_stride_k + at, mask=seen, other=0.0).to(tl.float32)
-    cache = cache_ptr + (block * cache_stride_p + head * cache_stride_k + place * cache_stride_s) * word
+    rows = tl.load(
+        rows_ptr + token * rows_stride_n + head * rows_stride_k + at, mask=seen, other=0.0
+    ).to(tl.float32)
+    cache = (
+        cache_ptr + (block * cache_stride_p + head * cache_stride_k + place * cache_stride_s) * word
+    )
     if CODES is None:
         tl.store(cache + at, rows.to(cache_ptr.dtype.element_ty), mask=seen)
     else:
@@ -75,9 +80,16 @@ _STORE = GpuKernel(
 
 
 def store_kv(
-    key_NKD: Tensor, value_NKD: Tensor | None, key_PKSD: Tensor, value_PKSD: Tensor | None, slots_N: Tensor
+    key_NKD: Tensor,
+    value_NKD: Tensor | None,
+    key_PKSD: Tensor,
+    value_PKSD: Tensor | None,
+    slots_N: Tensor,
 ) -> None:
-    """As `motet_kernels.kv.store_kv`, but that a token whose slot is not in the cache is left out."""
+    """Compute `motet_kernels.kv.store_kv` with Triton.
+
+    A token whose slot is out of range is skipped.
+    """
     (_, heads, dim), (blocks, _, slots, _) = key_NKD.shape, key_PKSD.shape
     *key, codes = _side("key_PKSD", key_NKD, key_PKSD)
     value, sizes = key, {"KEY": triton.next_power_of_2(dim), "VALUE": 0}
@@ -89,7 +101,7 @@ def store_kv(
 
 
 def _side(name: str, rows_NKD: Tensor, cache_PKSD: Tensor) -> tuple[Any, ...]:
-    """Keys or values, as the kernel takes them, and CODES."""
+    """Return keys or values as the kernel takes them, and CODES."""
     cache, strides, codes = pages(name, cache_PKSD)
     return rows_NKD, *rows_NKD.stride()[:2], cache, *strides, rows_NKD.shape[2], codes
 
@@ -99,7 +111,10 @@ def _programs(tokens: int, heads: int, constants: Constants) -> tuple[int, int]:
 
 
 def samples() -> Iterator[Sample]:
-    """Heads of 64 and 128, latents (MLA), and a step in another type than the cache, in 8 bits too."""
+    """Yield heads of 64 and 128, latents (MLA), and steps in another type than the cache.
+
+    The cache may have 8 bits.
+    """
     slots_N = torch.zeros(2, dtype=torch.int64)
     for heads, dim, dtype, cache in (
         (8, 128, torch.bfloat16, torch.bfloat16),

@@ -1,9 +1,10 @@
-"""How kernels are launched: with a configuration that ships, on a GPU, in the interpreter, or into a compiler only.
+"""Launch kernels in a shipped configuration: on a GPU, in the interpreter, or into a compiler only.
 
     _NORM = GpuKernel(_norm, Config(warps=4))
     _NORM(grid, x, out, len(x), BLOCK=1024)
 
-A call names every constant that decides what is computed; a `Config` adds those that decide only how fast.
+A call names every constant that determines the result; a `Config` adds those that determine only
+the speed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,12 @@ Fits = Callable[[Constants], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """warps: of 32 threads, per program; stages: of the software pipeline; constants: sizes of what a program does."""
+    """Launch configuration of a kernel.
+
+    warps: warps of 32 threads per program.
+    stages: stages of the software pipeline.
+    constants: tile sizes.
+    """
 
     warps: int = 4
     stages: int = 2
@@ -37,9 +43,10 @@ class Config:
 
 @dataclass(frozen=True)
 class Sample:
-    """A call of a launcher as services make it, on tensors of the CPU: what is to compile.
+    """A call of a launcher as services make it, on CPU tensors, for the compiler.
 
-    label: sizes and types, of torch's by their own names alone; mma: with matrix units.
+    label: sizes and types, torch's types without their prefix.
+    mma: whether matrix units must be used.
     """
 
     label: str
@@ -52,7 +59,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Launch:
-    """A call that a compiler is to see instead of a GPU."""
+    """A call that is compiled instead of launched."""
 
     kernel: GpuKernel
     config: Config
@@ -64,10 +71,13 @@ _compiler: ContextVar[Callable[[list[Launch]], None] | None] = ContextVar("compi
 
 
 class GpuKernel:
-    """A Triton function and its configurations: the first one that `fits` the constants of a call is what ships.
+    """Launch a Triton function in the first configuration that `fits` the constants of a call.
 
-    function: what `@triton.jit` made; configs: in the order of preference; fits: of a call's constants and a
-    configuration's together (default: any). A grid may be a function of these.
+    function: the result of `@triton.jit`.
+    configs: in the order of preference.
+    fits: predicate on a call's and a configuration's constants together (default: always True).
+
+    A grid may be a function of these constants.
     """
 
     def __init__(self, function: Any, *configs: Config, fits: Fits = lambda constants: True):
@@ -75,18 +85,23 @@ class GpuKernel:
         self.name: str = function.fn.__name__.strip("_")
 
     def candidates(self, constants: Constants) -> Iterator[Config]:
-        """The configurations for such a call, the one that ships first."""
+        """Return the configurations for a call with these constants, the one that ships first."""
         return (config for config in self.configs if self.fits({**constants, **config.constants}))
 
     def __call__(self, grid: Grid, *args: Any, **constants: Any) -> None:
         candidates = self.candidates(constants)
         if (compiler := _compiler.get()) is not None:
-            compiler([Launch(self, config, args, {**constants, **config.constants}) for config in candidates])
+            compiler(
+                [
+                    Launch(self, config, args, {**constants, **config.constants})
+                    for config in candidates
+                ]
+            )
             return
         self.run(next(candidates), grid, *args, **constants)
 
     def run(self, config: Config, grid: Grid, *args: Any, **constants: Any) -> None:
-        """Launch with this configuration."""
+        """Launch in this configuration."""
         every = {**constants, **config.constants}
         sizes = grid(every) if callable(grid) else grid
         if 0 in sizes:
@@ -97,7 +112,10 @@ class GpuKernel:
 
 @contextmanager
 def compiling(compiler: Callable[[list[Launch]], None]) -> Iterator[None]:
-    """Within, nothing is launched: `compiler` gets each call, once per configuration, the shipped one first."""
+    """Pass each call to `compiler` instead of launching it, within the context.
+
+    The compiler gets the call once per configuration, the shipped one first.
+    """
     token = _compiler.set(compiler)
     try:
         yield
@@ -106,6 +124,6 @@ def compiling(compiler: Callable[[list[Launch]], None]) -> Iterator[None]:
 
 
 def _device_of(args: tuple[Any, ...]) -> Any:
-    """Triton launches on the current device, which need not be that of the tensors."""
+    """Return a context with the tensors' device as the current one, on which Triton launches."""
     first = next(arg for arg in args if isinstance(arg, Tensor))
     return torch.cuda.device_of(first)

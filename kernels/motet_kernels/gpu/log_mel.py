@@ -1,8 +1,8 @@
-"""Log-mel spectra: a program takes some frames from the samples to the bands.
+"""Compute log-mel spectra: a program processes some frames from the samples to the bands.
 
-The Fourier transform is a product with tables, a tile of frequencies at a time (as in Kapre's and nnAudio's layers:
-Cheuk et al. 2020, arXiv:1912.12055), in float32 throughout: bands are told apart down to a hundred-millionth of the
-loudest one.
+The Fourier transform is a product with tables, a tile of frequencies at a time (as in Kapre's and
+nnAudio's layers: Cheuk et al. 2020, arXiv:1912.12055), in float32 throughout: bands are resolved
+down to a hundred-millionth of the loudest one.
 
 Shapes: B recordings, N samples, T frames, W samples of a frame, F frequencies, M bands.
 """
@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..log_mel import FLOOR, MelTables
+from motet_kernels.log_mel import FLOOR, MelTables
+
 from .launch import Config, GpuKernel, Sample
 
 
@@ -60,11 +61,22 @@ def _log_mel(
             x = tl.load(source, mask=heard, other=0.0)
             turns = at[:, None] * F + frequencies[None, :]
             there = (at[:, None] < W) & (frequencies[None, :] < F)
-            real = tl.dot(x, tl.load(cosines_ptr + turns, mask=there, other=0.0), real, input_precision="ieee")
-            imaginary = tl.dot(x, tl.load(sines_ptr + turns, mask=there, other=0.0), imaginary, input_precision="ieee")
+            real = tl.dot(
+                x, tl.load(cosines_ptr + turns, mask=there, other=0.0), real, input_precision="ieee"
+            )
+            imaginary = tl.dot(
+                x,
+                tl.load(sines_ptr + turns, mask=there, other=0.0),
+                imaginary,
+                input_precision="ieee",
+            )
         there = (frequencies[:, None] < F) & (bands[None, :] < M)
-        filters = tl.load(filters_ptr + frequencies[:, None] * M + bands[None, :], mask=there, other=0.0)
-        power_TM = tl.dot(real * real + imaginary * imaginary, filters, power_TM, input_precision="ieee")
+        filters = tl.load(
+            filters_ptr + frequencies[:, None] * M + bands[None, :], mask=there, other=0.0
+        )
+        power_TM = tl.dot(
+            real * real + imaginary * imaginary, filters, power_TM, input_precision="ieee"
+        )
     logs = tl.log(tl.maximum(power_TM, floor)) * 0.4342944819032518
     place = (recording * M + bands[None, :]) * T + frames[:, None]
     tl.store(out_ptr + place, logs, mask=(frames[:, None] < T) & (bands[None, :] < M))
@@ -80,7 +92,7 @@ _LOG_MEL = GpuKernel(
 
 
 def log_mel(samples_BN: Tensor, tables: MelTables) -> Tensor:
-    """As `motet_kernels.log_mel.log_mel`."""
+    """Compute `motet_kernels.log_mel.log_mel` with Triton."""
     recordings, count = samples_BN.shape
     width, frequencies = tables.cosines_WF.shape
     bands, frames = tables.filters_FM.shape[1], count // tables.hop
@@ -96,7 +108,7 @@ def log_mel(samples_BN: Tensor, tables: MelTables) -> Tensor:
 
 
 def samples() -> Iterator[Sample]:
-    """Calls as they occur, for the compiler."""
+    """Yield calls as services make them, for the compiler."""
     for bands in (80, 128):
         tables = MelTables.of(torch.hann_window(400), torch.zeros(201, bands), 160)
         yield Sample(f"30 s, {bands} bands", partial(log_mel, torch.zeros(1, 480_000), tables))

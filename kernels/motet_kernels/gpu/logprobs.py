@@ -1,9 +1,9 @@
-"""Log-probabilities of the tokens that were chosen, and of the most likely ones: a program per row, without a sort.
+"""Compute log-probabilities of chosen and most likely tokens: a program per row, without a sort.
 
-The two passes of `candidates.py` give the sum of all and the few tokens that the most likely ones are among; these are
-then taken one after the other.
+The two passes of `candidates.py` give the sum of all tokens and the few tokens that include the
+most likely ones; these are then selected one after the other.
 
-Shapes: R rows of logits, V vocabulary, L rows of which log-probabilities are wanted.
+Shapes: R rows of logits, V vocabulary, L rows whose log-probabilities are requested.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..sampling import Logprobs
+from motet_kernels.sampling import Logprobs
+
 from . import candidates
 from .candidates import bound, gather, read, survey
 from .launch import Config, GpuKernel, Sample
@@ -26,15 +27,25 @@ from .sampling import not_finite, upload_columns
 
 @triton.jit
 def following(
-    x_ptr, temperature, values_ptr, tokens_ptr, count, last, last_token, ALL: tl.constexpr, BLOCK: tl.constexpr
+    x_ptr,
+    temperature,
+    values_ptr,
+    tokens_ptr,
+    count,
+    last,
+    last_token,
+    ALL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """The most likely token behind `last`, of equals that with the lower number."""
+    """Return the most likely token after `last`; of equals, the one with the lower id."""
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     which = tl.full([BLOCK], 0x7FFFFFFF, tl.int32)
     for start in range(0, count, BLOCK):
         x, tokens = read(x_ptr, temperature, values_ptr, tokens_ptr, start, count, ALL, BLOCK)
         behind = (x < last) | ((x == last) & (tokens > last_token))
-        better = behind & (start + tl.arange(0, BLOCK) < count) & ((x > best) | (which == 0x7FFFFFFF))
+        better = (
+            behind & (start + tl.arange(0, BLOCK) < count) & ((x > best) | (which == 0x7FFFFFFF))
+        )
         best = tl.where(better, x, best)
         which = tl.where(better, tokens, which)
     found = tl.max(best, 0)
@@ -74,9 +85,13 @@ def _logprobs(
         last, last_token = tl.full([], float("inf"), tl.float32), tl.full([], -1, tl.int32)
         for place in range(alternatives):
             if count <= ROOM:
-                last, last_token = following(x_ptr, 1.0, values_ptr, tokens_ptr, count, last, last_token, False, GROUPS)
+                last, last_token = following(
+                    x_ptr, 1.0, values_ptr, tokens_ptr, count, last, last_token, False, GROUPS
+                )
             else:
-                last, last_token = following(x_ptr, 1.0, values_ptr, tokens_ptr, V, last, last_token, True, GROUPS)
+                last, last_token = following(
+                    x_ptr, 1.0, values_ptr, tokens_ptr, V, last, last_token, True, GROUPS
+                )
             tl.store(best_ptr + index * alternatives + place, last - total)
             tl.store(best_ids_ptr + index * alternatives + place, last_token.to(tl.int64))
 
@@ -85,7 +100,7 @@ _LOGPROBS = GpuKernel(_logprobs, Config(warps=16), Config(warps=4, stages=1))
 
 
 def logprobs(logits_RV: Tensor, rows: Sequence[int], ids_R: Tensor, most: int) -> Logprobs:
-    """As `motet_kernels.sampling.logprobs`."""
+    """Compute `motet_kernels.sampling.logprobs` with Triton."""
     count, device = len(rows), logits_RV.device
     [rows_L] = upload_columns(device, np.array(rows, np.int32))
     found = Logprobs(
@@ -94,12 +109,19 @@ def logprobs(logits_RV: Tensor, rows: Sequence[int], ids_R: Tensor, most: int) -
         torch.empty(count, most, dtype=torch.int64, device=device),
     )
     given = rows_L, ids_R, *candidates.scratch(logits_RV, count), *found, logits_RV.shape[1], most
-    _LOGPROBS((count,), logits_RV, logits_RV.stride(0), *given, GROUPS=candidates.GROUPS, ROOM=candidates.ROOM)
+    _LOGPROBS(
+        (count,),
+        logits_RV,
+        logits_RV.stride(0),
+        *given,
+        GROUPS=candidates.GROUPS,
+        ROOM=candidates.ROOM,
+    )
     return found
 
 
 def samples() -> Iterator[Sample]:
-    """Calls as they occur, for the compiler."""
+    """Yield calls as services make them, for the compiler."""
     vocab = 151_936
     for dtype in (torch.bfloat16, torch.float32):
         logits_RV, ids_R = torch.zeros(2, vocab, dtype=dtype), torch.zeros(2, dtype=torch.int64)

@@ -1,11 +1,12 @@
-"""What adapters add to the rows of a product: a launch down to the ranks, and one up to the features.
+"""Add adapters to the rows of a product: one launch down to the ranks, one up to the features.
 
-A program takes a tile of up to 16 rows of one adapter, as the host has sorted them; the slot that the tile names says
-where its factors lie. So a batch of any mix takes two launches, and its programs read each adapter once per 16 rows
-(BGMV and SGMV of Punica, arXiv 2310.18547, in one). Ranks are padded to a power of two of at least 16, so that matrix
-units compute; what is padded is zero. A row's result does not depend on the others of its tile.
+A program takes a tile of up to 16 rows of one adapter, as sorted by the host; the tile's slot
+selects the factors. So a batch of any mix takes two launches, and its programs read each adapter
+once per 16 rows (BGMV and SGMV of Punica, arXiv 2310.18547, in one). Ranks are padded with zeros to
+a power of two of at least 16, as matrix units require. A row's result does not depend on the others
+of its tile.
 
-Shapes: as in `motet_kernels.lora`.
+Shapes: as in `motet_kernels.linear.lora`.
 """
 
 from __future__ import annotations
@@ -22,17 +23,22 @@ from torch import Tensor
 from .launch import Config, Constants, GpuKernel, Sample
 
 if TYPE_CHECKING:
-    from ..lora import LoraFactors
+    from motet_kernels.linear.lora import LoraFactors
 
 
 @triton.jit
 def _tile(tiles_ptr, order_ptr, TILE: tl.constexpr):
-    """Slot of this program's tile; the places of its rows, the rows themselves, and which of them there are."""
+    """Return this program's slot, the places of its tile's rows, the rows, and which exist."""
     tile = tiles_ptr + tl.program_id(0) * 3
     first, count = tl.load(tile + 1), tl.load(tile + 2)
     place = first + tl.arange(0, TILE)
     seen = tl.arange(0, TILE) < count
-    return tl.load(tile).to(tl.int64), place.to(tl.int64), tl.load(order_ptr + place, mask=seen, other=0), seen
+    return (
+        tl.load(tile).to(tl.int64),
+        place.to(tl.int64),
+        tl.load(order_ptr + place, mask=seen, other=0),
+        seen,
+    )
 
 
 @triton.jit
@@ -52,7 +58,9 @@ def _shrink(
         if NARROW:
             sums_TR = tl.dot(x_TK, down_KR.to(x_TK.dtype), sums_TR)
         else:
-            sums_TR = tl.dot(x_TK.to(tl.float32), down_KR.to(tl.float32), sums_TR, input_precision="ieee")
+            sums_TR = tl.dot(
+                x_TK.to(tl.float32), down_KR.to(tl.float32), sums_TR, input_precision="ieee"
+            )
     sums_TR *= tl.load(scales_ptr + slot)
     tl.store(hidden_ptr + place[:, None] * RANK + r[None, :], sums_TR, mask=seen[:, None])
 
@@ -64,8 +72,12 @@ def _expand(
 ):  # fmt: skip
     slot, place, row, seen = _tile(tiles_ptr, order_ptr, TILE)
     n, r = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, RANK)
-    hidden_TR = tl.load(hidden_ptr + place[:, None] * RANK + r[None, :], mask=seen[:, None], other=0.0)
-    up_RN = tl.load(up_ptr + (slot * N + n)[None, :] * RANK + r[:, None], mask=(n < N)[None, :], other=0.0)
+    hidden_TR = tl.load(
+        hidden_ptr + place[:, None] * RANK + r[None, :], mask=seen[:, None], other=0.0
+    )
+    up_RN = tl.load(
+        up_ptr + (slot * N + n)[None, :] * RANK + r[:, None], mask=(n < N)[None, :], other=0.0
+    )
     if NARROW:
         added_TN = tl.dot(hidden_TR.to(up_RN.dtype), up_RN)
     else:
@@ -96,9 +108,11 @@ _EXPAND = GpuKernel(
 )
 
 
-def add_lora(x_MK: Tensor, out_MN: Tensor, tiles_T3: Tensor, order_M: Tensor, factors: LoraFactors) -> None:
-    """Add to `out_MN` in place; rows of both are dense, at any distance."""
-    from ..lora import GPU_TILE
+def add_lora(
+    x_MK: Tensor, out_MN: Tensor, tiles_T3: Tensor, order_M: Tensor, factors: LoraFactors
+) -> None:
+    """Add to `out_MN` in place; rows of both tensors are dense, at any stride."""
+    from motet_kernels.linear.lora import GPU_TILE
 
     narrow = x_MK.dtype.itemsize == 2 and factors.up.dtype.itemsize == 2
     constants = {"TILE": GPU_TILE, "RANK": factors.room, "NARROW": narrow}
@@ -116,7 +130,7 @@ def add_lora(x_MK: Tensor, out_MN: Tensor, tiles_T3: Tensor, order_M: Tensor, fa
 
 
 def samples() -> Iterator[Sample]:
-    """Decode of many adapters and a prompt of one, at the sizes of large models."""
+    """Yield decode of many adapters and a prompt of one, at the sizes of large models."""
     for rank, inputs, features, dtype in (
         (16, 4096, 4096, torch.bfloat16),
         (64, 4096, 12288, torch.bfloat16),
@@ -131,11 +145,14 @@ def samples() -> Iterator[Sample]:
 
 
 class _Shapes:
-    """What a launch sees of `LoraFactors`."""
+    """Stand in for `LoraFactors` with the attributes that a launch reads."""
 
     def __init__(self, rank: int, inputs: int, features: int, dtype: torch.dtype):
         self.room = rank
-        self.down, self.up = torch.zeros(4, rank, inputs, dtype=dtype), torch.zeros(4, features, rank, dtype=dtype)
+        self.down, self.up = (
+            torch.zeros(4, rank, inputs, dtype=dtype),
+            torch.zeros(4, features, rank, dtype=dtype),
+        )
         self.scales_S = torch.zeros(4)
 
 

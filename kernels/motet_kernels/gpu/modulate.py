@@ -1,6 +1,8 @@
-"""Adaptive layer norm, a program per token, which it reads once; gated addition, a program per piece of a token.
+"""Compute adaptive layer norm and gated addition.
 
-What modulates is read for every token anew: a picture's row of it stays in the caches.
+The norm has a program per token, which it reads once, the addition a program per piece of a token.
+Factors, shifts and gates are read again for every token: a picture's row of them stays in the
+caches.
 
 Shapes: B pictures, S tokens, C channels.
 """
@@ -38,7 +40,9 @@ def _modulated_norm(
     token, picture = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     at = tl.arange(0, BLOCK)
     seen = at < C
-    x = tl.load(x_ptr + picture * stride_b + token * stride_s + at, mask=seen, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + picture * stride_b + token * stride_s + at, mask=seen, other=0.0).to(
+        tl.float32
+    )
     x = tl.where(seen, x - tl.sum(x, 0) / C, 0.0)
     out = x * tl.rsqrt(tl.sum(x * x, 0) / C + eps)
     if weight_ptr is not None:
@@ -46,7 +50,9 @@ def _modulated_norm(
     if bias_ptr is not None:
         out += tl.load(bias_ptr + at, mask=seen, other=0.0).to(tl.float32)
     if factor_ptr is not None:
-        out *= tl.load(factor_ptr + picture * factor_stride + at, mask=seen, other=0.0).to(tl.float32)
+        out *= tl.load(factor_ptr + picture * factor_stride + at, mask=seen, other=0.0).to(
+            tl.float32
+        )
     if shift_ptr is not None:
         out += tl.load(shift_ptr + picture * shift_stride + at, mask=seen, other=0.0).to(tl.float32)
     tl.store(out_ptr + (picture * S + token) * C + at, out, mask=seen)
@@ -73,7 +79,9 @@ def _gated_add(
     residual_ptr += picture * residual_stride_b + token * residual_stride_s
     residual = tl.load(residual_ptr + at, mask=seen, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + picture * gate_stride + at, mask=seen, other=0.0).to(tl.float32)
-    x = tl.load(x_ptr + picture * stride_b + token * stride_s + at, mask=seen, other=0.0).to(tl.float32)
+    x = tl.load(x_ptr + picture * stride_b + token * stride_s + at, mask=seen, other=0.0).to(
+        tl.float32
+    )
     tl.store(out_ptr + (picture * S + token) * C + at, residual + gate * x, mask=seen)
 
 
@@ -94,7 +102,7 @@ def modulated_norm(
     weight_C: Tensor | None,
     bias_C: Tensor | None,
 ) -> Tensor:
-    """As `motet_kernels.modulate.modulated_norm`."""
+    """Compute `motet_kernels.modulate.modulated_norm` with Triton."""
     pictures, tokens, channels = x_BSC.shape
     out_BSC = x_BSC.new_empty(pictures, tokens, channels)
     _NORM(
@@ -109,7 +117,7 @@ def modulated_norm(
 
 
 def gated_add(residual_BSC: Tensor, gate_B1C: Tensor, x_BSC: Tensor) -> Tensor:
-    """As `motet_kernels.modulate.gated_add`."""
+    """Compute `motet_kernels.modulate.gated_add` with Triton."""
     pictures, tokens, channels = x_BSC.shape
     out_BSC = residual_BSC.new_empty(pictures, tokens, channels)
     _ADD(
@@ -123,17 +131,23 @@ def gated_add(residual_BSC: Tensor, gate_B1C: Tensor, x_BSC: Tensor) -> Tensor:
 
 
 def _stride(row_B1C: Tensor | None) -> int:
-    """From one picture's row to the next one's; 0 if all share it."""
+    """Return the stride from one picture's row to the next one's; 0 if all share one."""
     return 0 if row_B1C is None or row_B1C.shape[0] == 1 else row_B1C.stride(0)
 
 
 def samples() -> Iterator[Sample]:
-    """Blocks of SD3 (1,536 channels), PixArt (1,152) and Flux (3,072), whose modulations are parts of one matrix."""
+    """Yield blocks of SD3 (1,536 channels), PixArt (1,152) and Flux (3,072).
+
+    Their modulations are slices of one matrix.
+    """
     for dtype, channels in ((torch.bfloat16, 3072), (torch.float16, 1536), (torch.float32, 1152)):
         x_BSC = torch.zeros(2, 3, channels, dtype=dtype)
         shift, scale, gate, *_ = torch.zeros(2, 1, 6 * channels, dtype=dtype).chunk(6, dim=2)
         weight_C = torch.zeros(channels, dtype=dtype)
         label = f"tokens of {channels:,}, {dtype}"
         yield Sample(label, partial(modulated_norm, x_BSC, 1e-6, scale, shift, None, None))
-        yield Sample(f"{label}, not modulated", partial(modulated_norm, x_BSC, 1e-6, None, None, weight_C, weight_C))
+        yield Sample(
+            f"{label}, not modulated",
+            partial(modulated_norm, x_BSC, 1e-6, None, None, weight_C, weight_C),
+        )
         yield Sample(label, partial(gated_add, x_BSC, gate, x_BSC))

@@ -1,7 +1,7 @@
-"""Root mean square norm, also of a sum, and layer norm: rows that fit into a program's registers are read once.
+"""Compute RMS norm, also of a sum, and layer norm; rows that fit into registers are read once.
 
-A program takes as many short rows as make up its tile. Which configuration ships depends on the width of a row alone,
-and so do the bits of its result.
+A program takes as many short rows as fit its tile. Which configuration ships depends on the width
+of a row alone, and so do the bits of its result.
 
 Shapes: M rows, C channels.
 """
@@ -33,7 +33,9 @@ def _rms_norm(
     seen = (rows < M) & (at < C)
     x = tl.load(x_ptr + rows * stride_m + at, mask=seen, other=0.0).to(tl.float32)
     if ADDS:
-        residual = tl.load(residual_ptr + rows * residual_stride_m + at, mask=seen, other=0.0).to(tl.float32)
+        residual = tl.load(residual_ptr + rows * residual_stride_m + at, mask=seen, other=0.0).to(
+            tl.float32
+        )
         total = (x + residual).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + rows * C + at, total, mask=seen)
         x = total.to(tl.float32)
@@ -65,7 +67,7 @@ def _rms_norm_wide(
     for start in range(0, C, BLOCK):
         seen = start + at < C
         x = tl.load(x_ptr + start + at, mask=seen, other=0.0).to(tl.float32)
-        if ADDS:  # added again: what was stored above is another thread's to see only after a barrier
+        if ADDS:  # added again: other threads see the stored sums only after a barrier
             residual = tl.load(residual_ptr + start + at, mask=seen, other=0.0).to(tl.float32)
             x = (x + residual).to(sum_ptr.dtype.element_ty).to(tl.float32)
         weight = tl.load(weight_ptr + start + at, mask=seen, other=0.0) + offset
@@ -100,7 +102,9 @@ def _layer_norm_wide(x_ptr, weight_ptr, bias_ptr, out_ptr, stride_m, C, eps, BLO
     squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, C, BLOCK):
         seen = start + at < C
-        x = tl.where(seen, tl.load(x_ptr + start + at, mask=seen, other=0.0).to(tl.float32) - mean, 0.0)
+        x = tl.where(
+            seen, tl.load(x_ptr + start + at, mask=seen, other=0.0).to(tl.float32) - mean, 0.0
+        )
         squares += x * x
     scale = tl.rsqrt(tl.sum(squares, 0) / C + eps)
     for start in range(0, C, BLOCK):
@@ -111,7 +115,8 @@ def _layer_norm_wide(x_ptr, weight_ptr, bias_ptr, out_ptr, stride_m, C, eps, BLO
         tl.store(out_ptr + row * C + start + at, x * scale * weight + bias, mask=seen)
 
 
-# A tile's numbers per thread stay at 16 or 32, which leaves enough programs on a multiprocessor to hide its loads.
+# A thread holds 16 or 32 elements of a tile, which leaves enough programs on a multiprocessor to
+# hide its loads.
 _TILES = tuple(
     Config(warps=warps, constants={"TILE": tile})
     for warps, tile in ((4, 2048), (4, 4096), (8, 4096), (8, 8192), (16, 8192), (16, WIDEST))
@@ -130,7 +135,7 @@ _LAYER_WIDE = GpuKernel(_layer_norm_wide, *_LOOPS)
 
 
 def rms_norm(x_MC: Tensor, weight_C: Tensor, eps: float, offset: float) -> Tensor:
-    """As `motet_kernels.norm.rms_norm`, of rows."""
+    """Compute `motet_kernels.norm.rms_norm` of rows with Triton."""
     out_MC = x_MC.new_empty(x_MC.shape)
     _rms(x_MC, x_MC, weight_C, out_MC, out_MC, eps, offset, adds=False)
     return out_MC
@@ -139,7 +144,7 @@ def rms_norm(x_MC: Tensor, weight_C: Tensor, eps: float, offset: float) -> Tenso
 def add_rms_norm(
     x_MC: Tensor, residual_MC: Tensor, weight_C: Tensor, eps: float, offset: float
 ) -> tuple[Tensor, Tensor]:
-    """As `motet_kernels.norm.add_rms_norm`, of rows."""
+    """Compute `motet_kernels.norm.add_rms_norm` of rows with Triton."""
     sum_MC, out_MC = x_MC.new_empty(x_MC.shape), x_MC.new_empty(x_MC.shape)
     _rms(x_MC, residual_MC, weight_C, sum_MC, out_MC, eps, offset, adds=True)
     return sum_MC, out_MC
@@ -157,7 +162,10 @@ def _rms(
     adds: bool,
 ) -> None:
     rows, channels = x_MC.shape
-    tensors, strides = (x_MC, residual_MC, weight_C, sum_MC, out_MC), (x_MC.stride(0), residual_MC.stride(0))
+    tensors, strides = (
+        (x_MC, residual_MC, weight_C, sum_MC, out_MC),
+        (x_MC.stride(0), residual_MC.stride(0)),
+    )
     if channels > WIDEST:
         _RMS_WIDE((rows,), *tensors, *strides, channels, eps, offset, ADDS=adds, BLOCK=_CHUNK)
         return
@@ -166,7 +174,7 @@ def _rms(
 
 
 def layer_norm(x_MC: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:
-    """As `motet_kernels.norm.layer_norm`, of rows."""
+    """Compute `motet_kernels.norm.layer_norm` of rows with Triton."""
     (rows, channels), out_MC = x_MC.shape, x_MC.new_empty(x_MC.shape)
     tensors = (x_MC, weight_C, bias_C, out_MC)
     if channels > WIDEST:
@@ -186,7 +194,7 @@ def _programs(rows: int, constants: Constants) -> tuple[int]:
 
 
 def samples() -> Iterator[Sample]:
-    """Hidden sizes of models, the heads that some of them norm, and rows that are too long for registers."""
+    """Yield hidden sizes of models, normed heads, and rows that are too long for registers."""
     sizes = [(width, torch.bfloat16) for width in (128, 2048, 4096, 8192, 16384, 32768)]
     for width, dtype in [*sizes, (4096, torch.float16), (4096, torch.float32)]:
         x_MC, weight_C = torch.zeros(2, width, dtype=dtype), torch.zeros(width)

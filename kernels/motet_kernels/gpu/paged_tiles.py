@@ -1,7 +1,7 @@
-"""What the launches of `paged_attention.py` do: attend to a tile's keys, or to a segment of them; merge segments.
+"""Define the kernels of `paged_attention.py`: attend to a tile's keys or a segment; merge segments.
 
-Shapes: L lines of a tile, T keys of a block, Z segments, G heads that share a key, D and E the key dim's two parts, V
-and U the value dim's.
+Shapes: L lines of a tile, T keys of a block, Z segments, G heads that share a key, D and E the key
+dim's two parts, V and U the value dim's.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def _tile(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """Where a tile is, and what its `L` lines see.
+    """Return the position of a tile, and the keys that its `L` lines attend to.
 
-    (its row; of each line the packed token, the head, whether it exists, its first and its last key; the tile's first
-    key, the one behind its last, the last key of its first line)
+    The result is (its row; for each line the packed token, the head, whether it exists, its first
+    and its last key; the tile's first key, the one after its last, the last key of its first line).
     """
     row = tl.load(tiles_ptr + number * 4)
     start = tl.load(tiles_ptr + number * 4 + 1)
@@ -52,7 +52,7 @@ def _tile(
 
 @triton.jit
 def _finish(state, sinks_ptr, at_L, there_L, broken, SINKS: tl.constexpr):
-    """The sums of a walk with the sinks' share, and NaN where a table was bad."""
+    """Return the results of a walk with the sinks' share, and NaN where a table was invalid."""
     max_L, sum_L, out_LV, out_LU, bad_T = state
     if SINKS:
         sink_L = tl.load(sinks_ptr + at_L, mask=there_L, other=0.0) * LOG2_E
@@ -67,7 +67,9 @@ def _finish(state, sinks_ptr, at_L, there_L, broken, SINKS: tl.constexpr):
 
 
 @triton.jit
-def _write(out_LV, out_LU, to_L, there_L, VALUE_DIM: tl.constexpr, V: tl.constexpr, U: tl.constexpr):
+def _write(
+    out_LV, out_LU, to_L, there_L, VALUE_DIM: tl.constexpr, V: tl.constexpr, U: tl.constexpr
+):
     store_part(to_L, out_LV, there_L, 0, V, VALUE_DIM)
     if U:
         store_part(to_L, out_LU, there_L, V, U, VALUE_DIM)
@@ -105,10 +107,12 @@ def _attend(
     V: tl.constexpr,
     U: tl.constexpr,
 ):
-    """One tile of `L` lines over all keys that it sees, or with SPLIT over those of a segment of so many.
+    """Compute a tile of `L` lines over all its keys or, with SPLIT, over a segment of SPLIT keys.
 
-    part: where the segment's sums go if there are others. query, pages: pointer and strides; given: (tiles, lengths,
-    sinks, window, scale, softcap); made: (results, parts, sums).
+    part: index of the segment's sums, if the tile has several segments.
+    query, pages: pointer and strides.
+    given: (tiles, lengths, sinks, window, scale, softcap).
+    made: (results, parts, sums).
     """
     query_ptr, stride_qn, stride_qh = query
     tables_ptr, stride_table, num_entries, num_blocks = pages
@@ -123,7 +127,9 @@ def _attend(
     if SPLIT:
         begin = tl.maximum(begin, (segment + lo // SPLIT) * SPLIT)
         end = tl.minimum(hi, (segment + lo // SPLIT + 1) * SPLIT)
-    if (begin < hi) | (segment == 0):  # the first one writes NaN where the table is too short for any key
+    if (begin < hi) | (
+        segment == 0
+    ):  # the first segment writes NaN where the table is too short for any key
         at_L = kv_head * G + head_L
         query_L = query_ptr + token_L.to(tl.int64) * stride_qn + at_L.to(tl.int64) * stride_qh
         query_LD = load_part(query_L, there_L, 0, D, DIM, WIDE)
@@ -134,7 +140,19 @@ def _attend(
         if not (SPLIT or WINDOW):
             whole = tl.minimum(top + 1, hi) // KEYS * KEYS
             state = walk(
-                *(state, query_LD, query_LE, keys, values, table, sight, begin, whole, False, False),
+                *(
+                    state,
+                    query_LD,
+                    query_LE,
+                    keys,
+                    values,
+                    table,
+                    sight,
+                    begin,
+                    whole,
+                    False,
+                    False,
+                ),
                 *(SOFTCAP, True, SHARED, WIDE, CODES, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
             )
             begin = whole
@@ -203,31 +221,82 @@ def attend_tiles(
     U: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """SHORT, LONG: lines of a tile, 0 where no row is of the kind; the first `num_long` programs have the long ones.
+    """Compute all tiles of a step; the first `num_long` programs have the long ones.
 
-    Strides of a coded cache are in words; BEFORE_SCALE: how many numbers of a value's row come before its scale.
+    SHORT, LONG: lines of a tile, 0 where no row is of the kind.
+    BEFORE_SCALE: number of elements of a value's row before its scale.
+
+    Strides of a coded cache are in words.
     """
     word: tl.constexpr = 1 if CODES is None else WORD
     program, kv_head, kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     query = query_ptr, stride_qn, stride_qh
     keys = key_ptr + kv_head.to(tl.int64) * stride_kk * word, stride_kp * word, stride_ks * word
-    values = value_ptr + kv_head.to(tl.int64) * stride_vk * word, stride_vp * word, stride_vs * word, BEFORE_SCALE
+    values = (
+        value_ptr + kv_head.to(tl.int64) * stride_vk * word,
+        stride_vp * word,
+        stride_vs * word,
+        BEFORE_SCALE,
+    )
     pages = tables_ptr, stride_table, num_entries, num_blocks
     given = tiles_ptr, lengths_ptr, sinks_ptr, window, scale, softcap
     made = out_ptr, parts_ptr, sums_ptr
-    # What is not LONG or SHORT is not compiled: the two conditions stay apart.
+    # The outer conditions are compile-time, so an unused kind of tile is not compiled.
     if LONG:  # noqa: SIM102
         if program < num_long:
             _attend(
-                *(program, 0, 0, query, keys, values, pages, given, made, kv_head, kv_heads * G, LONG, 0),
-                *(G, CAUSAL, WINDOW, SOFTCAP, SINKS, SHARED, WIDE, CODES, KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
+                *(
+                    program,
+                    0,
+                    0,
+                    query,
+                    keys,
+                    values,
+                    pages,
+                    given,
+                    made,
+                    kv_head,
+                    kv_heads * G,
+                    LONG,
+                    0,
+                ),
+                *(
+                    G,
+                    CAUSAL,
+                    WINDOW,
+                    SOFTCAP,
+                    SINKS,
+                    SHARED,
+                    WIDE,
+                    CODES,
+                    KEYS,
+                    SLOTS,
+                    DIM,
+                    D,
+                    E,
+                    VALUE_DIM,
+                    V,
+                    U,
+                ),
             )
     if SHORT:  # noqa: SIM102
         if program >= num_long:
             piece = program - num_long
             tile, part = num_long + piece // segments, piece.to(tl.int64) * kv_heads + kv_head
             _attend(
-                *(tile, piece % segments, part, query, keys, values, pages, given, made, kv_head, kv_heads * G),
+                *(
+                    tile,
+                    piece % segments,
+                    part,
+                    query,
+                    keys,
+                    values,
+                    pages,
+                    given,
+                    made,
+                    kv_head,
+                    kv_heads * G,
+                ),
                 *(SHORT, SPLIT, G, CAUSAL, WINDOW, SOFTCAP, SINKS, SHARED, WIDE, CODES),
                 *(KEYS, SLOTS, DIM, D, E, VALUE_DIM, V, U),
             )
@@ -256,7 +325,10 @@ def merge_segments(
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A program per line of a short tile and key head: `CHUNK` segments at a time, from first to last."""
+    """Merge the segments of a line of a short tile and key head, `CHUNK` at a time, first to last.
+
+    There is a program per tile, line and key head.
+    """
     tile, line, kv_head = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kv_heads = tl.num_programs(2)
     _, token_L, head_L, there_L, _, _, lo, hi, _ = _tile(

@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of its GPU, as the machine code says."""
+"""Read a compiled kernel's resource usage from its machine code."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ _MATRIX = ("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA")  # matrix instructions of 
 
 @dataclass(frozen=True)
 class Resources:
-    """registers: per thread; spills: instructions (NVIDIA) or registers (AMD); stack, shared: bytes.
+    """Resource usage of a compiled kernel.
 
-    mma: the matrix instruction, if there is one.
+    registers: per thread.
+    spills: instructions (NVIDIA) or registers (AMD).
+    stack, shared: bytes.
+    mma: the matrix instruction, or empty.
     """
 
     registers: int
@@ -34,9 +37,13 @@ class Resources:
 
 
 def read_resources(kernel: Any) -> Resources:
-    """Of a `CompiledKernel`."""
+    """Return the resources of a Triton `CompiledKernel`."""
     shared = kernel.metadata.shared
-    return _nvidia(kernel.asm["cubin"], shared) if "cubin" in kernel.asm else _amd(kernel.asm["amdgcn"], shared)
+    return (
+        _nvidia(kernel.asm["cubin"], shared)
+        if "cubin" in kernel.asm
+        else _amd(kernel.asm["amdgcn"], shared)
+    )
 
 
 def _nvidia(cubin: bytes, shared: int) -> Resources:
@@ -51,11 +58,17 @@ def _nvidia(cubin: bytes, shared: int) -> Resources:
 
 
 def _dump(flag: str, path: str) -> str:
-    return subprocess.run([str(_CUOBJDUMP), flag, path], capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        [str(_CUOBJDUMP), flag, path], capture_output=True, text=True, check=True
+    ).stdout
 
 
 def _amd(code: str, shared: int) -> Resources:
-    used = {name: int(value) for name, value in re.findall(r"^\s*\.(\w+):\s+(\d+)$", code, re.MULTILINE)}
-    spills = used["vgpr_spill_count"]  # scalar registers spill into lanes of vector registers, not into memory
+    used = {
+        name: int(value) for name, value in re.findall(r"^\s*\.(\w+):\s+(\d+)$", code, re.MULTILINE)
+    }
+    spills = used[
+        "vgpr_spill_count"
+    ]  # scalar registers spill into lanes of vector registers, not into memory
     mma = "MFMA" if "v_mfma" in code else ""
     return Resources(used["vgpr_count"], spills, used["private_segment_fixed_size"], shared, mma)

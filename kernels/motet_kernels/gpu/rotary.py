@@ -1,9 +1,10 @@
-"""Rotary embedding of a step's heads, with their norm before it, keys and values straight to the pages of a KV cache.
+"""Rotate a step's heads, optionally normed before, and store keys and values in a KV cache.
 
-A program takes a few heads of one token: both halves of what rotates, and what does not, lie in tiles of their own.
+A program takes a few heads of one token: both halves of the rotated part, and the rest, are in
+tiles of their own.
 
-Shapes: N packed tokens, H query heads, K key heads (and K value heads), D head dimension, R rotary dimension; a cache
-`[P, K, S, D]` of P blocks of S slots.
+Shapes: N packed tokens, H query heads, K key heads (and K value heads), D head dimension, R rotary
+dimension; a cache `[P, K, S, D]` of P blocks of S slots.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..kv import dim_of, row_size
+from motet_kernels.kv import dim_of, row_size
+
 from .codes import WORD, encoded, largest_of, pages, scale_at, steps_of
 from .launch import Config, Constants, GpuKernel, Sample
 
 if TYPE_CHECKING:
-    from ..rotary import HeadNorm
+    from motet_kernels.rotary import HeadNorm
 
 
 @triton.jit
 def _columns(START: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """Dimensions `[1, BLOCK]` of a part of a head, and which of them there are."""
+    """Return the dimensions `[1, BLOCK]` of a part of a head, and which of them exist."""
     at = tl.arange(0, BLOCK)[None, :]
     return START + at, at < COUNT
 
@@ -39,7 +41,7 @@ def _part(x_ptr, heads, columns, seen):
 
 @triton.jit
 def _scaled(x, scale, q_weight_ptr, k_weight_ptr, is_query, columns, exists, offset):
-    """Normed by `scale [heads, 1]` and the weights of queries or keys."""
+    """Return x normed by `scale [heads, 1]` and the weights of queries or keys."""
     q_weight = tl.load(q_weight_ptr + columns, mask=exists, other=0.0)
     k_weight = tl.load(k_weight_ptr + columns, mask=exists, other=0.0)
     return x * scale * (tl.where(is_query, q_weight, k_weight) + offset)
@@ -50,7 +52,7 @@ def _put(
     x, out, key, value, columns, is_out, is_key, is_value, exists, scale, inverse, STORES: tl.constexpr,
     CODES: tl.constexpr,
 ):  # fmt: skip
-    """A part of the heads to where each of them goes: the result, or the slot of the token."""
+    """Write a part of the heads to each head's destination: the result, or the token's slot."""
     tl.store(out + columns, x, mask=is_out & exists)
     if STORES:
         stored = x if CODES is None else encoded(x, scale, inverse, CODES == "float8")
@@ -87,7 +89,9 @@ def _rotate(
         there = (slot >= 0) & (slot < num_slots)
         block, place = slot // SLOTS, slot % SLOTS
         key += (block * key_stride_p + place * key_stride_s + (head - H) * key_stride_k) * word
-        value += (block * value_stride_p + place * value_stride_s + (head - H - K) * value_stride_k) * word
+        value += (
+            block * value_stride_p + place * value_stride_s + (head - H - K) * value_stride_k
+        ) * word
         is_key, is_value = is_key & there, is_value & there & rests
 
     if REST > 0:
@@ -106,8 +110,14 @@ def _rotate(
             c = _scaled(rest, scale, q_weight_ptr, k_weight_ptr, is_query, rest_at, in_rest, offset)
             rest = tl.where(turned, c, rest)
 
-    cos_a, sin_a = _part(cos_ptr, token * R, first_at, in_half), _part(sin_ptr, token * R, first_at, in_half)
-    cos_b, sin_b = _part(cos_ptr, token * R, second_at, in_half), _part(sin_ptr, token * R, second_at, in_half)
+    cos_a, sin_a = (
+        _part(cos_ptr, token * R, first_at, in_half),
+        _part(sin_ptr, token * R, first_at, in_half),
+    )
+    cos_b, sin_b = (
+        _part(cos_ptr, token * R, second_at, in_half),
+        _part(sin_ptr, token * R, second_at, in_half),
+    )
     stays = head >= H + K
     a = tl.where(stays, first, first * cos_a - second * sin_a)
     b = tl.where(stays, second, second * cos_b + first * sin_b)
@@ -119,14 +129,56 @@ def _rotate(
         step, inverse = steps_of(largest, CODES == "float8")
         tl.store(scale_at(key, D), step, mask=is_key)
         tl.store(scale_at(value, D), step, mask=is_value)
-    _put(a, out, key, value, first_at, is_out, is_key, is_value, in_half, step, inverse, STORES, CODES)
-    _put(b, out, key, value, second_at, is_out, is_key, is_value, in_half, step, inverse, STORES, CODES)
+    _put(
+        a,
+        out,
+        key,
+        value,
+        first_at,
+        is_out,
+        is_key,
+        is_value,
+        in_half,
+        step,
+        inverse,
+        STORES,
+        CODES,
+    )
+    _put(
+        b,
+        out,
+        key,
+        value,
+        second_at,
+        is_out,
+        is_key,
+        is_value,
+        in_half,
+        step,
+        inverse,
+        STORES,
+        CODES,
+    )
     if REST > 0:
-        _put(rest, out, key, value, rest_at, is_out, is_key, is_value, in_rest, step, inverse, STORES, CODES)
+        _put(
+            rest,
+            out,
+            key,
+            value,
+            rest_at,
+            is_out,
+            is_key,
+            is_value,
+            in_rest,
+            step,
+            inverse,
+            STORES,
+            CODES,
+        )
 
 
 def _fits(constants: Constants) -> bool:
-    """At most 32 numbers of each part in a thread, a quarter as many where they become codes."""
+    """Return True if a thread holds at most 32 elements of each part, or 8 where they are coded."""
     heads, most = constants["HEADS"], 2048 if constants["CODES"] is None else 512
     return bool(heads == 1 or heads * max(constants["HALF"], constants["REST"]) <= most)
 
@@ -144,14 +196,29 @@ _ROTATE = GpuKernel(
 def rotate_heads(
     x_NC: Tensor, num_queries: int, dim: int, cos_NR: Tensor, sin_NR: Tensor, norm: HeadNorm | None
 ) -> Tensor:
-    """As `motet_kernels.rotary.rotate_heads`."""
+    """Compute `motet_kernels.rotary.rotate_heads` with Triton."""
     heads = x_NC.shape[1] // dim
     out_NHD = x_NC.new_empty(len(x_NC), heads, dim)
-    # What is not stored is not looked at: any tensor of a type that can be written stands for the cache.
+    # Without STORES the cache is not accessed: any tensor of a writable type can stand for it.
     nowhere = (out_NHD, 0, 0, 0)
     slots_N = x_NC.new_empty(0, dtype=torch.int64)
     counts = (num_queries, heads - num_queries, heads, heads)
-    _run(x_NC, dim, cos_NR, sin_NR, norm, out_NHD, *nowhere, *nowhere, slots_N, 0, 1, *counts, stores=False, codes=None)
+    _run(
+        x_NC,
+        dim,
+        cos_NR,
+        sin_NR,
+        norm,
+        out_NHD,
+        *nowhere,
+        *nowhere,
+        slots_N,
+        0,
+        1,
+        *counts,
+        stores=False,
+        codes=None,
+    )
     return out_NHD
 
 
@@ -165,7 +232,10 @@ def rotate_store_kv(
     value_PKSD: Tensor,
     slots_N: Tensor,
 ) -> Tensor:
-    """As `motet_kernels.rotary.rotate_store_kv`, but that a token whose slot is not in the cache is not stored."""
+    """Compute `motet_kernels.rotary.rotate_store_kv` with Triton.
+
+    A token whose slot is out of range is not stored.
+    """
     (blocks, keys, slots, _), dim = key_PKSD.shape, dim_of(key_PKSD)
     out_NHD = x_NC.new_empty(len(x_NC), num_queries, dim)
     key, key_strides, codes = pages("key_PKSD", key_PKSD)
@@ -202,9 +272,14 @@ def _run(
     stores: bool,
     codes: str | None,
 ) -> None:
-    """`out`: the kernel's arguments from `out_ptr` to `HEADS_OUT`."""
+    """Launch the kernel. `out`: its arguments from `out_ptr` to `HEADS_OUT`."""
     rotary, heads = cos_NR.shape[1], x_NC.shape[1] // dim
-    sizes = {"D": dim, "R": rotary, "HALF": _block(rotary // 2), "REST": _block(dim - rotary) if rotary < dim else 0}
+    sizes = {
+        "D": dim,
+        "R": rotary,
+        "HALF": _block(rotary // 2),
+        "REST": _block(dim - rotary) if rotary < dim else 0,
+    }
     q_weight, k_weight, eps, offset = norm if norm is not None else (cos_NR, cos_NR, 0.0, 0.0)
     tables = (cos_NR, sin_NR, q_weight, k_weight, eps, offset)
     _ROTATE(
@@ -226,8 +301,8 @@ def _programs(tokens: int, heads: int, constants: Constants) -> tuple[int, int]:
 
 
 def samples() -> Iterator[Sample]:
-    """Queries, keys and values as one matrix gives them, of Llama, Qwen3, Phi (partly rotary) and Gemma."""
-    from ..rotary import HeadNorm
+    """Yield query, key and value matrices of Llama, Qwen3, Phi (partly rotary) and Gemma."""
+    from motet_kernels.rotary import HeadNorm
 
     slots_N = torch.zeros(2, dtype=torch.int64)
     for name, heads, keys, dim, rotary, normed, dtype in (
@@ -242,8 +317,13 @@ def samples() -> Iterator[Sample]:
         table, weight = torch.zeros(2, rotary), torch.zeros(dim)
         norm = HeadNorm(weight, weight, 1e-6) if normed else None
         label = f"{name}, {dtype}"
-        yield Sample(label, partial(rotate_heads, x_NC[:, : (heads + keys) * dim], heads, dim, table, table, norm))
-        for kind in (dtype, torch.int8, torch.float8_e4m3fn) if dtype == torch.bfloat16 else (dtype,):
+        yield Sample(
+            label,
+            partial(rotate_heads, x_NC[:, : (heads + keys) * dim], heads, dim, table, table, norm),
+        )
+        for kind in (
+            (dtype, torch.int8, torch.float8_e4m3fn) if dtype == torch.bfloat16 else (dtype,)
+        ):
             cache = torch.zeros(4, keys, 16, row_size(dim, kind), dtype=kind)
             stored = (x_NC, heads, table, table, norm, cache, cache, slots_N)
             what = "stored" if kind == dtype else f"stored in {kind}"

@@ -1,13 +1,15 @@
-"""Edits of single logits, masks, and draws from all tokens: one pass over the vocabulary in many programs, and a merge.
+"""Edit logits, apply masks, and draw from all tokens: one pass in many programs, and a merge.
 
-A draw is Gumbel-max over the noise of `motet_kernels.noise`, whose 64 bits come out the same here. Most tokens cannot
-win: noise of the uniform number u is below that of `1 - u`'s reciprocal, since `-log(u) > 1 - u`; so a token whose
-`1 - u` is not below `exp(scaled - best)` needs no logarithm, and a block of such tokens none at all.
+A draw is Gumbel-max over the noise of `motet_kernels.noise`, whose 64 bits are identical here. Most
+tokens cannot win: noise of the uniform number u is below that of `1 - u`'s reciprocal, since
+`-log(u) > 1 - u`; so a token whose `1 - u` is not below `exp(scaled - best)` needs no logarithm,
+and a block of such tokens none at all.
 
-Ties go to the lower token. A maximum has no order of additions, so a row's token does not depend on the split.
+Ties go to the lower token id. A maximum does not depend on the order of evaluation, so a row's
+token does not depend on the split.
 
-Shapes: R rows of logits, V vocabulary, N rows that are drawn here, S parts of the vocabulary, E edits, W words of
-32 tokens.
+Shapes: R rows of logits, V vocabulary, N rows that are drawn here, S parts of the vocabulary, E
+edits, W words of 32 tokens.
 """
 
 from __future__ import annotations
@@ -21,24 +23,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .. import noise
-from ..sampling import GREEDY_BELOW, Choice, Edits
-from ..spans import upload
+from motet_kernels import noise
+from motet_kernels.sampling import GREEDY_BELOW, Choice, Edits
+from motet_kernels.spans import upload
+
 from .launch import Config, GpuKernel, Sample
 
-_PROGRAMS = 2048  # that fill a GPU
-_SHORTEST = 4096  # tokens: a part of the vocabulary that is worth a program
+_PROGRAMS = 2048  # programs that fill a GPU
+_SHORTEST = 4096  # minimum tokens of a program's part of the vocabulary
 
 
 @triton.jit
 def scaled(x, temperature):
-    """Rounded as torch does, so that the same tokens tie."""
+    """Divide logits by the temperature, rounded as torch rounds, so that the same tokens tie."""
     return tl.div_rn(x.to(tl.float32), temperature)
 
 
 @triton.jit
 def uniform(stream, tokens):
-    """Of the open interval from 0 to 1, of the tokens of a stream (uint64): see `motet_kernels.noise`."""
+    """Return the uniform numbers in (0, 1) for tokens of a stream, uint64: see `noise.gumbel`."""
     x = stream + (tokens + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -49,17 +52,28 @@ def uniform(stream, tokens):
 
 @triton.jit
 def gumbel(uniform):
+    """Return standard Gumbel noise of uniform numbers."""
     return -tl.log(-tl.log(uniform))
 
 
 @triton.jit
 def not_finite(top):
-    """Whether maxima that carry NaN along hold NaN or +inf."""
+    """Return whether maxima that propagate NaN contain NaN or +inf."""
     return tl.max(((top != top) | (top == float("inf"))).to(tl.int32), 0) > 0
 
 
 @triton.jit
-def _edit(logits_ptr, stride_r, rows_ptr, tokens_ptr, bias_ptr, factor_ptr, less_ptr, E, BLOCK: tl.constexpr):
+def _edit(
+    logits_ptr,
+    stride_r,
+    rows_ptr,
+    tokens_ptr,
+    bias_ptr,
+    factor_ptr,
+    less_ptr,
+    E,
+    BLOCK: tl.constexpr,
+):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     seen = at < E
     rows = tl.load(rows_ptr + at, mask=seen, other=0).to(tl.int64)
@@ -120,7 +134,9 @@ def _race(
             found = tl.max(score, 0)
             if found > best:
                 best = found
-                bar = best - (1e-4 + 1e-6 * tl.abs(best))  # more than what `inverse` and `exp` round away
+                bar = best - (
+                    1e-4 + 1e-6 * tl.abs(best)
+                )  # margin above the rounding errors of `inverse` and `exp`
                 token = tl.min(tl.where(score == found, at, V), 0)
     best = tl.where(not_finite(top), float("inf"), best)
     tl.store(scores_ptr + index * splits + split, best)
@@ -140,25 +156,32 @@ def _merge(scores_ptr, tokens_ptr, rows_ptr, out_ptr, splits, V, BLOCK: tl.const
 
 
 _EDIT = GpuKernel(_edit, Config(warps=4, constants={"BLOCK": 256}))
-_FORBID = GpuKernel(_forbid, *(Config(warps=4, constants={"BLOCK": block}) for block in (1024, 2048, 512)))
+_FORBID = GpuKernel(
+    _forbid, *(Config(warps=4, constants={"BLOCK": block}) for block in (1024, 2048, 512))
+)
 _RACE = GpuKernel(
     _race,
-    *(Config(warps=warps, constants={"BLOCK": block}) for warps, block in ((4, 1024), (4, 2048), (8, 2048), (8, 4096))),
+    *(
+        Config(warps=warps, constants={"BLOCK": block})
+        for warps, block in ((4, 1024), (4, 2048), (8, 2048), (8, 4096))
+    ),
 )
 _MERGE = GpuKernel(_merge, Config(warps=1))
 
 
 def edit(logits_RV: Tensor, edits: Edits) -> Tensor:
-    """As `motet_kernels.sampling.edit`."""
+    """Compute `motet_kernels.sampling.edit` with Triton."""
     edited_RV = logits_RV.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     columns = upload_columns(edited_RV.device, *edits)
     count = len(edits.rows)
-    _EDIT(lambda c: (triton.cdiv(count, c["BLOCK"]),), edited_RV, edited_RV.stride(0), *columns, count)
+    _EDIT(
+        lambda c: (triton.cdiv(count, c["BLOCK"]),), edited_RV, edited_RV.stride(0), *columns, count
+    )
     return edited_RV
 
 
 def forbid(logits_RV: Tensor, bits_RW: Tensor) -> Tensor:
-    """As `motet_kernels.sampling.forbid`. Logits of tokens that are forbidden are not read."""
+    """Compute `motet_kernels.sampling.forbid` with Triton; forbidden logits are not read."""
     out_RV = torch.empty_like(logits_RV, memory_format=torch.contiguous_format)
     rows, vocab = logits_RV.shape
     sizes = logits_RV.stride(0), bits_RW, out_RV, vocab, bits_RW.shape[1]
@@ -167,8 +190,8 @@ def forbid(logits_RV: Tensor, bits_RW: Tensor) -> Tensor:
 
 
 def draw(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
-    """As `motet_kernels.sampling.draw`."""
-    from .candidates import draw_filtered  # which needs this module
+    """Compute `motet_kernels.sampling.draw` with Triton, of logits that are masked already."""
+    from .candidates import draw_filtered  # imports this module
 
     ids_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
     plain = [row for row, choice in enumerate(choices) if not choice.filters]
@@ -180,7 +203,7 @@ def draw(logits_RV: Tensor, choices: Sequence[Choice]) -> Tensor:
 
 
 def race(logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choice], ids_R: Tensor) -> None:
-    """Draw from all tokens of some rows, or take the most likely ones, into `ids_R[rows]`."""
+    """Draw from all tokens of `rows`, or take the most likely ones, into `ids_R[rows]`."""
     vocab, count = logits_RV.shape[1], len(rows)
     rows_N, temperatures_N, streams_N = upload_columns(
         logits_RV.device,
@@ -189,7 +212,7 @@ def race(logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choice], ids_
         streams(choices),
     )
     splits = max(1, min(_PROGRAMS // count, triton.cdiv(vocab, _SHORTEST)))
-    share = triton.cdiv(triton.cdiv(vocab, splits), 16) * 16  # 16 tokens are a whole load
+    share = triton.cdiv(triton.cdiv(vocab, splits), 16) * 16  # a vector load takes 16 tokens
     scores_NS = torch.empty(count, splits, dtype=torch.float32, device=logits_RV.device)
     tokens_NS = torch.empty(count, splits, dtype=torch.int32, device=logits_RV.device)
     given = logits_RV, logits_RV.stride(0), rows_N, temperatures_N, streams_N
@@ -199,14 +222,18 @@ def race(logits_RV: Tensor, rows: Sequence[int], choices: Sequence[Choice], ids_
 
 
 def streams(choices: Sequence[Choice]) -> np.ndarray:
-    """The noise of each row."""
-    return noise.streams([choice.seed for choice in choices], [choice.position for choice in choices]).numpy()
+    """Return the noise stream of each row."""
+    return noise.streams(
+        [choice.seed for choice in choices], [choice.position for choice in choices]
+    ).numpy()
 
 
 def upload_columns(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
-    """Arrays of the host on the device, in one copy."""
-    sizes = [-(-column.nbytes // 16) * 16 for column in columns]  # Triton knows more about addresses of 16 bytes
-    packed = np.zeros(max(1, sum(sizes)), np.uint8)  # of an empty tensor torch makes no other type
+    """Return arrays of the host on the device, in one copy."""
+    sizes = [
+        -(-column.nbytes // 16) * 16 for column in columns
+    ]  # Triton specializes on addresses that are multiples of 16 bytes
+    packed = np.zeros(max(1, sum(sizes)), np.uint8)  # torch cannot change an empty tensor's type
     begins = np.cumsum([0, *sizes[:-1]])
     for begin, column in zip(begins, columns, strict=True):
         packed[begin : begin + column.nbytes] = column.view(np.uint8)
@@ -218,7 +245,7 @@ def upload_columns(device: torch.device, *columns: np.ndarray) -> list[Tensor]:
 
 
 def samples() -> Iterator[Sample]:
-    """Calls as they occur, for the compiler."""
+    """Yield calls as services make them, for the compiler."""
     vocab = 151_936
     for dtype in (torch.bfloat16, torch.float32):
         logits_RV = torch.zeros(2, vocab, dtype=dtype)

@@ -1,4 +1,4 @@
-"""How far drafts are right: a program per draft, which is shorter than a warp.
+"""Count how many tokens of drafts are right: a program per draft, which is shorter than a warp.
 
 Shapes: R rows, B drafts, K tokens of the longest.
 """
@@ -23,7 +23,7 @@ def _agreement(ids_ptr, drafts_ptr, starts_ptr, out_ptr, K, R, BLOCK: tl.constex
     start = tl.load(starts_ptr + draft)
     drawn = tl.load(ids_ptr + start + at, mask=(at < K) & (start + at < R), other=-1)
     guess = tl.load(drafts_ptr + draft.to(tl.int64) * K + at, mask=at < K, other=-2)
-    wrong = tl.where(drawn == guess, BLOCK, at)  # behind the last guess nothing is equal
+    wrong = tl.where(drawn == guess, BLOCK, at)  # nothing is equal after the last draft token
     tl.store(out_ptr + draft, tl.minimum(tl.min(wrong, 0), K))
 
 
@@ -31,7 +31,7 @@ _AGREEMENT = GpuKernel(_agreement, Config(warps=1))
 
 
 def agreement(ids_R: Tensor, drafts_BK: Tensor, starts_B: Tensor) -> Tensor:
-    """As `motet_kernels.speculation.agreement_torch`."""
+    """Compute `motet_kernels.speculation.agreement_torch` with Triton."""
     count, longest = drafts_BK.shape
     out_B = torch.empty(count, dtype=torch.int32, device=ids_R.device)
     block = triton.next_power_of_2(max(longest, 1))
@@ -40,8 +40,11 @@ def agreement(ids_R: Tensor, drafts_BK: Tensor, starts_B: Tensor) -> Tensor:
 
 
 def samples() -> Iterator[Sample]:
-    """Drafts of 32 requests, of the usual length and of the longest."""
+    """Yield drafts of 32 requests, of the usual length and of the longest."""
     for longest in (5, 32):
         ids_R = torch.zeros(32 * (1 + longest), dtype=torch.int64)
-        drafts_BK, starts_B = torch.zeros(32, longest, dtype=torch.int64), torch.zeros(32, dtype=torch.int64)
+        drafts_BK, starts_B = (
+            torch.zeros(32, longest, dtype=torch.int64),
+            torch.zeros(32, dtype=torch.int64),
+        )
         yield Sample(f"32 × {longest}", partial(agreement, ids_R, drafts_BK, starts_B))

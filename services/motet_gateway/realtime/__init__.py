@@ -1,1 +1,1 @@
-"""`/v1/realtime`: conversations over a WebSocket, written or spoken."""
+"""Serve `/v1/realtime`: written or spoken conversations over a WebSocket."""

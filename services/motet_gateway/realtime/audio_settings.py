@@ -1,4 +1,4 @@
-"""What a client may set about sound: formats, turn detection, transcription, the voice."""
+"""Define the audio settings of a session: formats, turn detection, transcription and voice."""
 
 from __future__ import annotations
 
@@ -7,43 +7,44 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, UnsetType
 
+from motet_gateway.http.fields import Strict
+from motet_gateway.openai.aliases import model_of
+from motet_gateway.openai.prompts import check_prompt
 from motet_pipelines.instances import served
-from motet_pipelines.listen import MODEL as VAD_MODEL
-from motet_shared.discovery import Directory
+from motet_pipelines.voice.speech_detection import MODEL as VAD_MODEL
 from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_shared.wire.discovery import Directory
 
-from ..aliases import model_of
-from ..fields import Strict
-from .setting import Setting, wire
+from .settings_base import StrictSettings, wire
 from .turn_detection import TurnDetection
 
 SPEECH_MISSING = "speech needs the asr and tts services, which this server does not run"
 
 
-# --------------------------------------------------------------------------------------------------- as clients say it
-class Pcm(Setting, frozen=True, tag="audio/pcm"):
+# ------------------------------------------------------------------------------------ wire format
+class Pcm(StrictSettings, frozen=True, tag="audio/pcm"):
     rate: Literal[24000] = 24000
 
 
-class MuLaw(Setting, frozen=True, tag="audio/pcmu"):
-    """G.711 at 8 kHz."""
+class MuLaw(StrictSettings, frozen=True, tag="audio/pcmu"):
+    """Select G.711 μ-law at 8 kHz."""
 
 
-class ALaw(Setting, frozen=True, tag="audio/pcma"):
-    """G.711 at 8 kHz."""
+class ALaw(StrictSettings, frozen=True, tag="audio/pcma"):
+    """Select G.711 A-law at 8 kHz."""
 
 
 Format = Pcm | MuLaw | ALaw
 PCM = Pcm()
 
 
-class Transcription(Setting, frozen=True):
+class Transcription(StrictSettings, frozen=True):
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
 
 
-class VoiceId(Setting, frozen=True):
+class VoiceId(StrictSettings, frozen=True):
     id: str
 
 
@@ -65,28 +66,43 @@ class AudioPatch(Strict):
     output: OutputPatch | UnsetType | None = UNSET
 
 
-# ------------------------------------------------------------------------------------------------------- as they stand
+# ------------------------------------------------------------------------------- effective settings
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """What this server can do with sound: names of models, empty where no service is ready."""
+    """Speech services of this server: names of models, empty where no service is ready."""
 
     ears: str = ""
     turns: bool = False
     voice: str = ""
 
     @classmethod
-    def here(cls, directory: Directory) -> Speech:
-        asr, tts = (next(iter(served(directory, role)), "") for role in ("asr", "tts"))
-        return cls(asr, VAD_MODEL in served(directory, "vad"), tts)
+    def here(cls, directory: Directory, *, coming: bool = False) -> Speech:
+        """Return the services that are ready.
+
+        `coming`: include those that are starting or restarting; requests for them wait.
+        """
+
+        def first(role: str) -> str:
+            later = [
+                name for name in directory.presence.models(role) if directory.is_coming(role, name)
+            ]
+            return next(iter([*served(directory, role), *(later if coming else [])]), "")
+
+        turns = VAD_MODEL in served(directory, "vad") or (
+            coming and directory.is_coming("vad", VAD_MODEL)
+        )
+        return cls(first("asr"), turns, first("tts"))
 
     @property
     def missing(self) -> list[str]:
-        """Roles without a ready service."""
+        """Return the roles without a ready service."""
         there = {"asr": self.ears, "vad": self.turns, "tts": self.voice}
         return [role for role, found in there.items() if not found]
 
-    def need(self, param: str, *, ears: bool = False, turns: bool = False, voice: bool = False) -> None:
-        """UnsupportedParameter if a service is missing that `param` asks for."""
+    def need(
+        self, param: str, *, ears: bool = False, turns: bool = False, voice: bool = False
+    ) -> None:
+        """Raise UnsupportedParameter if a service is missing that `param` asks for."""
         wanted = {"asr": ears, "vad": turns, "tts": voice}
         if missing := [role for role in self.missing if wanted[role]]:
             message = f"`{param}`: {SPEECH_MISSING} (no {' and no '.join(missing)} is ready)"
@@ -95,7 +111,7 @@ class Speech:
 
 @dataclass(frozen=True, slots=True)
 class AudioSettings:
-    """`session.audio`."""
+    """Audio settings of a session, `session.audio`."""
 
     input_format: Format = PCM
     transcription: Transcription | None = None
@@ -105,7 +121,10 @@ class AudioSettings:
     speed: float = 1.0
 
     def updated(self, patch: AudioPatch, where: str, speech: Speech) -> AudioSettings:
-        """With the fields of `patch` that are present. Raises for what nobody here can do."""
+        """Return the settings with the fields of `patch` that are present.
+
+        Raises UnsupportedParameter for what no service here can do.
+        """
         changes = _input_changes(patch.input, f"{where}.input", speech)
         changes |= _output_changes(patch.output, f"{where}.output", speech)
         return replace(self, **changes)
@@ -128,7 +147,9 @@ class AudioSettings:
 NO_SETTINGS = AudioSettings()
 
 
-def _input_changes(patch: InputPatch | UnsetType | None, where: str, speech: Speech) -> dict[str, Any]:
+def _input_changes(
+    patch: InputPatch | UnsetType | None, where: str, speech: Speech
+) -> dict[str, Any]:
     if patch is None or patch is UNSET:
         return {}
     if patch.noise_reduction not in (UNSET, None):
@@ -150,7 +171,9 @@ def _input_changes(patch: InputPatch | UnsetType | None, where: str, speech: Spe
     return changes
 
 
-def _output_changes(patch: OutputPatch | UnsetType | None, where: str, speech: Speech) -> dict[str, Any]:
+def _output_changes(
+    patch: OutputPatch | UnsetType | None, where: str, speech: Speech
+) -> dict[str, Any]:
     if patch is None or patch is UNSET:
         return {}
     changes: dict[str, Any] = {}
@@ -167,12 +190,29 @@ def _output_changes(patch: OutputPatch | UnsetType | None, where: str, speech: S
 
 
 def listener(directory: Directory, transcription: Transcription | None) -> str:
-    """The model that a session is heard by. UnknownModel or Unavailable if there is none."""
+    """Return the model that transcribes a session.
+
+    Raises UnknownModel or Unavailable if there is none.
+    """
     return model_of(directory, "asr", (transcription and transcription.model) or "")
 
 
-def check_voice(directory: Directory, new: AudioSettings, old: AudioSettings, spoken: bool, where: str) -> None:
-    """BadRequest for a voice that the model has not, or another one than was heard already."""
+def check_transcription(directory: Directory, new: AudioSettings, where: str) -> None:
+    """Raise for a prompt that the recognizer of a session cannot use."""
+    wanted = new.transcription
+    if wanted is not None and wanted.prompt:
+        check_prompt(
+            directory,
+            listener(directory, wanted),
+            wanted.prompt,
+            f"{where}.audio.input.transcription.prompt",
+        )
+
+
+def check_voice(
+    directory: Directory, new: AudioSettings, old: AudioSettings, spoken: bool, where: str
+) -> None:
+    """Raise BadRequest for a voice the model lacks, or a change of voice once it has spoken."""
     voice, param = new.voice, f"{where}.audio.output.voice"
     if voice != old.voice and spoken:
         raise BadRequest(f"`{param}` cannot change once the model has spoken", param=param)
@@ -182,4 +222,6 @@ def check_voice(directory: Directory, new: AudioSettings, old: AudioSettings, sp
     raise BadRequest(f"`{param}` is {voice!r}; choose one of {', '.join(card.voices)}", param=param)
 
 
-OPENAI_VOICES = frozenset("alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split())
+OPENAI_VOICES = frozenset(
+    "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
+)

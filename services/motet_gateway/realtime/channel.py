@@ -1,4 +1,4 @@
-"""What the server says in a session: events with ids of their own, in one order, over whatever socket there is."""
+"""Send a session's server events, numbered and in one order, over its current socket."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
-from ..asgi import ClientGone
-from ..problems import Problem
+from motet_gateway.http.asgi import ClientGone
+from motet_gateway.http.problems import Problem
+
 from .event_log import EventLog
 from .socket import Socket
 
@@ -18,10 +19,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Channel:
-    """The sending half of a session. While no client is there, events wait; ClientGone once it is closed."""
+    """Send the events of a session; they wait while no client is attached.
+
+    Raises ClientGone once the channel is closed.
+    """
 
     def __init__(self, socket: Socket, memory: int):
-        """`memory`: bytes of events that are kept for a client that comes back."""
+        """Start with `socket`; keep `memory` bytes of events for a client that reconnects."""
         self._prefix = b"event_" + secrets.token_hex(6).encode() + b"_"
         self._count = 0
         self.closed = False
@@ -36,16 +40,17 @@ class Channel:
         return b"%s%d" % (self._prefix, self._count)
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        """A rendered event."""
+        """Return a rendered event."""
         return _encode({"type": kind, "event_id": self.next_id().decode(), **fields})
 
     def error(self, problem: Problem, event_id: str | None = None) -> bytes:
         return self.event("error", error={**problem.as_dict(), "event_id": event_id})
 
     async def send(self, *events: bytes) -> None:
-        """Say these, in one write if they are few, each as a message of its own; waits while the client does not read.
+        """Send events, each as a message of its own, in one write if they are few.
 
-        Without a client it waits only when too much has been said.
+        Waits while the client does not read; without a client, only if the event log is full.
+        Raises ClientGone if the channel is closed.
         """
         if self.closed:
             raise ClientGone
@@ -70,7 +75,7 @@ class Channel:
             socket.ask(self._log.count)
 
     async def close(self, code: int, reason: str = "") -> None:
-        """Nothing more is said. Closes the socket, if there is one."""
+        """Send nothing more, and close the socket if there is one."""
         if self.closed:
             return
         self.closed = True
@@ -78,19 +83,19 @@ class Channel:
         if self._socket is not None:
             await self._socket.close(code, reason)
 
-    # ------------------------------------------------------------------------------------------- clients come and go
+    # ------------------------------------------------------------------------- attach and detach
     @property
     def present_seconds(self) -> float:
-        """A clock that stands still while no client is there."""
+        """Return the seconds of a clock that stops while no client is attached."""
         now = time.monotonic()
         return now - self._away - (now - self._away_since if self._socket is None else 0.0)
 
     def check(self, after: str | None) -> None:
-        """EventNotFound if a client that saw this event last cannot have what followed."""
+        """Raise EventNotFound if a client that saw event `after` last cannot have what followed."""
         self._log.check(after)
 
     def attach(self, socket: Socket, after: str | None = None) -> None:
-        """This is the client from now on; the next `send` begins with what followed the event `after`."""
+        """Attach a client's socket; the next `send` begins with what followed the event `after`."""
         self._log.rewind(after)
         socket.on_arrived(self._log.arrived)
         self._away += time.monotonic() - self._away_since
@@ -98,7 +103,7 @@ class Channel:
         self._changed.set()
 
     def detach(self, socket: Socket) -> None:
-        """The client on this socket is gone, if it is still the one."""
+        """Detach the client on this socket, if it is still the attached one."""
         if self._socket is socket:
             socket.on_arrived(lambda mark: None)
             self._socket, self._away_since = None, time.monotonic()
@@ -107,7 +112,7 @@ class Channel:
 
 
 class Deltas:
-    """A pre-rendered stream of delta events: only event id and text vary. The hot path of the socket."""
+    """Render a stream of delta events that differ in event id and text alone: the hot path."""
 
     def __init__(self, channel: Channel, kind: str, **fields: Any):
         marked = _encode({"type": kind, "event_id": "\x00id", **fields, "delta": "\x00delta"})
@@ -116,4 +121,6 @@ class Deltas:
         self._channel = channel
 
     def render(self, text: str) -> bytes:
-        return b"".join((self._before, self._channel.next_id(), self._between, _encode(text), self._after))
+        return b"".join(
+            (self._before, self._channel.next_id(), self._between, _encode(text), self._after)
+        )

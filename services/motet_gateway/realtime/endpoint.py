@@ -1,22 +1,33 @@
-"""The door of `/v1/realtime`: the upgrade succeeds, and what is wrong is said on the socket."""
+"""Accept connections to `/v1/realtime`.
+
+The WebSocket upgrade always succeeds; errors are sent on the socket before it closes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from urllib.parse import parse_qs
 
-from motet_shared import telemetry
-from motet_shared.errors import BadRequest, Draining, MotetError, Overloaded, Unavailable, UnsupportedParameter
+from motet_gateway.context import GatewayContext
+from motet_gateway.http.asgi import ClientGone, Receive, Scope, Send, request_id
+from motet_gateway.http.problems import Forbidden, Problem, Unauthorized
+from motet_gateway.openai.aliases import CHAT, stands_for
+from motet_gateway.tenancy.auth import Caller
+from motet_shared.errors import (
+    BadRequest,
+    Draining,
+    MotetError,
+    Overloaded,
+    Unavailable,
+    UnsupportedParameter,
+)
+from motet_shared.process import telemetry
 
-from ..asgi import ClientGone, Receive, Scope, Send, request_id
-from ..auth import Caller
-from ..problems import Forbidden, Problem, Unauthorized
-from ..service import Service
 from .audio_settings import Speech
 from .channel import Channel
 from .event_log import EventNotFound
 from .session import Attachment, Session
-from .settings import Kind
+from .session_settings import Kind
 from .socket import Socket
 
 _CLOSE_CODES: tuple[tuple[type[MotetError], int], ...] = (
@@ -27,7 +38,7 @@ _CLOSE_CODES: tuple[tuple[type[MotetError], int], ...] = (
     (Unavailable, 1013),
 )
 _BAD_REQUEST = 4000
-# What a socket closes with that its client did not mean to close, or whose page goes away and may be back.
+# Close codes of accidental closes, or of pages that are left and may come back.
 _ACCIDENTS = (1001, 1006, 1011, 1012, 1013, 1014, 1015)
 
 
@@ -42,15 +53,19 @@ class _Query:
     def of(cls, scope: Scope) -> _Query:
         given = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if unknown := sorted(given.keys() - set(cls.__slots__)):
-            raise UnsupportedParameter(f"unknown query parameter {unknown[0]!r}; remove it", param=unknown[0])
+            raise UnsupportedParameter(
+                f"unknown query parameter {unknown[0]!r}; remove it", param=unknown[0]
+            )
         query = cls(**{name: values[0] for name, values in given.items()})
         if query.after is not None and not query.session_id:
-            raise BadRequest("`after` goes with `session_id`: of which session is the event?", param="after")
+            raise BadRequest(
+                "`after` goes with `session_id`: of which session is the event?", param="after"
+            )
         return query
 
 
-async def realtime(service: Service, scope: Scope, receive: Receive, send: Send) -> None:
-    """One connection, from its upgrade to its end."""
+async def realtime(service: GatewayContext, scope: Scope, receive: Receive, send: Send) -> None:
+    """Serve one connection from its upgrade to its end."""
     name = request_id(scope)
     token = telemetry.request_id.set(name)
     await receive()
@@ -60,12 +75,14 @@ async def realtime(service: Service, scope: Scope, receive: Receive, send: Send)
         await socket.accept(subprotocol, [(b"x-request-id", name.encode())])
         await _converse(service, scope, receive, socket)
     except ClientGone:
-        pass  # nobody is left to tell
+        pass  # the client is gone; there is no socket to report on
     finally:
         telemetry.request_id.reset(token)
 
 
-async def _converse(service: Service, scope: Scope, receive: Receive, socket: Socket) -> None:
+async def _converse(
+    service: GatewayContext, scope: Scope, receive: Receive, socket: Socket
+) -> None:
     try:
         caller = service.door.enter(scope)
         caller.tenant.call()
@@ -82,67 +99,85 @@ async def _converse(service: Service, scope: Scope, receive: Receive, socket: So
         await _left(service, session, attachment, code)
 
 
-async def _refuse(service: Service, socket: Socket, error: MotetError) -> None:
+async def _refuse(service: GatewayContext, socket: Socket, error: MotetError) -> None:
     problem = Problem.of(error)
+    problem.note("/v1/realtime")
     channel = Channel(socket, service.config.session_memory)
     await channel.send(channel.error(problem))
     code = next((code for kind, code in _CLOSE_CODES if isinstance(error, kind)), _BAD_REQUEST)
     await channel.close(code, problem.message)
 
 
-async def _left(service: Service, session: Session, attachment: Attachment, code: int | None) -> None:
-    """What becomes of a session whose socket is gone. `code`: None if it did not end by closing."""
+async def _left(
+    service: GatewayContext, session: Session, attachment: Attachment, code: int | None
+) -> None:
+    """Keep or end the session of a closed socket. `code`: its close code, None if it failed."""
     if attachment.taken_over:
         return
     sessions = service.sessions
-    stays = code in _ACCIDENTS and sessions.keeping and not service.limits.draining and not session.channel.closed
+    stays = (
+        code in _ACCIDENTS
+        and sessions.keeping
+        and not service.limits.draining
+        and not session.channel.closed
+    )
     if stays:
         sessions.keep(session)
     else:
         await sessions.end(session)
 
 
-# ---------------------------------------------------------------------------------------------------------- a new one
-async def _open(service: Service, caller: Caller, query: _Query, socket: Socket) -> tuple[Session, Attachment]:
-    """A new session. Raises what the client must be told."""
+# ------------------------------------------------------------------------------------ new session
+async def _open(
+    service: GatewayContext, caller: Caller, query: _Query, socket: Socket
+) -> tuple[Session, Attachment]:
+    """Open a new session. Raises MotetError with the message for the client."""
     session = Session(service, socket, caller, *_admit(service, query))
     service.sessions.add(session)
     return session, session.attachment
 
 
-def _admit(service: Service, query: _Query) -> tuple[str, Kind]:
-    """The model to talk to, and what for."""
+def _admit(service: GatewayContext, query: _Query) -> tuple[str, Kind]:
+    """Return the model of the session ("" for transcription) and the kind of session."""
     if query.intent is not None:
         return _admit_transcription(service, query.intent)
     if not query.model:
         raise BadRequest("`model` is required: /v1/realtime?model=…", param="model")
     _check_room(service)
-    service.admit(query.model)
-    return query.model, "realtime"
+    return service.admit(query.model), "realtime"
 
 
-def _admit_transcription(service: Service, intent: str) -> tuple[str, Kind]:
-    """A session that only listens needs no model to talk to; which one hears it is said in its settings."""
+def _admit_transcription(service: GatewayContext, intent: str) -> tuple[str, Kind]:
+    """Admit a session that only transcribes; its settings name the recognizer, not its URL."""
     if intent != "transcription":
-        raise UnsupportedParameter(f"`intent` is {intent!r}; it takes 'transcription', or leave it out", param="intent")
-    Speech.here(service.bus.directory).need("intent", ears=True)
+        raise UnsupportedParameter(
+            f"`intent` is {intent!r}; it takes 'transcription', or leave it out", param="intent"
+        )
+    Speech.here(service.bus.directory, coming=True).need("intent", ears=True)
     _check_room(service)
     service.check_open()
     return "", "transcription"
 
 
-def _check_room(service: Service) -> None:
+def _check_room(service: GatewayContext) -> None:
     connected = service.sessions.connected
     if connected >= service.config.max_sockets:
-        raise Overloaded(f"{connected} sockets are open, the most allowed here; try again in a moment")
+        raise Overloaded(
+            f"{connected} sockets are open, the most allowed here; try again in a moment"
+        )
 
 
-# ------------------------------------------------------------------------------------------------- one that goes on
-async def _resume(service: Service, caller: Caller, query: _Query, socket: Socket) -> tuple[Session, Attachment]:
-    """The session that this client had. Raises what it must be told; then the session is as it was."""
+# -------------------------------------------------------------------------------- resumed session
+async def _resume(
+    service: GatewayContext, caller: Caller, query: _Query, socket: Socket
+) -> tuple[Session, Attachment]:
+    """Return the session that this client had before, attached to its new socket.
+
+    Raises MotetError with the message for the client; the session is then unchanged.
+    """
     service.check_open()
     session = service.sessions.find(query.session_id, caller)
-    if query.model and query.model != session.settings.model:
+    if query.model not in ("", session.settings.model) and stands_for(query.model) != CHAT:
         message = f"`model` is {query.model!r}, but the session talks to {session.settings.model!r}; leave it out"
         raise BadRequest(message, param="model")
     session.channel.check(query.after)
@@ -150,7 +185,7 @@ async def _resume(service: Service, caller: Caller, query: _Query, socket: Socke
         if service.sessions.is_kept(session):
             _check_room(service)
         await session.release()
-        service.sessions.find(query.session_id, caller)  # it may have ended meanwhile
+        service.sessions.find(query.session_id, caller)  # it may have ended in the meantime
         try:
             attachment = session.attach(socket, query.after)
         except EventNotFound:

@@ -1,4 +1,4 @@
-"""What a session says, from when it is said until its client surely has it: from there a client can be told again."""
+"""Keep a session's server events until its client surely has them, so they can be sent again."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from motet_shared.errors import BadRequest
 
-_BATCH = 2**18  # bytes; most that is handed out in one go
-_ASK_EVERY = 2**16  # bytes, after which the client is asked whether they have arrived
-_TAIL = 2**16  # bytes that stay although they have arrived: clients may have received more than they have read
-_HEAD = 128  # bytes of an event in which its id stands, behind its type
+_BATCH = 2**18  # bytes; at most this, and one event more, per `take`
+_ASK_EVERY = 2**16  # bytes after which the connection is asked whether they have arrived
+_TAIL = 2**16  # bytes kept though arrived: clients may not have read all they received
+_HEAD = 128  # bytes of an event that contain its id, which follows its type
 
 
 class EventNotFound(BadRequest):
@@ -18,16 +18,16 @@ class EventNotFound(BadRequest):
 
 
 class EventLog:
-    """Events of one session, in the order in which they go out. Counts are of all events since the first."""
+    """Log the events of one session in sending order; counts are of all events since the first."""
 
     def __init__(self, limit: int):
-        """`limit`: bytes; a client that has more than this on its way cannot have all of it again."""
+        """Keep up to `limit` bytes; a client with more in flight cannot get all of it again."""
         self._limit = limit
         self._waiting: deque[bytes] = deque()
-        self._sent: deque[bytes] = deque()  # the last of those that went out
+        self._sent: deque[bytes] = deque()  # the most recent events that were sent
         self._waiting_size = self._sent_size = self._unasked = 0  # bytes
-        self.count = 0  # of those that went out
-        self._arrived = 0  # of those, the ones that the client surely has
+        self.count = 0  # events that were sent
+        self._arrived = 0  # of these, events that the client surely has
 
     @property
     def waiting(self) -> bool:
@@ -35,12 +35,12 @@ class EventLog:
 
     @property
     def full(self) -> bool:
-        """Whether no more may be put off until there is a client again."""
+        """Return True if no more events may wait for a client."""
         return self._waiting_size >= self._limit
 
     @property
     def unsure(self) -> bool:
-        """Whether so much has gone out that it is time to ask what has arrived. Says so once."""
+        """Return True, once, when enough was sent to ask what has arrived."""
         if self._unasked < _ASK_EVERY:
             return False
         self._unasked = 0
@@ -52,7 +52,7 @@ class EventLog:
             self._waiting_size += len(event)
 
     def take(self) -> list[bytes]:
-        """The next ones to go out."""
+        """Return the next events to send, about `_BATCH` bytes at most, and count them as sent."""
         taken: list[bytes] = []
         size = 0
         while self._waiting and size < _BATCH:
@@ -68,34 +68,40 @@ class EventLog:
         return taken
 
     def arrived(self, count: int) -> None:
-        """The client has the first `count` events."""
+        """Note that the client has the first `count` events."""
         self._arrived = max(self._arrived, count)
         self._forget()
 
     def check(self, after: str | None) -> None:
-        """EventNotFound unless `rewind` could do it."""
+        """Raise EventNotFound unless `rewind` could go back to `after`."""
         self._place(after)
 
     def rewind(self, after: str | None) -> None:
-        """Go on behind the event with this id; None: behind the last that has surely arrived.
+        """Continue after the event with this id; None: after the last that has surely arrived.
 
-        EventNotFound if what follows it is not here any more.
+        Raises EventNotFound if what follows it is not kept any more.
         """
         place = self._place(after)
         for event in [self._sent.pop() for _ in range(self.count - place)]:
             self._waiting.appendleft(event)
         for event in [self._waiting.popleft() for _ in range(place - self.count)]:
             self._sent.append(event)
-        self._waiting_size, self._sent_size = sum(map(len, self._waiting)), sum(map(len, self._sent))
+        self._waiting_size, self._sent_size = (
+            sum(map(len, self._waiting)),
+            sum(map(len, self._sent)),
+        )
         self.count = self._arrived = place
         self._unasked = 0
 
     def _place(self, after: str | None) -> int:
-        """How many events come before those that are to go out next."""
+        """Return the number of events before those to send next."""
         begin = self.count - len(self._sent)
         if after is None:
             if self._arrived < begin:
-                raise EventNotFound("what was sent last is not kept any more; open another session", param="session_id")
+                raise EventNotFound(
+                    "what was sent last is not kept any more; open another session",
+                    param="session_id",
+                )
             return self._arrived
         marker = b'"event_id":"%s"' % after.encode("ascii", "replace")
         for index, event in enumerate((*self._sent, *self._waiting)):

@@ -1,7 +1,7 @@
-"""What a client may say on the socket: one struct per event, and the items inside them.
+"""Define the client events of the socket, one struct per event, and the items inside them.
 
-Unknown fields are refused by name, as everywhere in the gateway. What the server says is rendered in `channel.py`
-and `outputs.py`.
+Unknown fields are refused by name unless the table of `hints.py` lists them, as everywhere in the
+gateway. Server events are rendered in `channel.py` and `outputs.py`.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Annotated, Any, Literal, cast
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_gateway.http.decoding import Decoder
+from motet_gateway.http.fields import Count, Int64, Metadata, Name, Positive, Strict
+from motet_shared.errors import BadRequest
 
-from ..decoding import Decoder
-from ..fields import Metadata, Name, Strict
 from .audio_settings import AudioPatch, Format, Speech
 from .formats import decode as decode_audio
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=64)]
-MaxTokens = Annotated[int, Meta(ge=1)] | Literal["inf"] | None
+MaxTokens = Positive | Literal["inf"] | None
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 
 
-# --------------------------------------------------------------------------------------------------------- items
+# -------------------------------------------------------------------------------------------- items
 class ContentPart(Strict):
     type: str
     text: str | None = None
@@ -59,7 +59,7 @@ class FunctionCallOutputItem(Strict, tag="function_call_output"):
 
 
 class ItemReference(Strict, tag="item_reference"):
-    """Only in `response.create`: an item of the conversation."""
+    """Refer to an item of the conversation; only in `response.create`."""
 
     id: ItemId
 
@@ -68,17 +68,21 @@ Item = MessageItem | FunctionCallItem | FunctionCallOutputItem
 
 _TEXT_TYPE = {"system": "input_text", "user": "input_text", "assistant": "output_text"}
 _AUDIO_TYPE = {"user": "input_audio", "assistant": "output_audio"}
-_IMAGES_MISSING = "images need the vision service, which this server does not run"
+IMAGE = "input_image"
 
 
 def check_item(item: Item, where: str, speech: Speech) -> None:
-    """UnsupportedParameter for media that no service reads; BadRequest for parts that do not fit the role."""
+    """Check the parts of a message.
+
+    Raises UnsupportedParameter for media that no service reads and BadRequest for parts that do not
+    fit the role.
+    """
     if not isinstance(item, MessageItem):
         return
     for index, part in enumerate(item.content):
         param = f"{where}.content[{index}]"
-        if part.type == "input_image":
-            raise UnsupportedParameter(f"`{param}`: {part.type}: {_IMAGES_MISSING}", param=param)
+        if part.type == IMAGE:
+            continue  # `pictures.check_pictures`
         if part.type in _AUDIO_TYPE.values():
             _check_audio(part, item.role, param, speech)
             continue
@@ -91,23 +95,28 @@ def check_item(item: Item, where: str, speech: Speech) -> None:
 
 
 def sounds(item: Item, format: Format) -> dict[int, bytes]:
-    """PCM of the spoken parts of a client's item whose words it does not tell, by index."""
+    """Return the PCM of a client item's spoken parts that have no transcript, by part index."""
     if not isinstance(item, MessageItem):
         return {}
-    silent = [(index, part.audio) for index, part in enumerate(item.content) if part.transcript is None]
+    silent = [
+        (index, part.audio) for index, part in enumerate(item.content) if part.transcript is None
+    ]
     return {index: decode_audio(audio, format) for index, audio in silent if audio is not None}
 
 
 def _check_audio(part: ContentPart, role: str, param: str, speech: Speech) -> None:
     speech.need(param, ears=True)
     if part.type != _AUDIO_TYPE.get(role):
-        raise BadRequest(f"`{param}.type` is {part.type!r}, which a {role} message cannot have", param=f"{param}.type")
+        raise BadRequest(
+            f"`{param}.type` is {part.type!r}, which a {role} message cannot have",
+            param=f"{param}.type",
+        )
     if part.transcript is None and (part.audio is None or part.type == "output_audio"):
         given = "transcript" if part.type == "output_audio" else "audio"
         raise BadRequest(f"`{param}.{given}` is required", param=f"{param}.{given}")
 
 
-# ------------------------------------------------------------------------------------------------- configuration
+# ------------------------------------------------------------------------------------ configuration
 class RealtimeTool(Strict):
     type: Literal["function"]
     name: Name
@@ -116,7 +125,10 @@ class RealtimeTool(Strict):
 
 
 class Common(Strict):
-    """What a session sets and a response may override. UNSET: not mentioned; None, where nothing else is said: too."""
+    """Settings of a session that a response may override.
+
+    UNSET: the field is absent; None means the same where it has no meaning of its own.
+    """
 
     instructions: str | UnsetType | None = UNSET
     output_modalities: list[Literal["text", "audio"]] | UnsetType | None = UNSET
@@ -140,11 +152,15 @@ class SessionPatch(Common, kw_only=True):
 
 class ResponsePatch(Common, kw_only=True):
     conversation: Literal["auto", "none"] | UnsetType | None = UNSET
-    input: list[MessageItem | FunctionCallItem | FunctionCallOutputItem | ItemReference] | UnsetType | None = UNSET
+    input: (
+        list[MessageItem | FunctionCallItem | FunctionCallOutputItem | ItemReference]
+        | UnsetType
+        | None
+    ) = UNSET
     metadata: Metadata | UnsetType | None = UNSET
 
 
-# ------------------------------------------------------------------------------------------------- client events
+# ------------------------------------------------------------------------------------ client events
 class ClientEvent(Strict):
     event_id: Annotated[str, Meta(max_length=512)] | None = None
 
@@ -168,8 +184,8 @@ class ItemDelete(ClientEvent, tag="conversation.item.delete", kw_only=True):
 
 class ItemTruncate(ClientEvent, tag="conversation.item.truncate", kw_only=True):
     item_id: ItemId
-    content_index: int
-    audio_end_ms: Annotated[int, Meta(ge=0)]
+    content_index: Int64
+    audio_end_ms: Count
 
 
 class ResponseCreate(ClientEvent, tag="response.create", kw_only=True):
@@ -219,7 +235,7 @@ class _Id(msgspec.Struct):
 
 
 def event_id(text: str) -> str | None:
-    """The id of an event that could not be decoded, so that its error can name it."""
+    """Return the id of an event that could not be decoded, so that its error can name it."""
     try:
         return msgspec.json.decode(text, type=_Id).event_id
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -1,7 +1,7 @@
-"""The items that a response produces: each opens, grows by deltas, and closes, with the events of each step.
+"""Render the items that a response produces: each opens, grows by deltas and closes, with events.
 
-The order is that of the original service (see the table in the README): an item is announced before its parts, every
-part is closed before its item, and the `done` events repeat what the deltas added up to.
+The order is that of OpenAI's service (see the table in the README): an item is announced before its
+parts, every part is closed before its item, and the `done` events repeat the sum of the deltas.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from motet_shared.messages import Audio, ToolCallDelta
 from .audio_settings import PCM, Format
 from .channel import Channel, Deltas
 from .conversation import Conversation, Stored, new_id
-from .place import Place
+from .output_position import OutputPosition
 from .speech_output import SpeechOutput
-from .spoken import Spoken
+from .spoken_words import SpokenWords
 
 
 class MessageOutput:
-    """A text message of the assistant."""
+    """Render a text message of the assistant."""
 
-    def __init__(self, place: Place, item_id: str):
+    def __init__(self, place: OutputPosition, item_id: str):
         self._place = place
         self._texts: list[str] = []
         self._where = {
@@ -36,14 +36,17 @@ class MessageOutput:
     def open(self) -> list[bytes]:
         events = self._place.opened(self._item("in_progress"))
         part = {"type": "text", "text": ""}
-        return [*events, self._place.channel.event("response.content_part.added", **self._where, part=part)]
+        return [
+            *events,
+            self._place.channel.event("response.content_part.added", **self._where, part=part),
+        ]
 
     def delta(self, text: str) -> bytes:
         self._texts.append(text)
         return self._deltas.render(text)
 
     def close(self, status: str) -> tuple[Stored, list[bytes]]:
-        """The finished item, and the events that close it. `status`: completed or incomplete."""
+        """Return the finished item and its closing events. `status`: completed or incomplete."""
         event, item = self._place.channel.event, self._item(status)
         text = "".join(self._texts)
         events = [
@@ -60,9 +63,9 @@ class MessageOutput:
 
 
 class CallOutput:
-    """A function call that the client is to carry out."""
+    """Render a function call that the client is to carry out."""
 
-    def __init__(self, place: Place, item_id: str, first: ToolCallDelta):
+    def __init__(self, place: OutputPosition, item_id: str, first: ToolCallDelta):
         self._place = place
         self._arguments: list[str] = []
         self._name = first.name
@@ -74,7 +77,9 @@ class CallOutput:
             "output_index": place.output_index,
             "call_id": self._call_id,
         }
-        self._deltas = Deltas(place.channel, "response.function_call_arguments.delta", **self._where)
+        self._deltas = Deltas(
+            place.channel, "response.function_call_arguments.delta", **self._where
+        )
 
     def open(self) -> list[bytes]:
         return self._place.opened(self._item("in_progress"))
@@ -84,20 +89,36 @@ class CallOutput:
         return self._deltas.render(arguments)
 
     def close(self, status: str) -> tuple[Stored, list[bytes]]:
-        """The finished item, and the events that close it. `status`: completed or incomplete."""
+        """Return the finished item and its closing events. `status`: completed or incomplete."""
         item = self._item(status)
         done = self._place.channel.event(
-            "response.function_call_arguments.done", **self._where, name=self._name, arguments=item["arguments"]
+            "response.function_call_arguments.done",
+            **self._where,
+            name=self._name,
+            arguments=item["arguments"],
         )
         return item, [done, *self._place.closed(item)]
 
     def _item(self, status: str) -> Stored:
-        base = {"id": self._item_id, "object": "realtime.item", "type": "function_call", "status": status}
-        return {**base, "call_id": self._call_id, "name": self._name, "arguments": "".join(self._arguments)}
+        base = {
+            "id": self._item_id,
+            "object": "realtime.item",
+            "type": "function_call",
+            "status": status,
+        }
+        return {
+            **base,
+            "call_id": self._call_id,
+            "name": self._name,
+            "arguments": "".join(self._arguments),
+        }
 
 
 class Outputs:
-    """All outputs of one response, one open at a time. `spoken` gets what was said aloud, by item."""
+    """Render all outputs of one response, one open at a time.
+
+    `spoken` receives the spoken words, by item id.
+    """
 
     def __init__(
         self,
@@ -105,7 +126,7 @@ class Outputs:
         conversation: Conversation | None,
         response_id: str,
         format: Format = PCM,
-        spoken: dict[str, Spoken] | None = None,
+        spoken: dict[str, SpokenWords] | None = None,
     ):
         self._channel = channel
         self._conversation = conversation
@@ -125,17 +146,17 @@ class Outputs:
         events.append(message.delta(text))
 
     def write(self, text: str, events: list[bytes]) -> None:
-        """Text that is going to be spoken: the message opens, and its words are told with their sound."""
+        """Add text to be spoken: opens the message; its words are sent with their audio."""
         message = self._open
         if not isinstance(message, SpeechOutput):
             item_id, place = new_id("item"), self._place(events)
-            spoken = self._spoken[item_id] = Spoken()
+            spoken = self._spoken[item_id] = SpokenWords()
             message = SpeechOutput(place, item_id, self._format, spoken)
             self._start(message, events)
         message.write(text)
 
     def sound(self, batch: list[Audio], events: list[bytes]) -> None:
-        """Append the events of the sound of what was written."""
+        """Append the events of the audio of what was written."""
         if isinstance(self._open, SpeechOutput):
             events += self._open.sound(batch)
 
@@ -150,7 +171,7 @@ class Outputs:
             events.append(call.delta(piece.arguments))
 
     def finish(self, status: str, events: list[bytes]) -> None:
-        """Close what is open. A response that completed without a word is an empty message."""
+        """Close what is open. A response that completed without output gets an empty message."""
         if self._open is None and not self.items and status == "completed":
             self._start(MessageOutput(self._place(events), new_id("item")), events)
         self._close(status, events)
@@ -159,12 +180,14 @@ class Outputs:
     def empty(self) -> bool:
         return self._open is None and not self.items
 
-    def _place(self, events: list[bytes]) -> Place:
-        """The place of the next output; what is still open is closed before."""
+    def _place(self, events: list[bytes]) -> OutputPosition:
+        """Return the position of the next output; closes the output that is still open."""
         self._close("completed", events)
-        return Place(self._channel, self._conversation, self._response_id, len(self.items))
+        return OutputPosition(self._channel, self._conversation, self._response_id, len(self.items))
 
-    def _start(self, output: MessageOutput | SpeechOutput | CallOutput, events: list[bytes]) -> None:
+    def _start(
+        self, output: MessageOutput | SpeechOutput | CallOutput, events: list[bytes]
+    ) -> None:
         self._open = output
         events += output.open()
 

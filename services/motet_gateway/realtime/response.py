@@ -1,4 +1,4 @@
-"""One response: a chat request run to its end, told as the event sequence of the realtime protocol."""
+"""Run one response: a chat request, reported as the event sequence of the realtime protocol."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from typing import Any
 
 import msgspec
 
-from motet_pipelines import speak
-from motet_pipelines.chat import Outcome, chat
-from motet_pipelines.voice import reply
-from motet_shared.epochs import Epoch
+from motet_gateway.context import GatewayContext
+from motet_gateway.http.asgi import ClientGone
+from motet_gateway.http.problems import Problem
+from motet_gateway.openai.chat_images import lent
+from motet_gateway.openai.requests import fresh_seed
+from motet_gateway.operations.metrics import Track
+from motet_gateway.tenancy.tenant import Tenant, Ticket
+from motet_gateway.tenancy.usage import ReplyMeter, SpeechMeter, prompt_tokens
+from motet_pipelines.chat.chat import Outcome, chat
+from motet_pipelines.voice import speak
+from motet_pipelines.voice.voice import reply
 from motet_shared.errors import ContextTooLong
 from motet_shared.messages import Audio, Chat, Sampling, Speak, ToolCallDelta, Usage
+from motet_shared.wire.epochs import Epoch
 
-from ..asgi import ClientGone
-from ..metrics import Track
-from ..problems import Problem
-from ..service import Service
-from ..tenants import Tenant, Ticket
-from ..usage import ReplyMeter, SpeechMeter, prompt_tokens
-from ..wire import fresh_seed
 from .channel import Channel
 from .conversation import without_oldest
 from .outputs import Outputs
-from .settings import Settings
+from .pictures import shown
+from .session_settings import SessionSettings
 
 
 @dataclass(slots=True)
 class Ending:
-    """How a response ended, as `response.done` tells it."""
+    """How a response ended, as `response.done` reports it."""
 
     status: str  # completed | incomplete | cancelled | failed
     details: dict[str, Any] | None = None
@@ -47,14 +49,14 @@ def _ended(status: str, reason: str) -> Ending:
 
 
 class Response:
-    """Runs in a task of its own; `cancel` ends it early with all its closing events."""
+    """Run one response in a task of its own; `cancel` ends it early with all its closing events."""
 
     def __init__(
         self,
-        service: Service,
+        service: GatewayContext,
         channel: Channel,
         outputs: Outputs,
-        settings: Settings,
+        settings: SessionSettings,
         messages: Callable[[], Awaitable[list[dict[str, Any]]]],
         head: dict[str, Any],
         epoch: Epoch,
@@ -69,10 +71,12 @@ class Response:
         self._messages = messages
         self._head = head  # id, conversation_id, metadata
         self._epoch = epoch
-        self._voice = voice  # the model that speaks
+        self._voice = voice  # the text-to-speech model
         self._ticket, self._tenant = ticket, tenant
         self._outcome, self._speech = Outcome(), speak.Outcome()
-        self._sounding_since: float | None = None  # in the channel's present seconds: of the first sound
+        self._sounding_since: float | None = (
+            None  # the channel's present seconds at the first audio
+        )
         self._cancelling = False
         self._reason = ""
         self._running = False
@@ -84,23 +88,30 @@ class Response:
 
     @property
     def sounding_ms(self) -> float:
-        """How long a client that plays what it got still hears it. One that has cancelled it plays no more."""
+        """Return for how many more ms a client that plays what it received hears the reply.
+
+        0 if the reply was cancelled: its client stops playing.
+        """
         if self._sounding_since is None or self._reason:
             return 0.0
         whole = self._speech.samples / speak.RATE
         return max(0.0, whole - (self._channel.present_seconds - self._sounding_since)) * 1000
 
     def cancel(self, reason: str = "client_cancelled") -> None:
-        """End it for this reason; a second call, or one after the end, does nothing."""
+        """Cancel the response for `reason`; a second call, or one after the end, does nothing."""
         if not self._cancelling:
             self._cancelling, self._reason = True, reason
-            if self._running and self.task is not None:  # else it has not begun, and will see the flag
+            if (
+                self._running and self.task is not None
+            ):  # else it has not begun and will check the flag
                 self.task.cancel()
 
     async def run(self) -> None:
-        """From `response.created` to `rate_limits.updated`."""
-        await self._channel.send(self._channel.event("response.created", response=self._shape(Ending("in_progress"))))
-        self._running = True  # from here on a cancel interrupts; before, it is only noted
+        """Run the response, from `response.created` to `rate_limits.updated`."""
+        await self._channel.send(
+            self._channel.event("response.created", response=self._shape(Ending("in_progress")))
+        )
+        self._running = True  # from here on `cancel` interrupts; before, it sets a flag
         ending = _ended("cancelled", self._reason)
         try:
             if not self._cancelling:
@@ -121,28 +132,46 @@ class Response:
         events: list[bytes] = []
         self._outputs.finish(ending.item_status, events)
         events.append(self._channel.event("response.done", response=self._shape(ending)))
-        events.append(self._channel.event("rate_limits.updated", rate_limits=self._tenant.as_rate_limits()))
+        events.append(
+            self._channel.event("rate_limits.updated", rate_limits=self._tenant.as_rate_limits())
+        )
         await self._channel.send(*events)
 
     async def _generate(self) -> Ending:
-        """Ask again without the oldest turns while the conversation is too long, if the session allows that."""
+        """Generate the reply.
+
+        On ContextTooLong it retries without the oldest turns, if the session allows that.
+        """
         messages, dropped = await self._messages(), 0
         while True:
             try:
-                return await self._stream(self._request(messages))
+                return await self._stream(messages)
             except ContextTooLong:
                 dropped = dropped * 2 or 1
                 shorter = without_oldest(messages, dropped)
-                if self._settings.truncation == "disabled" or shorter is None or not self._outputs.empty:
+                if (
+                    self._settings.truncation == "disabled"
+                    or shorter is None
+                    or not self._outputs.empty
+                ):
                     raise
                 messages = shorter
 
-    async def _stream(self, request: Chat) -> Ending:
-        meter = ReplyMeter(self._ticket, prompt_tokens(request))
-        with self._service.metrics.begin(request.model, self._outcome, meter) as track:
-            await (self._speak(request, track) if self._settings.speaks else self._write(request, track))
+    async def _stream(self, messages: list[dict[str, Any]]) -> Ending:
+        plain, pictures = await shown(messages, self._service.config)
+        async with await lent(self._service, pictures) as images:
+            request = msgspec.structs.replace(self._request(plain), images=images)
+            meter = ReplyMeter(self._ticket, prompt_tokens(request))
+            with self._service.metrics.begin(request.model, self._outcome, meter) as track:
+                await (
+                    self._speak(request, track)
+                    if self._settings.speaks
+                    else self._write(request, track)
+                )
         status = self._outcome.end.status if self._outcome.end is not None else "stop"
-        return _ended("incomplete", "max_output_tokens") if status == "length" else Ending("completed")
+        return (
+            _ended("incomplete", "max_output_tokens") if status == "length" else Ending("completed")
+        )
 
     async def _write(self, request: Chat, track: Track) -> None:
         batches = chat(self._service.bus, request, self._outcome, **self._options())
@@ -159,12 +188,20 @@ class Response:
                     await self._channel.send(*events)
 
     async def _speak(self, request: Chat, track: Track) -> None:
-        """Say the text aloud while it is written; calls follow when all is said."""
+        """Speak the text while it is generated; tool calls follow when all is spoken."""
         audio = self._settings.audio
-        say = Speak(model=self._voice, text="", voice=audio.voice or "", speed=audio.speed, seed=fresh_seed())
+        say = Speak(
+            model=self._voice,
+            text="",
+            voice=audio.voice or "",
+            speed=audio.speed,
+            seed=fresh_seed(),
+        )
         calls: list[ToolCallDelta] = []
         spoken = SpeechMeter(self._ticket.audio)
-        batches = reply(self._service.bus, request, say, self._outcome, self._speech, **self._options())
+        batches = reply(
+            self._service.bus, request, say, self._outcome, self._speech, **self._options()
+        )
         async with aclosing(batches):
             async for batch in batches:
                 events: list[bytes] = []
@@ -188,7 +225,11 @@ class Response:
 
     def _options(self) -> dict[str, Any]:
         config = self._service.config
-        return {"deadline": config.request_timeout, "patience": config.patience, "epoch": self._epoch}
+        return {
+            "deadline": config.request_timeout,
+            "patience": config.patience,
+            "epoch": self._epoch,
+        }
 
     def _request(self, messages: list[dict[str, Any]]) -> Chat:
         settings, rights = self._settings, self._tenant.rights
@@ -198,9 +239,13 @@ class Response:
         return Chat(
             model=settings.model,
             messages=messages,
-            sampling=sampling if limit is None else msgspec.structs.replace(sampling, max_tokens=limit),
+            sampling=sampling
+            if limit is None
+            else msgspec.structs.replace(sampling, max_tokens=limit),
             tools=tools,
-            tool_choice=settings.tool_choice.kind if tools or settings.tool_choice.kind == "required" else "none",
+            tool_choice=settings.tool_choice.kind
+            if tools or settings.tool_choice.kind == "required"
+            else "none",
             tool=settings.tool_choice.tool,
             max_tokens=limit,
             request_id=self.id,
@@ -220,7 +265,9 @@ class Response:
             "output_modalities": self._settings.modalities,
             "audio": {"output": self._settings.audio.as_output()},
             "max_output_tokens": self._settings.max_output_tokens,
-            "usage": _usage(end.usage, self._speech.usage) if end is not None and end.usage is not None else None,
+            "usage": _usage(end.usage, self._speech.usage)
+            if end is not None and end.usage is not None
+            else None,
         }
 
 

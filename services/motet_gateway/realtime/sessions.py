@@ -1,4 +1,4 @@
-"""All sessions of a gateway: those that have a client, and those that are kept for one that may come back."""
+"""Keep all sessions of a gateway: connected ones, and those whose client may come back."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..problems import NotFound
+from motet_gateway.http.problems import NotFound
 
 if TYPE_CHECKING:
-    from ..auth import Caller
-    from ..tenants import Tenant
+    from motet_gateway.tenancy.auth import Caller
+    from motet_gateway.tenancy.tenant import Tenant
+
     from .session import Session
 
 
@@ -19,13 +20,15 @@ class SessionNotFound(NotFound):
 
 
 class Sessions:
-    """Of one process: a client that comes back has to reach the same one."""
+    """Keep the sessions of one process: a client that reconnects has to reach the same process."""
 
     def __init__(self, keep: float, most_kept: int):
-        """`keep`: seconds for which a session without a client is kept; 0: none is. `most_kept`: at a time."""
+        """Keep disconnected sessions for `keep` seconds (0: not at all), `most_kept` at a time."""
         self._seconds, self._most = keep, most_kept
         self._all: dict[str, Session] = {}
-        self._kept: dict[str, asyncio.TimerHandle] = {}  # by what ends them; the one kept longest first
+        self._kept: dict[
+            str, asyncio.TimerHandle
+        ] = {}  # timers that end them, the one kept longest first
         self._ending: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[Session]:
@@ -44,11 +47,14 @@ class Sessions:
 
     @property
     def keeping(self) -> bool:
-        """Whether any session is kept here."""
+        """Return True if sessions without a client are kept."""
         return self._seconds > 0 and self._most > 0
 
     def add(self, session: Session) -> None:
-        """A new one. Overloaded if its tenant has too many: one that is kept makes room."""
+        """Add a new session; if its tenant has too many, its oldest disconnected one ends.
+
+        Raises Overloaded if there is none to end.
+        """
         tenant = session.caller.tenant
         if tenant.sockets_full and (oldest := self._oldest(tenant)) is not None:
             self._begin_end(oldest)
@@ -56,9 +62,14 @@ class Sessions:
         self._all[session.id] = session
 
     def find(self, session_id: str, caller: Caller) -> Session:
-        """SessionNotFound for one that never was, is over, or belongs to another key."""
+        """Return a session by its id.
+
+        Raises SessionNotFound for one that does not exist, is over or belongs to another key.
+        """
         if not self.keeping:
-            raise SessionNotFound("sessions are not kept here (--session-keep); open a new one", param="session_id")
+            raise SessionNotFound(
+                "sessions are not kept here (--session-keep); open a new one", param="session_id"
+            )
         session = self._all.get(session_id)
         if session is None or session.caller != caller:
             raise SessionNotFound(
@@ -72,24 +83,24 @@ class Sessions:
         return session.id in self._kept
 
     def keep(self, session: Session) -> None:
-        """Its client has gone and may come back. Too many: the one that was kept longest ends."""
+        """Keep a session whose client has gone; if too many are kept, the one kept longest ends."""
         while len(self._kept) >= self._most:
             self._begin_end(self._all[next(iter(self._kept))])
         loop = asyncio.get_running_loop()
         self._kept[session.id] = loop.call_later(self._seconds, self._begin_end, session)
 
     def reclaim(self, session: Session) -> None:
-        """Its client is back."""
+        """Stop the timer of a session whose client is back."""
         if (timer := self._kept.pop(session.id, None)) is not None:
             timer.cancel()
 
     async def end(self, session: Session) -> None:
-        """Nothing is left of it. A second call does nothing."""
+        """End a session completely. A second call does nothing."""
         if self._strike(session):
             await session.abandon()
 
     async def close(self) -> None:
-        """End those that are kept, and wait for those that are ending."""
+        """End the disconnected sessions, and wait for those that are ending."""
         for session_id in list(self._kept):
             self._begin_end(self._all[session_id])
         await asyncio.gather(*self._ending, return_exceptions=True)
@@ -105,7 +116,7 @@ class Sessions:
             task.add_done_callback(self._ending.discard)
 
     def _strike(self, session: Session) -> bool:
-        """Off the list; whether it was there."""
+        """Remove a session from the list; return True if it was there."""
         self.reclaim(session)
         if self._all.pop(session.id, None) is None:
             return False

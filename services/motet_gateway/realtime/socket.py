@@ -1,4 +1,4 @@
-"""One connection of a client, as long as it lasts. What is said on it is the channel's."""
+"""Send messages on one client connection; their content is the channel's concern."""
 
 from __future__ import annotations
 
@@ -6,30 +6,32 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..asgi import ClientGone, Headers, Scope, Send
-from ..websocket import BURST, Burst
+from motet_gateway.http.asgi import ClientGone, Headers, Scope, Send
+from motet_gateway.http.websocket import BURST, Burst
 
 
 class Socket:
-    """Raises ClientGone once nobody is there."""
+    """Send on one connection. Raises ClientGone once the client has left."""
 
     def __init__(self, scope: Scope, send: Send):
         self._send = send
         self._burst: Burst | None = scope.get("extensions", {}).get(BURST)
-        self._turn = asyncio.Lock()  # of those that write, where that takes more than one step
+        self._turn = asyncio.Lock()  # serializes writers where a write takes more than one step
 
     async def accept(self, subprotocol: str | None, headers: Headers) -> None:
         """Complete the upgrade."""
-        await self._put({"type": "websocket.accept", "subprotocol": subprotocol, "headers": headers})
+        await self._put(
+            {"type": "websocket.accept", "subprotocol": subprotocol, "headers": headers}
+        )
 
     async def write(self, take: Callable[[], Iterable[bytes]]) -> None:
-        """Send each text that `take` gives as a message; it is called once the client reads."""
+        """Send each text of `take` as a message; `take` is called once the client reads."""
         try:
             if self._burst is not None:
                 await self._burst.send(take)
             else:
                 await self._one_by_one(take)
-        except OSError:  # how ASGI servers say that the peer has left
+        except OSError:  # ASGI servers raise it when the peer has left
             raise ClientGone from None
 
     async def _one_by_one(self, take: Callable[[], Iterable[bytes]]) -> None:
@@ -38,7 +40,7 @@ class Socket:
                 await self._send({"type": "websocket.send", "text": text.decode()})
 
     def ask(self, mark: int) -> None:
-        """Have `on_arrived` called with `mark` once all that was sent has arrived, where the server can tell."""
+        """Call `on_arrived` with `mark` once all sent data has arrived, if the server can tell."""
         if self._burst is not None:
             self._burst.ask(mark)
 
@@ -47,7 +49,7 @@ class Socket:
             self._burst.on_arrived = tell
 
     async def close(self, code: int, reason: str = "") -> None:
-        """With a code, if the client reads; else at once."""
+        """Close with a code if the client reads, else drop the connection at once."""
         if self._burst is not None and self._burst.clogged:
             self._burst.drop()
         else:

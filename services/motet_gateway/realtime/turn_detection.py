@@ -1,6 +1,6 @@
-"""`turn_detection`: who tells when the user's turn begins and ends, and what interrupts a reply.
+"""Define `turn_detection`: what detects the user's turns, and what interrupts a reply.
 
-`interrupt_on` and `interrupt_after_ms` are extensions.
+`interrupt_on` and `interrupt_after_ms` are extensions of OpenAI's API.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from motet_pipelines.turns import Manners
+from motet_gateway.http.fields import Ratio
+from motet_pipelines.voice.turns import TurnPolicy
 
-from ..fields import Ratio
-from .setting import Setting
+from .settings_base import StrictSettings
 
 Milliseconds = Annotated[int, Meta(ge=0, le=60_000)]
 Eagerness = Literal["low", "medium", "high", "auto"]
 
 
-class Detection(Setting, frozen=True):
-    """What both kinds have.
+class Detection(StrictSettings, frozen=True):
+    """Common settings of both kinds of turn detection.
 
-    interrupt_on: "words": a cough or "mhm" does not end a reply; "speech": any speech does, as soon as it starts.
-    interrupt_after_ms: how much speech counts as words where no recognizer hears live.
+    interrupt_on: "words": a cough or "mhm" does not end a reply; "speech": any speech does, as
+        soon as it starts.
+    interrupt_after_ms: ms of speech that count as words where no recognizer transcribes live.
     """
 
     create_response: bool = True
@@ -36,15 +37,15 @@ class Detection(Setting, frozen=True):
 
 
 class ServerVad(Detection, frozen=True, tag="server_vad"):
-    """Silence ends a turn."""
+    """End a turn after a fixed silence."""
 
     threshold: Ratio = 0.5
     prefix_padding_ms: Annotated[int, Meta(ge=0, le=3000)] = 300
     silence_duration_ms: Milliseconds = 500
     idle_timeout_ms: Annotated[int, Meta(ge=500, le=60_000)] | None = None
 
-    def manners(self) -> Manners:
-        return Manners(
+    def manners(self) -> TurnPolicy:
+        return TurnPolicy(
             threshold=self.threshold,
             padding=self.prefix_padding_ms,
             silence=self.silence_duration_ms,
@@ -54,16 +55,18 @@ class ServerVad(Detection, frozen=True, tag="server_vad"):
 
 
 class SemanticVad(Detection, frozen=True, tag="semantic_vad"):
-    """The words decide how long a silence has to be."""
+    """End a turn after a silence whose length depends on the words."""
 
     eagerness: Eagerness = "auto"
 
     @property
     def idle_timeout_ms(self) -> None:
-        """Only `server_vad` has one."""
+        """Return None: only `server_vad` has an idle timeout."""
 
-    def manners(self) -> Manners:
-        return Manners(eagerness=self.eagerness, words=self.by_words, interrupt=self.interrupt_after_ms)
+    def manners(self) -> TurnPolicy:
+        return TurnPolicy(
+            eagerness=self.eagerness, words=self.by_words, interrupt=self.interrupt_after_ms
+        )
 
 
 TurnDetection = ServerVad | SemanticVad

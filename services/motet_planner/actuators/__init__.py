@@ -1,1 +1,1 @@
-"""What starts and ends instances: one interface, and a way to it for each place where services run."""
+"""Start and stop instances: one interface, with an implementation for each platform."""

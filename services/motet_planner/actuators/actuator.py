@@ -1,4 +1,7 @@
-"""What every actuator can do. None of them waits until an instance is ready: that is what heartbeats tell."""
+"""Define the interface of actuators.
+
+No actuator waits until an instance is ready: heartbeats report that.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,31 @@ log = logging.getLogger(__name__)
 
 
 class ActuatorError(MotetError):
-    """It could not be done now. The planner tells, goes on, and tries again at its next look."""
+    """An action failed for now. The planner logs it, goes on, and retries at its next look."""
 
     code = "unavailable"
     retryable = True
 
 
 class Actuator(Protocol):
-    """`name`: what the place calls a group of equal instances: a deployment, a service of a compose file."""
+    """Scale groups; `name` is the platform's for a group: a deployment, a compose service."""
 
     async def count(self, name: str) -> int | None:
-        """How many are asked for now; None: this place does not tell."""
+        """Return how many instances are requested now; None: the platform does not report it."""
         ...
 
     async def scale(self, name: str, count: int) -> None:
-        """Have so many, which may be as many as there are. Those that go finish their work first."""
+        """Request `count` instances, possibly as many as exist.
+
+        Removed ones finish their work first.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 class DryRun:
-    """Changes nothing: the decisions are in the log, in the metrics, and told by the operation `targets`."""
+    """Change nothing: decisions are logged, counted in metrics, and sent by operation `targets`."""
 
     async def count(self, name: str) -> int | None:
         return None
@@ -41,4 +47,4 @@ class DryRun:
         log.info("dry run: %s would be scaled to %d", name, count)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""

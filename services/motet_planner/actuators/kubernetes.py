@@ -1,6 +1,7 @@
-"""Deployments of a Kubernetes cluster, through the scale subresource of its API, as the pod's service account.
+"""Scale Deployments of Kubernetes through the API's scale subresource, as the pod's account.
 
-The account needs `get` and `patch` on `deployments/scale` of its namespace, and nothing else.
+The service account needs `get` and `patch` on `deployments/scale` of its namespace, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ TIMEOUT = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Where the API is, and who asks. The token is read for each request: Kubernetes renews it."""
+    """Address and credentials of the API.
+
+    The token is read for each request: Kubernetes renews it.
+    """
 
     url: str
     namespace: str
@@ -31,9 +35,17 @@ class Cluster:
     ca_file: Path
 
     @classmethod
-    def of_this_pod(cls, account: Path = ACCOUNT, environ: Mapping[str, str] = os.environ) -> Cluster:
-        """ConfigError outside of a pod, or in one without a service account."""
-        host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
+    def of_this_pod(
+        cls, account: Path = ACCOUNT, environ: Mapping[str, str] = os.environ
+    ) -> Cluster:
+        """Return the cluster of this pod.
+
+        Raises ConfigError outside of a pod, or in one without a service account.
+        """
+        host, port = (
+            environ.get("KUBERNETES_SERVICE_HOST"),
+            environ.get("KUBERNETES_SERVICE_PORT", "443"),
+        )
         if not host:
             raise ConfigError(
                 "actuator: 'kubernetes' needs KUBERNETES_SERVICE_HOST, which every pod has; run it in a pod, or use"
@@ -58,7 +70,7 @@ class Cluster:
 
 
 class Kubernetes:
-    """`name`: of a Deployment in the cluster's namespace."""
+    """Scale Deployments by `name` in the cluster's namespace."""
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
@@ -68,19 +80,23 @@ class Kubernetes:
             raise ConfigError(
                 f"actuator: {str(cluster.ca_file)!r} is no certificate: {error}", param="actuator"
             ) from None
-        self._http = httpx.AsyncClient(base_url=cluster.url, verify=verify, timeout=TIMEOUT, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=cluster.url, verify=verify, timeout=TIMEOUT, trust_env=False
+        )
 
     async def count(self, name: str) -> int | None:
         return int((await self._ask("GET", name)).get("spec", {}).get("replicas", 0))
 
     async def scale(self, name: str, count: int) -> None:
-        """A merge patch of the replicas alone: what others say of the deployment stays."""
+        """Patch the replicas alone: what others set in the deployment stays."""
         await self._ask("PATCH", name, {"spec": {"replicas": count}})
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def _ask(self, method: str, name: str, patch: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _ask(
+        self, method: str, name: str, patch: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         path = f"/apis/apps/v1/namespaces/{self._cluster.namespace}/deployments/{name}/scale"
         try:
             token = self._cluster.token_file.read_text().strip()
@@ -92,5 +108,7 @@ class Kubernetes:
         except (OSError, httpx.HTTPError, ValueError) as error:
             raise ActuatorError(f"{method} {path}: {error or type(error).__name__}") from None
         if answer.status_code != 200:
-            raise ActuatorError(f"{method} {path}: {answer.status_code}: {document.get('message', 'no message')}")
+            raise ActuatorError(
+                f"{method} {path}: {answer.status_code}: {document.get('message', 'no message')}"
+            )
         return document

@@ -1,4 +1,4 @@
-"""Actuators that run a program of the place: `docker compose`, or `motet` beside a `motet up`."""
+"""Scale by running a program: `docker compose`, or `motet` beside a `motet up`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,39 @@ from collections.abc import Sequence
 from motet_planner.actuators.actuator import ActuatorError
 from motet_shared.errors import ConfigError
 
-TIMEOUT = 120.0  # seconds: compose waits until containers that go have ended
-LOCAL_TIMEOUT = 900.0  # `motet scale` gives replies ten minutes
-_SHOWN = 400  # characters of what a program said
+TIMEOUT = 120.0  # seconds; compose waits until removed containers have ended
+LOCAL_TIMEOUT = 900.0  # seconds; `motet scale` gives replies ten minutes
+_SHOWN = 400  # characters of a program's output in errors
 
 
 def parse_command(text: str, param: str) -> tuple[str, ...]:
-    """`docker compose -f compose.yaml` as its words. ConfigError for what is no command."""
+    """Return the words of a command such as `docker compose -f compose.yaml`.
+
+    Raises ConfigError for what is no command.
+    """
     try:
         words = tuple(shlex.split(text))
     except ValueError as error:
         raise ConfigError(f"{param}: {text!r} is no command: {error}", param=param) from None
     if not words:
-        raise ConfigError(f"{param}: is empty; give a command such as 'docker compose'", param=param)
+        raise ConfigError(
+            f"{param}: is empty; give a command such as 'docker compose'", param=param
+        )
     return words
 
 
 async def output_of(argv: Sequence[str], timeout: float = TIMEOUT) -> str:
-    """What it prints on standard output. ActuatorError where it cannot be run, fails, or takes longer."""
+    """Return the standard output of a program.
+
+    Raises ActuatorError if it cannot be run, fails, or takes longer than `timeout` seconds.
+    """
     shown = shlex.join(argv)
     try:
         process = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
         )
     except OSError as error:
         raise ActuatorError(f"{shown}: cannot run it: {os.strerror(error.errno or 0)}") from None
@@ -52,40 +63,52 @@ async def output_of(argv: Sequence[str], timeout: float = TIMEOUT) -> str:
 
 
 class Local:
-    """Processes of a `motet up` on this machine, through `motet scale`: of each model, where a role has one."""
+    """Scale processes of a `motet up` on this machine with `motet scale`, alike for each model."""
 
     def __init__(self, url: str, command: Sequence[str] = (sys.executable, "-m", "motet_cli")):
         self._url = url
         self._command = tuple(command)
-        self._turn = asyncio.Lock()  # it carries out one order at a time
+        self._turn = asyncio.Lock()  # `motet up` handles one scale request at a time
 
     async def count(self, name: str) -> int | None:
-        """Heartbeats tell of all that it has started."""
+        """Return None: heartbeats report all instances that were started."""
         return None
 
     async def scale(self, name: str, count: int) -> None:
-        """Until new processes are ready, and those that go have finished their work."""
+        """Scale, and wait until new processes are ready and removed ones have finished."""
         async with self._turn:
-            await output_of([*self._command, "scale", f"{name}={count}", "--url", self._url], LOCAL_TIMEOUT)
+            await output_of(
+                [*self._command, "scale", f"{name}={count}", "--url", self._url], LOCAL_TIMEOUT
+            )
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""
 
 
 class Compose:
-    """Services of a compose file. `command`: docker compose, with the options that name file and project."""
+    """Scale services of a compose file.
+
+    `command`: docker compose, with options for file and project.
+    """
 
     def __init__(self, command: Sequence[str] = ("docker", "compose")):
         self._command = tuple(command)
 
     async def count(self, name: str) -> int | None:
-        """Containers of the service that run or are being started."""
+        """Return the containers of the service that run or are starting."""
         return len((await output_of([*self._command, "ps", "--quiet", name])).split())
 
     async def scale(self, name: str, count: int) -> None:
-        """Containers that are there stay as they are, and so do all other services."""
-        options = ["--detach", "--no-deps", "--no-recreate", "--no-build", "--scale", f"{name}={count}"]
+        """Scale one service; existing containers and all other services stay as they are."""
+        options = [
+            "--detach",
+            "--no-deps",
+            "--no-recreate",
+            "--no-build",
+            "--scale",
+            f"{name}={count}",
+        ]
         await output_of([*self._command, "up", *options, name])
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is nothing to close."""

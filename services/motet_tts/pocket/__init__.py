@@ -1,1 +1,1 @@
-"""pocket-tts: letters to phonemes, phonemes to codec frames, codec frames to samples; plain modules without a bus."""
+"""Implement pocket-tts: letters to phonemes, to codec frames, to samples; plain modules, no bus."""

@@ -1,9 +1,11 @@
-"""The codec of pocket-tts: a few code numbers per frame for envelope and pitch of speech, and back to samples.
+"""Encode envelope and pitch of speech as a few codes per frame, and decode them to samples.
 
-Log-mel bands and pitch (for training only) become principal components, residual vector quantization (Zeghidour et al.
-2021) makes codes of them, and a causal decoder tells a pulses-and-noise synthesizer what to do.
+Log-mel bands and pitch (for training only) are reduced to principal components, residual vector
+quantization (Zeghidour et al. 2021) maps these to codes, and a causal decoder controls a
+pulses-and-noise synthesizer.
 
-Shapes: B sentences, N code frames, K codebooks, T = stride N acoustic frames, M bands, E width, D latent.
+Shapes: B sentences, N code frames, K codebooks, T = stride N acoustic frames, M bands, E width, and
+D latent dimensions.
 """
 
 from __future__ import annotations
@@ -17,17 +19,21 @@ from torch.nn import functional
 
 from motet_kernels import gpu
 from motet_kernels.codec_conv import PackedConv, convolve
+from motet_tts.models.conv_places import Places, Stream
 
-from ..places import Places, Stream
 from .config import PocketConfig
 from .synth import AHEAD, Controls, Synth, SynthState
 
-PITCH = 120.0  # Hz; pitches are told in octaves above it
-PITCH_WEIGHT, VOICE_WEIGHT = 8.0, 3.0  # beside a band, for what a code should tell exactly
+PITCH = 120.0  # Hz; pitches are in octaves above it
+# relative to a band: codes should represent pitch and voicing precisely
+PITCH_WEIGHT, VOICE_WEIGHT = 8.0, 3.0
 
 
 class Block(nn.Module):
-    """ConvNeXt (Liu et al. 2022), causal: a convolution of three frames in each channel, then a wide layer."""
+    """Apply a causal ConvNeXt block (Liu et al. 2022).
+
+    A convolution of three frames in each channel, then an MLP within each frame.
+    """
 
     reach = 2
 
@@ -38,7 +44,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
 
     def forward(self, hidden_BET: Tensor, before_BER: Tensor | None = None) -> Tensor:
-        """`before`: the last inputs, as many as it reaches back, if these frames go on from them."""
+        """Apply the block; `before` holds the last `reach` inputs if these frames continue them."""
         if before_BER is None:
             padded = functional.pad(hidden_BET, (self.reach, 0))
         else:
@@ -46,26 +52,31 @@ class Block(nn.Module):
         return hidden_BET + self.mixed(self.depthwise(padded).mT).mT
 
     def mixed(self, hidden_BTE: Tensor) -> Tensor:
-        """What follows the convolution, within a frame."""
+        """Apply what follows the convolution, within each frame."""
         return self.narrow(functional.gelu(self.wide(self.norm(hidden_BTE))))
 
 
 def nearest(latents: Tensor, book_VD: Tensor) -> Tensor:
-    """The number of the entry that is nearest to each latent `[…, D]`."""
+    """Return the index of the nearest entry for each latent `[…, D]`."""
     return (book_VD.square().sum(-1) - 2 * latents @ book_VD.mT).argmin(-1)
 
 
 class Quantizer(nn.Module):
-    """Residual codebooks [K, V, D]: each says what the ones before it left out. No gradient moves them."""
+    """Quantize with residual codebooks [K, V, D]: each encodes the remainder of the previous ones.
+
+    The codebooks get no gradient.
+    """
 
     books: Tensor
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
-        self.register_buffer("books", torch.randn(config.codebooks, config.codes, config.latent) * 0.3)
+        self.register_buffer(
+            "books", torch.randn(config.codebooks, config.codes, config.latent) * 0.3
+        )
 
     def forward(self, latents_BND: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes `[B, N, K]` and the latents that they stand for."""
+        """Return codes `[B, N, K]` and the latents that they represent."""
         left, codes = latents_BND, []
         total = torch.zeros_like(latents_BND)
         for book in self.books:
@@ -75,15 +86,19 @@ class Quantizer(nn.Module):
         return torch.stack(codes, dim=-1), total
 
     def decode(self, codes_BNK: Tensor) -> Tensor:
-        """The latents `[B, N, D]` of codes; the first few codebooks alone are a coarser version."""
-        parts = [functional.embedding(codes_BNK[..., k], self.books[k]) for k in range(codes_BNK.shape[-1])]
+        """Return the latents `[B, N, D]` of codes; fewer codebooks give a coarser version."""
+        parts = [
+            functional.embedding(codes_BNK[..., k], self.books[k])
+            for k in range(codes_BNK.shape[-1])
+        ]
         return torch.stack(parts).sum(0)
 
 
 class Encoder(nn.Module):
-    """Bands, pitch and voicing [B, T, M + 2] to latents [B, N, D]: principal components, found and not trained.
+    """Encode bands, pitch and voicing [B, T, M + 2] as latents [B, N, D] by principal components.
 
-    Each acoustic frame is told as far ahead as the synthesizer needs it.
+    The components are computed, not trained. Features are taken from later acoustic frames, as far
+    ahead as the synthesizer needs them.
     """
 
     mean: Tensor
@@ -96,8 +111,11 @@ class Encoder(nn.Module):
         self.register_buffer("axes", torch.eye(size, config.latent))
 
     def stack(self, features_BTM: Tensor) -> Tensor:
-        """The acoustic frames of each code frame beside each other, `[B, N, stride (M + 2)]`."""
-        bands, pitch = later(features_BTM[..., :-2], AHEAD - 1), later(features_BTM[..., -2:], AHEAD)
+        """Concatenate the acoustic frames of each code frame: `[B, N, stride (M + 2)]`."""
+        bands, pitch = (
+            later(features_BTM[..., :-2], AHEAD - 1),
+            later(features_BTM[..., -2:], AHEAD),
+        )
         told = torch.cat([bands, pitch * torch.tensor([PITCH_WEIGHT, VOICE_WEIGHT])], dim=-1)
         return told.unflatten(1, (-1, self.stride)).flatten(2)
 
@@ -106,24 +124,24 @@ class Encoder(nn.Module):
 
 
 def later(values_BT: Tensor, frames: int) -> Tensor:
-    """Of each frame what is there so many frames later; the last one stays."""
+    """Return the values `frames` frames later; the last one is repeated."""
     return torch.cat([values_BT[:, frames:], *[values_BT[:, -1:]] * frames], dim=1)
 
 
 @dataclass(slots=True)
 class DecoderState:
-    """Of one sentence: the inputs that the convolutions reach back to, and the synthesizer's memory."""
+    """State of one sentence: the last inputs of the convolutions, and the synthesizer's state."""
 
     synth: SynthState
     seed: int = 0
     inputs: list[Tensor] = field(default_factory=list)  # [E, reach] per block
-    stream: Stream | None = None  # instead of them, where kernels compute
+    stream: Stream | None = None  # replaces `inputs` where kernels compute
 
 
 class Heard(NamedTuple):
-    """What the decoder says per acoustic frame: log-odds of a voice, octaves of its pitch, bands of both kinds.
+    """Decoder output per acoustic frame: log-odds of voicing, octaves, and bands of both kinds.
 
-    Pitch and voice are those of `synth.AHEAD` frames later.
+    Pitch and voicing are those of `synth.AHEAD` frames later.
     """
 
     voiced: Tensor  # [B, T]
@@ -133,7 +151,7 @@ class Heard(NamedTuple):
 
 
 class Decoder(nn.Module):
-    """Latents [B, N, D] to the synthesizer's controls, several acoustic frames for each, from the past alone."""
+    """Decode latents [B, N, D] causally to the synthesizer's controls, `stride` frames for each."""
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
@@ -143,7 +161,7 @@ class Decoder(nn.Module):
         self.leave = nn.Linear(width, config.stride * (2 + 2 * config.bands))
 
     def forward(self, latents_BND: Tensor, states: list[DecoderState] | None = None) -> Heard:
-        """With states, these frames go on from those that were decoded before."""
+        """Decode latents; with states, these frames continue those that were decoded before."""
         hidden = self.enter(latents_BND).mT
         for index, block in enumerate(self.blocks):
             if states is None:
@@ -157,14 +175,16 @@ class Decoder(nn.Module):
         return self.heard(hidden.mT)
 
     def heard(self, hidden_BNE: Tensor) -> Heard:
-        """What the last hidden states say."""
+        """Return the controls of the last hidden states."""
         said = self.leave(hidden_BNE).unflatten(-1, (self.stride, -1)).flatten(1, 2)
         voiced, octaves, harmonic, noise = said.split([1, 1, self.bands, self.bands], dim=-1)
-        return Heard(voiced[..., 0], octaves[..., 0], (harmonic - 5).clamp(-14, 2), (noise - 6).clamp(-14, 2))
+        return Heard(
+            voiced[..., 0], octaves[..., 0], (harmonic - 5).clamp(-14, 2), (noise - 6).clamp(-14, 2)
+        )
 
 
 class FusedDecoder:
-    """A `Decoder` on a GPU: the convolution of each block is one launch, with what it reaches back to."""
+    """Run a `Decoder` on a GPU: each block's convolution is one launch, including its context."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
@@ -173,7 +193,7 @@ class FusedDecoder:
         self.places = Places(self._convs)
 
     def __call__(self, latents_BND: Tensor, streams: list[Stream]) -> Heard:
-        """The next frames of each stream."""
+        """Decode the next frames of each stream."""
         hidden_BNE, contexts = self._decoder.enter(latents_BND), self.places.go_on(streams)
         for block, conv, context in zip(self._blocks, self._convs, contexts, strict=True):
             hidden_BNE = hidden_BNE + block.mixed(convolve(hidden_BNE, conv, context=context))
@@ -181,24 +201,28 @@ class FusedDecoder:
 
 
 class SpeechCodec(nn.Module):
-    """Encoder, quantizer, decoder and synthesizer."""
+    """Combine encoder, quantizer, decoder and synthesizer."""
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.quantizer, self.decoder = Encoder(config), Quantizer(config), Decoder(config)
+        self.encoder, self.quantizer, self.decoder = (
+            Encoder(config),
+            Quantizer(config),
+            Decoder(config),
+        )
         self.synth = Synth(config.sample_rate, config.hop, config.bands)
         self.fused: FusedDecoder | None = None
 
     def speak_on(self, device: torch.device) -> None:
-        """Decode there from now on, with kernels if they take it."""
+        """Move decoding to `device`, with kernels if they support it."""
         self.to(device)
         self.synth.to(device)
         if gpu.takes(self.decoder.enter.weight):
             self.fused = FusedDecoder(self.decoder)
 
     def begin(self, seed: int = 0) -> DecoderState:
-        """The state before the first frame of a sentence; `seed` is that of its breath."""
+        """Return the state before the first frame of a sentence; `seed` is that of its noise."""
         if self.fused is not None:
             return DecoderState(self.synth.begin(), seed, stream=self.fused.places.begin())
         zeros = self.decoder.enter.weight.new_zeros(self.config.codec_width, Block.reach)
@@ -206,12 +230,16 @@ class SpeechCodec(nn.Module):
 
     @torch.inference_mode()
     def decode(self, states: list[DecoderState], codes_BNK: Tensor) -> Tensor:
-        """The samples `[B, N * frame_samples]` of the next N frames of each sentence."""
+        """Return the samples `[B, N * frame_samples]` of the next N frames of each sentence."""
         latents_BND = self.quantizer.decode(codes_BNK)
         if self.fused is not None:
-            heard = self.fused(latents_BND, [state.stream for state in states if state.stream is not None])
+            heard = self.fused(
+                latents_BND, [state.stream for state in states if state.stream is not None]
+            )
         else:
             heard = self.decoder(latents_BND, states)
         pitch = torch.where(heard.voiced > 0, PITCH * 2**heard.octaves, 0.0)
         controls = Controls(pitch, heard.harmonic, heard.noise)
-        return self.synth.render([state.synth for state in states], controls, [state.seed for state in states])
+        return self.synth.render(
+            [state.synth for state in states], controls, [state.seed for state in states]
+        )

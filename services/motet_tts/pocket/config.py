@@ -1,4 +1,4 @@
-"""The sizes and names of a pocket-tts checkpoint: its `config.json`."""
+"""Define the sizes and names of a pocket-tts checkpoint: its `config.json`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,22 @@ MODEL_TYPE = "motet_pocket_tts"
 
 @dataclass(frozen=True, kw_only=True)
 class PocketConfig:
-    """Everything but the weights.
+    """Settings of a pocket-tts checkpoint.
 
-    sample_rate: Hz. hop: samples per acoustic frame. stride: acoustic frames per code frame, so that codes come at
-    `sample_rate / hop / stride` Hz. bands: of the mel scale. advances: the most phonemes that one code frame may pass,
-    plus one.
+    sample_rate: Hz.
+    hop: samples per acoustic frame.
+    stride: acoustic frames per code frame, so that codes come at `sample_rate / hop / stride` Hz.
+    bands: of the mel scale.
+    advances: the most phonemes that one code frame may pass, plus one.
     """
 
     voices: tuple[str, ...] = ("ada",)
     characters: str = " abcdefghijklmnopqrstuvwxyz',.?!:;-"
     phonemes: tuple[str, ...] = ("_",)
-    rates: tuple[float, float] = (0.75, 1.4)  # of the ordinary speed: the slowest and the fastest that were learnt
+    rates: tuple[float, float] = (
+        0.75,
+        1.4,
+    )  # relative to ordinary speed: the slowest and the fastest in training
     sample_rate: int = 24_000
     hop: int = 240
     stride: int = 4
@@ -47,32 +52,40 @@ class PocketConfig:
 
     def __post_init__(self) -> None:
         if self.model_type != MODEL_TYPE:
-            raise ValueError(f"model_type {self.model_type!r} is no pocket-tts: use a folder with {MODEL_TYPE!r}")
+            raise ValueError(
+                f"model_type {self.model_type!r} is no pocket-tts: use a folder with {MODEL_TYPE!r}"
+            )
         for name in ("voices", "phonemes"):
             entries = getattr(self, name)
             if not entries or len(set(entries)) < len(entries):
-                raise ValueError(f"{name} {entries!r} must be at least one, each once: correct config.json")
+                raise ValueError(
+                    f"{name} {entries!r} must be at least one, each once: correct config.json"
+                )
 
     @property
     def frame_samples(self) -> int:
-        """Samples per code frame."""
+        """Return the samples per code frame."""
         return self.hop * self.stride
 
     @property
     def frame_rate(self) -> float:
-        """Code frames per second."""
+        """Return the code frames per second."""
         return self.sample_rate / self.frame_samples
 
     def save(self, folder: Path) -> None:
-        text = json.dumps({"architectures": ["PocketSpeech"], **asdict(self)}, indent=2, ensure_ascii=False)
+        text = json.dumps(
+            {"architectures": ["PocketSpeech"], **asdict(self)}, indent=2, ensure_ascii=False
+        )
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> PocketConfig:
-        """ValueError if the folder holds another model's settings."""
+        """Read a folder's settings. Raises ValueError if they are of another model."""
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         known = {field.name for field in fields(cls)}
         settings: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in found.items() if name in known
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in found.items()
+            if name in known
         }
         return cls(**settings)

@@ -1,4 +1,4 @@
-"""A pocket-tts folder as one module: `config.json` and `model.safetensors`."""
+"""Load a pocket-tts folder as one module: `config.json` and `model.safetensors`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ class Spoken(NamedTuple):
 
 
 class PocketSpeech(nn.Module):
-    """Reader, speaker and codec. `stream` speaks one sentence; an engine that speaks many uses the parts."""
+    """Combine reader, speaker and codec.
+
+    `stream` speaks one sentence; an engine that speaks many uses the parts.
+    """
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
@@ -34,7 +37,7 @@ class PocketSpeech(nn.Module):
 
     @classmethod
     def load(cls, folder: Path, dtype: torch.dtype = torch.float32) -> PocketSpeech:
-        """The checkpoint, ready to speak; ValueError if the folder holds another model."""
+        """Load a checkpoint for inference. Raises ValueError if it is of another model."""
         model = cls(PocketConfig.load(folder))
         model.load_state_dict(load_file(folder / "model.safetensors"))
         return model.to(dtype).eval()
@@ -48,15 +51,19 @@ class PocketSpeech(nn.Module):
 
     def voice(self, name: str) -> int:
         if name not in self.config.voices:
-            raise ValueError(f"voice {name!r} is unknown: use one of {', '.join(self.config.voices)}")
+            raise ValueError(
+                f"voice {name!r} is unknown: use one of {', '.join(self.config.voices)}"
+            )
         return self.config.voices.index(name)
 
     def read(self, text: str, voice: str) -> Reading:
-        """The phonemes of the text and the characters that they come from."""
+        """Return the phonemes of a text and the characters that they come from."""
         return self.reader.read(text, self.voice(voice))
 
     @torch.inference_mode()
-    def stream(self, text: str, voice: str, *, rate: float = 1.0, seed: int = 0) -> Iterator[Spoken]:
+    def stream(
+        self, text: str, voice: str, *, rate: float = 1.0, seed: int = 0
+    ) -> Iterator[Spoken]:
         """Speak one sentence, frame by frame."""
         reading = self.read(text, voice)
         pointer, state, cache = Pointer(reading.phonemes), self.codec.begin(seed), DynamicCache()
@@ -64,10 +71,12 @@ class PocketSpeech(nn.Module):
             return
         inputs, begun = self.speaker.prompt(reading.phonemes, self.voice(voice), rate)[None], 0
         while not pointer.done:
-            output = self.speaker.backbone(inputs_embeds=inputs, past_key_values=cache, use_cache=True)
+            output = self.speaker.backbone(
+                inputs_embeds=inputs, past_key_values=cache, use_cache=True
+            )
             before = pointer.place
             frames = self.speaker.draw(output.last_hidden_state[:, -1], [pointer])
-            now = max(before + 1, pointer.place)  # what is passed within a frame began with it
+            now = max(before + 1, pointer.place)  # phonemes passed within a frame began with it
             codes = frames[:, None, : self.config.codebooks]
             yield Spoken(self.codec.decode([state], codes)[0], reading.characters[begun:now])
             begun, inputs = max(begun, now), self.speaker.embed(frames)[:, None]

@@ -1,11 +1,12 @@
-"""The language model of pocket-tts: phonemes in, code frames out, one after another.
+"""Generate pocket-tts's code frames from phonemes, autoregressively.
 
-A Qwen3 decoder reads the phonemes and then its own frames. A pointer walks along the phonemes: with each frame the
-model says how many it has passed, so that it can neither skip nor repeat a word, and the times of the words come for
-free. A small head writes the codes of a frame one codebook after another.
+A Qwen3 decoder reads the phonemes and then its own frames. A pointer advances along the phonemes:
+with each frame the model predicts how many it has passed, so that no word is skipped or repeated,
+and word times need no further computation. A small head predicts the codes of a frame one codebook
+after another.
 
-A frame is a row of integers: its codes, then where the pointer stands for the frame after it: how many frames it has
-stood there, its place, and the phonemes there and at the next two places.
+A frame is a row of integers: its codes, then the pointer's position for the next frame: how many
+frames it has been there, its place, and the phonemes there and at the next two places.
 
 Shapes: B sentences, P phonemes, N frames, K codebooks, E hidden, F = K + 5 columns of a frame.
 """
@@ -23,17 +24,17 @@ from motet_kernels.spans import upload
 
 from .config import PocketConfig
 
-LONGEST = 24  # frames at one phoneme that are told apart
+LONGEST = 24  # frames at one phoneme that are distinguished
 
 
 @dataclass(slots=True)
 class Pointer:
-    """Where in its phonemes a sentence is."""
+    """Position of a sentence in its phonemes."""
 
     phonemes: list[int]
     place: int = 0
     since: int = 0
-    waiting: float = 1.0  # how likely it is that the phoneme is not over yet
+    waiting: float = 1.0  # probability that the phoneme is not over yet
 
     @property
     def done(self) -> bool:
@@ -43,40 +44,44 @@ class Pointer:
         self.place, self.since = (self.place + count, 0) if count else (self.place, self.since + 1)
 
     def step(self, chances: list[float]) -> None:
-        """Move on from a phoneme once it is likelier over than not: the median of its length.
+        """Move on from a phoneme once it is more likely over than not: its median duration.
 
-        `chances` are those of passing 0, 1, 2, … phonemes.
+        `chances` are the probabilities of passing 0, 1, 2, … phonemes.
         """
         self.waiting *= chances[0]
-        if self.waiting >= 0.5 and self.since < 2 * LONGEST:  # nothing is said for two seconds
+        if self.waiting >= 0.5 and self.since < 2 * LONGEST:  # no phoneme lasts two seconds
             self.move(0)
             return
         self.waiting = 1.0
         self.move(max(range(1, len(chances)), key=chances.__getitem__))
 
     def columns(self, end: int) -> list[int]:
-        """The pointer as a frame tells it; `end` is the number that stands for what is beyond the last phoneme."""
+        """Return the pointer's columns of a frame; `end` stands for phonemes after the last."""
         coming = [*self.phonemes[self.place : self.place + 3], end, end, end][:3]
         return [min(self.since, LONGEST - 1), self.place, *coming]
 
 
 class Depth(nn.Module):
-    """The codes of one frame from its hidden state, one codebook after another."""
+    """Predict the codes of one frame from its hidden state, one codebook after another."""
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
         width = config.depth
         self.enter = nn.Linear(config.hidden, width)
-        self.said = nn.ModuleList(nn.Embedding(config.codes, width) for _ in range(config.codebooks - 1))
+        self.said = nn.ModuleList(
+            nn.Embedding(config.codes, width) for _ in range(config.codebooks - 1)
+        )
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(config.codebooks))
         self.wide = nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(config.codebooks))
-        self.out = nn.ModuleList(nn.Linear(2 * width, config.codes) for _ in range(config.codebooks))
+        self.out = nn.ModuleList(
+            nn.Linear(2 * width, config.codes) for _ in range(config.codebooks)
+        )
 
     def logits(self, sum_BE: Tensor, book: int) -> Tensor:
         return self.out[book](functional.gelu(self.wide[book](self.norms[book](sum_BE))))
 
     def forward(self, hidden_BE: Tensor, codes_BK: Tensor) -> list[Tensor]:
-        """Logits `[B, V]` of every codebook, each given the codes before it."""
+        """Return logits `[B, V]` of every codebook, each given the codes before it."""
         total = self.enter(hidden_BE)
         logits = [self.logits(total, 0)]
         for book, embedding in enumerate(self.said, start=1):
@@ -85,8 +90,10 @@ class Depth(nn.Module):
         return logits
 
     @torch.inference_mode()
-    def draw(self, hidden_BE: Tensor, *, temperature: float = 0.0, gumbel_BKV: Tensor | None = None) -> Tensor:
-        """Codes `[B, K]`: the likeliest, or with noise as likely as they are at this temperature."""
+    def draw(
+        self, hidden_BE: Tensor, *, temperature: float = 0.0, gumbel_BKV: Tensor | None = None
+    ) -> Tensor:
+        """Return codes `[B, K]`: the likeliest, or with noise a sample at this temperature."""
         total, codes = self.enter(hidden_BE), []
         for book in range(len(self.out)):
             scores = self.logits(total, book)
@@ -99,7 +106,7 @@ class Depth(nn.Module):
 
 
 class Speaker(nn.Module):
-    """The decoder with its embeddings and heads."""
+    """Combine the decoder with its embeddings and heads."""
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
@@ -110,7 +117,9 @@ class Speaker(nn.Module):
         self.rate = nn.Linear(1, hidden)
         self.phonemes = nn.Embedding(self.end + 1, hidden)
         self.places = nn.Embedding(config.max_phonemes, hidden)
-        self.codes = nn.ModuleList(nn.Embedding(config.codes, hidden) for _ in range(config.codebooks))
+        self.codes = nn.ModuleList(
+            nn.Embedding(config.codes, hidden) for _ in range(config.codebooks)
+        )
         self.coming = nn.ModuleList(nn.Embedding(self.end + 1, hidden) for _ in range(3))
         self.since = nn.Embedding(LONGEST, hidden)
         self.start = nn.Parameter(torch.zeros(hidden))
@@ -135,11 +144,11 @@ class Speaker(nn.Module):
                 nn.init.normal_(module.weight, std=0.05)
 
     def prompt(self, phonemes: list[int], voice: int, rate: float) -> Tensor:
-        """`[P + 2, E]`: the voice, the phonemes, and the start, at which the pointer is at the first phoneme."""
+        """Return `[P + 2, E]`: voice, phonemes and start, with the pointer at phoneme 0."""
         return torch.cat([self.read(phonemes, voice, rate), self.embed(self.first(phonemes)[None])])
 
     def read(self, phonemes: list[int], voice: int, rate: float) -> Tensor:
-        """`[P + 1, E]`, the prompt without the start."""
+        """Return the prompt without its start, `[P + 1, E]`. Raises ValueError if too long."""
         if len(phonemes) > self.config.max_phonemes:
             raise ValueError(
                 f"{len(phonemes)} phonemes are too many for one sentence: cut it below {self.config.max_phonemes}"
@@ -155,36 +164,50 @@ class Speaker(nn.Module):
         )
 
     def manner(self, voices_B: Tensor, rates_B: Tensor) -> Tensor:
-        """Who speaks and how fast, `[B, E]`."""
+        """Embed voices and speaking rates, `[B, E]`."""
         return self.voices(voices_B) + self.rate(rates_B.log2()[:, None])
 
     def sounds(self, phonemes: Tensor, places: Tensor) -> Tensor:
-        """What is to be said: phonemes and their places in the sentence, with a dimension E added."""
+        """Embed phonemes and their places in the sentence; adds a dimension E."""
         return self.phonemes(phonemes) + self.places(places)
 
     def first(self, phonemes: list[int]) -> Tensor:
-        """The row `[F]` before the first frame; it has no codes."""
+        """Return the row `[F]` before the first frame; it has no codes."""
         row = [*[-1] * self.config.codebooks, *Pointer(phonemes).columns(self.end)]
         return upload(torch.tensor(row), self.start.device)
 
     def embed(self, frames_BF: Tensor) -> Tensor:
-        """What the model reads of frames: `[B, E]`, any number of dimensions before the last."""
+        """Embed frames `[…, F]` as the model's inputs `[…, E]`."""
         books = self.config.codebooks
         codes, since, place, coming = frames_BF.split([books, 1, 1, 3], dim=-1)
-        total = self.since(since[..., 0]) + self.places(place[..., 0].clamp(max=self.config.max_phonemes - 1))
+        total = self.since(since[..., 0]) + self.places(
+            place[..., 0].clamp(max=self.config.max_phonemes - 1)
+        )
         for index, table in enumerate(self.coming):
             total = total + table(coming[..., index])
         begun = (codes[..., :1] >= 0).to(total.dtype)
-        said = torch.stack([table(codes[..., k].clamp(min=0)) for k, table in enumerate(self.codes)]).sum(0)
+        said = torch.stack(
+            [table(codes[..., k].clamp(min=0)) for k, table in enumerate(self.codes)]
+        ).sum(0)
         return total + begun * said + (1 - begun) * self.start
 
     @torch.inference_mode()
     def draw(
-        self, hidden_BE: Tensor, pointers: list[Pointer], *, temperature: float = 0.0, gumbel_BKV: Tensor | None = None
+        self,
+        hidden_BE: Tensor,
+        pointers: list[Pointer],
+        *,
+        temperature: float = 0.0,
+        gumbel_BKV: Tensor | None = None,
     ) -> Tensor:
-        """The next frames `[B, F]`; moves the pointers. A sentence whose pointer is done has got its last frame."""
+        """Return the next frames `[B, F]` and move the pointers.
+
+        A sentence whose pointer is done has received its last frame.
+        """
         codes_BK = self.depth.draw(hidden_BE, temperature=temperature, gumbel_BKV=gumbel_BKV)
-        for pointer, chances in zip(pointers, self.advance(hidden_BE).softmax(-1).tolist(), strict=True):
+        for pointer, chances in zip(
+            pointers, self.advance(hidden_BE).softmax(-1).tolist(), strict=True
+        ):
             pointer.step(chances)
         columns_BF = torch.tensor([pointer.columns(self.end) for pointer in pointers])
         return torch.cat([codes_BK, upload(columns_BF, codes_BK.device)], dim=-1)

@@ -1,11 +1,13 @@
-"""Pulses and noise: samples from a pitch, and from how loud the pulses and the noise are in each band.
+"""Synthesize samples from a pitch and the loudness of pulses and noise in each band.
 
-A voice is a pulse train through the throat plus air: both are one smooth envelope each, with minimum phase as a throat
-has. Both are shaped by short Fourier transforms in windows of two hops that overlap by one; pulses go on in phase from
-frame to frame, so a sentence sounds the same however its frames are cut. Loudness is differentiable, pitch is not; a
-loss of spectra trains it, phases are free.
+The source-filter model: a pulse train and noise, each filtered by a smooth envelope, of minimum
+phase for the pulses like a vocal tract. Both are filtered by short Fourier transforms in windows of
+two hops that overlap by one; pulses keep their phase from frame to frame, so a sentence sounds the
+same however its frames are chunked. Loudness is differentiable, pitch is not; it is trained with a
+spectral loss, phases are free.
 
-Shapes: B sentences, N acoustic frames, M bands, S bins of the spectrum, H samples per hop, L samples.
+Shapes: B sentences, N acoustic frames, M bands, S bins of the spectrum, H samples per hop, L
+samples.
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ from torch import Tensor
 from motet_kernels.spans import upload
 
 LOWEST = 55.0  # Hz
-AHEAD = 2  # frames by which a pitch is told before it is heard
+AHEAD = 2  # frames by which a pitch is given before it is heard
 
 
 class Controls(NamedTuple):
-    """What the synthesizer is told per acoustic frame: pitch in Hz [B, N] (0: unvoiced), log amplitudes [B, N, M]."""
+    """Synthesizer inputs per acoustic frame.
+
+    pitch: Hz, [B, N]; 0: unvoiced.
+    harmonic, noise: log amplitudes [B, N, M].
+    """
 
     pitch: Tensor
     harmonic: Tensor
@@ -33,9 +39,9 @@ class Controls(NamedTuple):
 
 @dataclass(slots=True)
 class SynthState:
-    """Of one sentence: the last pitch, the phase (in turns), the last hop of pulses, and what is not yet all out."""
+    """State of one sentence: last pitch, phase (in turns), last hop of pulses, pending overlap."""
 
-    pitch: Tensor  # [], the last one there was
+    pitch: Tensor  # [], the last one above 0
     voiced: Tensor  # [], 0 or 1
     phase: Tensor  # []
     pulses: Tensor  # [H]
@@ -48,14 +54,16 @@ def to_mel(hertz: Tensor) -> Tensor:
 
 
 class Synth:
-    """Stateless itself: what it must remember of a sentence is a `SynthState`."""
+    """Render samples; per-sentence state is in `SynthState`."""
 
     def __init__(self, sample_rate: int, hop: int, bands: int) -> None:
         self.rate, self.hop, self.bands = sample_rate, hop, bands
         self.window = torch.hann_window(2 * hop).sqrt()
         self.weights = self._interpolation(torch.linspace(0, sample_rate / 2, hop + 1))
-        # The cepstrum of a minimum phase: what is before the pulse is moved behind it.
-        self.causal = torch.cat([torch.ones(1), torch.full((hop - 1,), 2.0), torch.ones(1), torch.zeros(hop - 1)])
+        # The cepstrum of minimum phase: its acausal half is folded onto the causal one.
+        self.causal = torch.cat(
+            [torch.ones(1), torch.full((hop - 1,), 2.0), torch.ones(1), torch.zeros(hop - 1)]
+        )
 
     def to(self, device: torch.device) -> None:
         self.window, self.weights = self.window.to(device), self.weights.to(device)
@@ -66,17 +74,23 @@ class Synth:
         return SynthState(nothing + 120.0, nothing, nothing.double(), silence, silence)
 
     def _interpolation(self, hertz_S: Tensor) -> Tensor:
-        """`[M, S]`: how much each band counts at these frequencies."""
+        """Return `[M, S]`: the weight of each band at these frequencies."""
         place = to_mel(hertz_S) / to_mel(hertz_S[-1]) * (self.bands - 1)
         return (1 - (place - torch.arange(self.bands)[:, None]).abs()).clamp(min=0)
 
     def render(self, states: list[SynthState], controls: Controls, seeds: list[int]) -> Tensor:
-        """The samples `[B, N * H]` of the next N frames of each sentence; its state goes on."""
+        """Return the samples `[B, N * H]` of the next N frames of each sentence; updates states."""
         frames = controls.pitch.shape[1]
-        white = [_white(seed, state.frames, frames, self.hop) for seed, state in zip(seeds, states, strict=True)]
+        white = [
+            _white(seed, state.frames, frames, self.hop)
+            for seed, state in zip(seeds, states, strict=True)
+        ]
         pulses = torch.fft.rfft(self._pulses(states, controls.pitch.detach()) * self.window)
         breath = torch.fft.rfft(upload(torch.stack(white), self.window.device) * self.window)
-        spectrum = pulses * self._throat(controls.harmonic) + breath * (controls.noise @ self.weights).exp()
+        spectrum = (
+            pulses * self._throat(controls.harmonic)
+            + breath * (controls.noise @ self.weights).exp()
+        )
         pieces = torch.fft.irfft(spectrum, 2 * self.hop) * self.window
         early, late = pieces.unflatten(-1, (2, self.hop)).unbind(2)
         tails = torch.stack([state.tail for state in states])[:, None]
@@ -86,34 +100,43 @@ class Synth:
         return (early + torch.cat([tails, late[:, :-1]], dim=1)).flatten(1)
 
     def _throat(self, harmonic_BNM: Tensor) -> Tensor:
-        """The complex response `[B, N, S]` of minimum phase that is so loud."""
+        """Return the complex minimum-phase response `[B, N, S]` of these log amplitudes."""
         cepstrum = torch.fft.irfft(harmonic_BNM @ self.weights, 2 * self.hop)
         return torch.fft.rfft(cepstrum * self.causal).exp()
 
     def _pulses(self, states: list[SynthState], pitch_BN: Tensor) -> Tensor:
-        """All harmonics alike, as cosines: the hop before each frame and its own `[B, N, 2 H]`."""
+        """Return cosines of all harmonics, equally loud: `[B, N, 2 H]`.
+
+        For each frame, the hop before it and its own.
+        """
         voiced_BN = (pitch_BN > 0).float()
         before_B = torch.stack([state.pitch for state in states])
         held_BN = _held(before_B, pitch_BN)
         pitch_BL = self._ramp(before_B, held_BN)
-        turns_BL = (pitch_BL.double() / self.rate).cumsum(1) + torch.stack([state.phase for state in states])[:, None]
+        turns_BL = (pitch_BL.double() / self.rate).cumsum(1) + torch.stack(
+            [state.phase for state in states]
+        )[:, None]
         gate_BL = self._ramp(torch.stack([state.voiced for state in states]), voiced_BN)
         pulses_BL = _cosines((turns_BL % 1.0).float(), (self.rate / 2 / pitch_BL).floor()) * gate_BL
         kept_BH = torch.stack([state.pulses for state in states])
         for row, state in enumerate(states):
-            state.pitch, state.voiced, state.phase = held_BN[row, -1], voiced_BN[row, -1], turns_BL[row, -1] % 1.0
+            state.pitch, state.voiced, state.phase = (
+                held_BN[row, -1],
+                voiced_BN[row, -1],
+                turns_BL[row, -1] % 1.0,
+            )
             state.pulses = pulses_BL[row, -self.hop :]
         return torch.cat([kept_BH, pulses_BL], dim=1).unfold(1, 2 * self.hop, self.hop)
 
     def _ramp(self, before_B: Tensor, values_BN: Tensor) -> Tensor:
-        """Linear from each frame's value to the next, from the one before the first: `[B, N * H]`."""
+        """Interpolate linearly to each frame's value from the previous one: `[B, N * H]`."""
         previous = torch.cat([before_B[:, None], values_BN[:, :-1]], dim=1)[..., None]
         share = torch.arange(1, self.hop + 1, device=before_B.device) / self.hop
         return (previous + (values_BN[..., None] - previous) * share).flatten(1)
 
 
 def _cosines(turns: Tensor, count: Tensor) -> Tensor:
-    """The sum of the cosines of the first `count` harmonics (the Dirichlet kernel)."""
+    """Return the sum of the cosines of the first `count` harmonics (the Dirichlet kernel)."""
     angle = 2 * math.pi * turns
     bottom = (angle / 2).sin()
     at_peak = bottom.abs() < 1e-4
@@ -122,7 +145,7 @@ def _cosines(turns: Tensor, count: Tensor) -> Tensor:
 
 
 def _held(before_B: Tensor, pitch_BN: Tensor) -> Tensor:
-    """Frames without a pitch keep the one before."""
+    """Fill frames without a pitch with the previous pitch."""
     held, last = [], before_B
     for value in pitch_BN.unbind(1):
         last = torch.where(value > 0, value.clamp(min=LOWEST), last)
@@ -131,7 +154,7 @@ def _held(before_B: Tensor, pitch_BN: Tensor) -> Tensor:
 
 
 def _white(seed: int, first: int, frames: int, hop: int) -> Tensor:
-    """Noise `[frames, 2 hop]` that depends on the seed and the frame alone."""
+    """Return noise `[frames, 2 hop]` that depends on the seed and the frame alone."""
     rows = [
         torch.randn(2 * hop, generator=torch.Generator().manual_seed(seed * 1_000_003 + first + i))
         for i in range(frames)

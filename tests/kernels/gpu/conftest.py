@@ -17,11 +17,17 @@ if not CUDA:
     gpu.select("")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tiers are told apart
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where there is a GPU, all of these tests need it."""
+    """Mark tests: with a GPU all need it; without one all but compiling are slow, in Triton's interpreter."""
     for item in items:
-        if CUDA and Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        if CUDA:
             item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.extended("gpu"))
+        elif item.path.name != "test_gpu_compile.py":
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(autouse=True)

@@ -12,15 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForSpeechSeq2Seq, GenerationConfig
 
-from asr_checkpoints import RATE, noise, tiny_moonshine, tiny_parakeet, tiny_whisper
 from motet_asr.checkpoint import load_engine
 from motet_asr.config import EngineConfig
-from motet_asr.engine import Engine
-from motet_asr.request import Heard, Options
-from motet_asr.rules import State, WhisperRules
-from motet_asr.slot_engine import SlotEngine
-from motet_asr.whisper import Whisper
-from triton_modes import calls_of, without_triton
+from motet_asr.engine.engine import Engine
+from motet_asr.engine.request import Heard, Options
+from motet_asr.engine.slot_engine import SlotEngine
+from motet_asr.models.rules import State, WhisperRules
+from motet_asr.models.whisper import Whisper
+from support.asr_checkpoints import RATE, noise, tiny_moonshine, tiny_parakeet, tiny_whisper
+from support.triton_modes import calls_of, without_triton
 
 # Short, because the interpreter is slow.
 SOUNDS = [noise(0.3, 0), noise(0.2, 1)]
@@ -65,7 +65,9 @@ def check(found: list[Heard], due: list[Heard], near: float = 1e-4) -> None:
             assert (passed.attention_NTF is None) == (wanted.attention_NTF is None)
             if passed.attention_NTF is not None:
                 assert passed.attention_NTF.device.type == "cpu"
-                torch.testing.assert_close(passed.attention_NTF, wanted.attention_NTF, atol=near, rtol=near)
+                torch.testing.assert_close(
+                    passed.attention_NTF, wanted.attention_NTF, atol=near, rtol=near
+                )
 
 
 @pytest.mark.timeout(600)
@@ -100,7 +102,8 @@ def test_timestamps_and_the_passes_that_they_make(device: torch.device, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weights"), [(torch.bfloat16, "auto"), (torch.float16, "auto"), (torch.bfloat16, "int8")]
+    ("dtype", "weights"),
+    [(torch.bfloat16, "auto"), (torch.float16, "auto"), (torch.bfloat16, "int8")],
 )
 @pytest.mark.timeout(600)
 def test_whisper_computes_in_the_checkpoints_type(
@@ -125,7 +128,9 @@ def states(engine: Engine) -> list[torch.Tensor]:
     assert family._encoder is not None
     decoder, slots = family.decoder, family.decoder.slots(2)
     generator = torch.Generator().manual_seed(0)
-    windows = [torch.randn(80, frames, generator=generator).to(family.device) for frames in (24, 16)]
+    windows = [
+        torch.randn(80, frames, generator=generator).to(family.device) for frames in (24, 16)
+    ]
     with torch.inference_mode():
         encoded = family._encoder(windows)
         for row, encoded_SE in enumerate(encoded):
@@ -143,7 +148,9 @@ def test_other_families_say_what_they_say_on_the_cpu(
 ) -> None:
     path = make(tmp_path)
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")}))
+    (path / "config.json").write_text(
+        json.dumps(config | {"dtype": str(dtype).removeprefix("torch.")})
+    )
     plain = [Options()] * len(SOUNDS)
     due = on_cpu(path, plain, dtype=str(dtype).removeprefix("torch."))
     engine = engine_of(path, str(device))

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from motet_kernels.attention import PagedBatch, paged_attention
-from motet_kernels.errors import KernelError
+from motet_kernels.runtime.errors import KernelError
 from motet_kernels.spans import Spans
-from paged_cases import make
+from support.paged_cases import make
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # Weights are rounded to the cache's type before they meet the values.
@@ -41,7 +41,13 @@ def check(case: Any) -> None:
         ([(600, 1), (8, 40)], (2, 1), (16, 16), 16, {"window": 1}),
         ([(700, 2), (20, 1)], (2, 1), (16, 16), 16, {"window": 600, "softcap": 3.0}),
         ([(30, 20), (40, 1)], (4, 2), (16, 16), 16, {"softcap": 3.0}),
-        ([(30, 20), (40, 1), (1030, 3)], (4, 2), (16, 16), 16, {"sinks_H": torch.tensor([1.0, -2.0, 5.0, 0.0])}),
+        (
+            [(30, 20), (40, 1), (1030, 3)],
+            (4, 2),
+            (16, 16),
+            16,
+            {"sinks_H": torch.tensor([1.0, -2.0, 5.0, 0.0])},
+        ),
     ],
 )
 def test_it_is_attention(
@@ -63,13 +69,25 @@ def test_of_every_type(device: torch.device, dtype: torch.dtype, cache: torch.dt
 
 @pytest.mark.parametrize("dims", [(48, 32), (40, 24), (96, 80)])
 @pytest.mark.parametrize("cache", [FP32, BF16])
-def test_values_may_be_a_view_of_the_keys(device: torch.device, dims: tuple[int, int], cache: torch.dtype) -> None:
+def test_values_may_be_a_view_of_the_keys(
+    device: torch.device, dims: tuple[int, int], cache: torch.dtype
+) -> None:
     rows = [(30, 1), (9, 12), (513, 1)]
     check(make(rows, heads=(8, 1), dims=dims, dtype=cache, cache=cache, shared=True, device=device))
 
 
 def test_of_a_latent(device: torch.device) -> None:
-    check(make([(70, 1), (3, 5)], heads=(16, 1), dims=(576, 512), cache=BF16, dtype=BF16, shared=True, device=device))
+    check(
+        make(
+            [(70, 1), (3, 5)],
+            heads=(16, 1),
+            dims=(576, 512),
+            cache=BF16,
+            dtype=BF16,
+            shared=True,
+            device=device,
+        )
+    )
 
 
 @pytest.mark.parametrize("softcap", [None, 50.0])
@@ -86,20 +104,41 @@ def test_rows_at_random(device: torch.device, seed: int) -> None:
     def one_of(*choices: Any) -> Any:
         return choices[int(torch.randint(len(choices), (), generator=draw))]
 
-    rows = [(one_of(0, 3, 63, 64, 200, 511, 600), one_of(1, 1, 1, 2, 17, 40)) for _ in range(one_of(1, 2, 4))]
+    rows = [
+        (one_of(0, 3, 63, 64, 200, 511, 600), one_of(1, 1, 1, 2, 17, 40))
+        for _ in range(one_of(1, 2, 4))
+    ]
     heads = one_of((1, 1), (4, 2), (6, 2), (5, 5), (18, 1))
     sight = one_of({}, {"window": one_of(5, 70, 520)}, {"causal": False})
     sinks = one_of(None, torch.randn(heads[0], generator=draw))
     dims, slots = one_of((16, 16), (24, 24), (20, 40)), one_of(1, 5, 16, 32)
     softcap = one_of(None, 3.0)
-    check(make(rows, heads=heads, dims=dims, slots=slots, device=device, sinks_H=sinks, softcap=softcap, **sight))
+    check(
+        make(
+            rows,
+            heads=heads,
+            dims=dims,
+            slots=slots,
+            device=device,
+            sinks_H=sinks,
+            softcap=softcap,
+            **sight,
+        )
+    )
 
 
 @pytest.mark.parametrize(
     ("dtype", "options"),
-    [(FP32, {}), (BF16, {"window": 90}), (BF16, {"softcap": 5.0, "sinks_H": torch.ones(4)}), (BF16, {"causal": False})],
+    [
+        (FP32, {}),
+        (BF16, {"window": 90}),
+        (BF16, {"softcap": 5.0, "sinks_H": torch.ones(4)}),
+        (BF16, {"causal": False}),
+    ],
 )
-def test_company_changes_no_bit(device: torch.device, dtype: torch.dtype, options: dict[str, Any]) -> None:
+def test_company_changes_no_bit(
+    device: torch.device, dtype: torch.dtype, options: dict[str, Any]
+) -> None:
     """One query, a few, many; with and without segments and tiles of long rows beside it."""
     rows = [(513, 1), (9, 40), (0, 3)]
     case = make(rows, dims=(16, 16), dtype=dtype, cache=dtype, device=device, **options)
@@ -121,7 +160,9 @@ def test_nan_stays_in_its_row(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("bad", [-1, 1 << 30])
-def test_a_row_with_a_bad_table_is_nan_and_the_others_are_not(device: torch.device, bad: int) -> None:
+def test_a_row_with_a_bad_table_is_nan_and_the_others_are_not(
+    device: torch.device, bad: int
+) -> None:
     case = make([(40, 1), (513, 1), (30, 40), (3, 2)], dims=(16, 16), device=device)
     before = case.run()
     case.tables[1][3], case.tables[2][0] = bad, bad
@@ -133,7 +174,9 @@ def test_a_row_with_a_bad_table_is_nan_and_the_others_are_not(device: torch.devi
 def test_a_row_whose_table_is_too_short_is_nan(device: torch.device) -> None:
     query, cache = torch.ones(2, 1, 16, device=device), torch.ones(3, 1, 4, 16, device=device)
     for window in (None, 2):
-        batch = PagedBatch(*(torch.tensor(x).int() for x in ([[0, 1], [0, 1]], [0, 1, 2], [8, 600]))).to(device)
+        batch = PagedBatch(
+            *(torch.tensor(x).int() for x in ([[0, 1], [0, 1]], [0, 1, 2], [8, 600]))
+        ).to(device)
         out = paged_attention(query, cache, cache, batch, scale=1.0, window=window)
         assert out[1].isnan().all()
         assert (out[0] == 1).all()
@@ -148,7 +191,10 @@ def test_rows_and_steps_without_queries(device: torch.device) -> None:
 
 def test_lengths_and_tables_may_change_in_place(device: torch.device) -> None:
     """As a step that is replayed has them."""
-    query, cache = torch.ones(1, 1, 16, device=device), torch.arange(4.0, device=device)[:, None, None, None]
+    query, cache = (
+        torch.ones(1, 1, 16, device=device),
+        torch.arange(4.0, device=device)[:, None, None, None],
+    )
     cache = cache.expand(4, 1, 2, 16).contiguous()
     batch = PagedBatch(*(torch.tensor(x).int() for x in ([[0, 1, 2]], [0, 1], [2]))).to(device)
     assert (paged_attention(query, cache, cache, batch, scale=1.0) == 0).all()
@@ -166,7 +212,9 @@ def test_a_batch_moves_whole(device: torch.device) -> None:
     assert moved.num_tokens == 3
 
 
-@pytest.mark.parametrize(("group", "short", "long"), [(1, 16, 64), (4, 16, 64), (7, 16, 32), (128, 64, 64), (3, 0, 64)])
+@pytest.mark.parametrize(
+    ("group", "short", "long"), [(1, 16, 64), (4, 16, 64), (7, 16, 32), (128, 64, 64), (3, 0, 64)]
+)
 def test_every_line_is_in_one_tile(device: torch.device, group: int, short: int, long: int) -> None:
     lengths = [1, 0, 5, 200, 1, 16, 17, 64]
     tiles = Spans.of(lengths, device).tiles(group, short, long)
@@ -186,7 +234,9 @@ def test_every_line_is_in_one_tile(device: torch.device, group: int, short: int,
 
 
 def test_bounds_that_fall_are_refused() -> None:
-    with pytest.raises(KernelError, match=r"starts\[2\]: 1 must be at least the start before it, 3"):
+    with pytest.raises(
+        KernelError, match=r"starts\[2\]: 1 must be at least the start before it, 3"
+    ):
         Spans((0, 3, 1))
     with pytest.raises(KernelError, match=r"starts\[0\]: 2 must be 0"):
         Spans((2, 3))

@@ -1,4 +1,4 @@
-"""`make bench-gpu`, on tensors so small that the interpreter can do it: every kernel is called, every peer too."""
+"""`make extended PART=gpu`, on tensors so small that the interpreter can do it: every kernel and peer is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ import torch
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "benchmarks" / "gpu_kernels.py"
 # The modules of the kernels: those that have calls to compile.
-NOUNS = {p.stem for p in (ROOT / "kernels/motet_kernels/gpu").glob("*.py") if "\ndef samples(" in p.read_text()}
+NOUNS = {
+    p.stem
+    for p in (ROOT / "kernels/motet_kernels/gpu").glob("*.py")
+    if "\ndef samples(" in p.read_text()
+}
 
 
 @pytest.mark.slow
@@ -30,6 +34,8 @@ def test_the_benchmark_measures_every_noun(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_measures_nothing() -> None:
-    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 2
     assert "no GPU here" in done.stderr

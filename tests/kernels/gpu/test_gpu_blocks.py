@@ -15,7 +15,10 @@ ROWS = [(64, 9000 * 16, 16), (32, 10, 3), (1,), (2048 * 4,)]
 
 def storages(rows: tuple[int, ...], device: torch.device) -> list[Tensor]:
     generator = torch.Generator().manual_seed(sum(rows))
-    held = [torch.randint(0, 256, (COUNT, size), dtype=torch.uint8, generator=generator) for size in rows]
+    held = [
+        torch.randint(0, 256, (COUNT, size), dtype=torch.uint8, generator=generator)
+        for size in rows
+    ]
     return [tensor.to(device) for tensor in held]
 
 
@@ -52,6 +55,9 @@ def test_nothing_to_move(device: torch.device) -> None:
 
 def test_storages_of_other_types_and_shapes(device: torch.device) -> None:
     """A recurrent layer's states, for instance: rows are whatever one index takes."""
-    states = [torch.randn(COUNT, 2, 3, device=device), torch.randn(COUNT, 4, device=device).bfloat16()]
+    states = [
+        torch.randn(COUNT, 2, 3, device=device),
+        torch.randn(COUNT, 4, device=device).bfloat16(),
+    ]
     Blocks(states).copy([2], [0])
     assert all(torch.equal(state[0], state[2]) for state in states)

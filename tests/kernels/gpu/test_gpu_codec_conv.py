@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from motet_kernels.codec_conv import Activation, Context, PackedConv, convolve, convolve_torch
-from motet_kernels.errors import KernelError
 from motet_kernels.gpu import codec_conv as kernels
+from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 NONE, ELU, LEAKY = Activation(), Activation("elu", 0.7), Activation("leaky_relu", 0.1)
@@ -77,7 +77,9 @@ def causal(module: Any, packed: PackedConv, x_BNC: Tensor, activation: Activatio
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("name", CAUSAL)
-def test_chunks_join_to_what_the_module_makes_of_the_whole(device: torch.device, name: str, dtype: torch.dtype) -> None:
+def test_chunks_join_to_what_the_module_makes_of_the_whole(
+    device: torch.device, name: str, dtype: torch.dtype
+) -> None:
     """Three streams that begin and go on at different times; a place that is not a stream's own is NaN to it."""
     module, packed = made(CAUSAL[name], device, dtype)
     activation = {"one tap": NONE, "apart": LEAKY}.get(name, ELU)
@@ -85,9 +87,14 @@ def test_chunks_join_to_what_the_module_makes_of_the_whole(device: torch.device,
     kept = torch.full((6, packed.reach, packed.channels), torch.nan, device=device, dtype=dtype)
     at, places = [0, 0, 0], [-1, -1, -1]
     found: list[list[Tensor]] = [[], [], []]
-    for number, (count, streams) in enumerate([(1, [0, 1]), (2, [2, 0]), (4, [1, 0, 2]), (1, [2]), (2, [1, 0, 2])]):
+    for number, (count, streams) in enumerate(
+        [(1, [0, 1]), (2, [2, 0]), (4, [1, 0, 2]), (1, [2]), (2, [1, 0, 2])]
+    ):
         x = torch.stack([whole[s, at[s] : at[s] + count] for s in streams])
-        after = [2 * s + number % 2 if places[s] != 2 * s + number % 2 else 2 * s + 1 - number % 2 for s in streams]
+        after = [
+            2 * s + number % 2 if places[s] != 2 * s + number % 2 else 2 * s + 1 - number % 2
+            for s in streams
+        ]
         rows = torch.tensor([[places[s] for s in streams], after], dtype=torch.int32, device=device)
         out = convolve(x, packed, activation, context=Context(kept, rows))
         assert out.dtype == dtype
@@ -104,7 +111,9 @@ def test_chunks_join_to_what_the_module_makes_of_the_whole(device: torch.device,
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("name", WHOLE)
 @pytest.mark.parametrize("steps", [1, 5, 23])
-def test_padded_with_zeros_it_is_the_module(device: torch.device, name: str, steps: int, dtype: torch.dtype) -> None:
+def test_padded_with_zeros_it_is_the_module(
+    device: torch.device, name: str, steps: int, dtype: torch.dtype
+) -> None:
     module, packed = made(WHOLE[name], device, dtype)
     x = poisoned(noise(2, steps, packed.channels), device, dtype)
     if name == "not as long" and steps == 1:
@@ -125,7 +134,9 @@ def test_a_residual_is_added_before_rounding(
     out = convolve(x, packed, ELU, residual_BMO=residual)
     due = convolve_torch(x.double(), _wide(packed), ELU, residual.double(), None)
     torch.testing.assert_close(out.double(), due, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
-    torch.testing.assert_close(due, module(active(x, ELU)).mT.detach() + residual.double(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        due, module(active(x, ELU)).mT.detach() + residual.double(), rtol=1e-12, atol=1e-12
+    )
 
 
 def _wide(packed: PackedConv) -> PackedConv:
@@ -158,11 +169,15 @@ def test_places_that_are_not_there_are_none(device: torch.device) -> None:
     before, x = kept.clone(), noise(1, 4, 16).to(device)
     rows = torch.tensor([[7], [2]], dtype=torch.int32, device=device)
     out = kernels.convolve(x, packed, NONE, None, Context(kept, rows))
-    torch.testing.assert_close(out, convolve(x, packed, context=Context(kept, rows * 0 - 1)), rtol=0, atol=0)
+    torch.testing.assert_close(
+        out, convolve(x, packed, context=Context(kept, rows * 0 - 1)), rtol=0, atol=0
+    )
     assert torch.equal(kept, before)
 
 
-def test_every_configuration_gives_the_same_to_rounding(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_configuration_gives_the_same_to_rounding(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (nn.Conv1d(40, 36, 3), nn.ConvTranspose1d(12, 12, 4, 2, groups=12)):
         _, packed = made(module, device, torch.float32)
         x = noise(2, 5, packed.channels).to(device)
@@ -170,7 +185,11 @@ def test_every_configuration_gives_the_same_to_rounding(device: torch.device, mo
         first = noise(3, packed.reach, packed.channels).to(device)
         wanted = first.clone()
         due = convolve_torch(x, packed, ELU, None, Context(wanted, rows))
-        of_its_kind = [kernels._ALONE] if packed.alone else [kernels._FEW_WIDE, kernels._MANY_WIDE, kernels._NARROW]
+        of_its_kind = (
+            [kernels._ALONE]
+            if packed.alone
+            else [kernels._FEW_WIDE, kernels._MANY_WIDE, kernels._NARROW]
+        )
         for kernel in of_its_kind:
             for config in kernel.configs:
                 only = type(kernel)(kernel.function, config)
@@ -183,7 +202,10 @@ def test_every_configuration_gives_the_same_to_rounding(device: torch.device, mo
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:
     packed = PackedConv.of(nn.Conv1d(4, 6, 3).to(device))
-    x, rows = torch.zeros(2, 5, 4, device=device), torch.zeros(2, 2, dtype=torch.int32, device=device)
+    x, rows = (
+        torch.zeros(2, 5, 4, device=device),
+        torch.zeros(2, 2, dtype=torch.int32, device=device),
+    )
     kept = torch.zeros(4, 2, 4, device=device)
     wrong: list[tuple[str, Any]] = [
         ("x_BNC: 3 channels must be 4", lambda: convolve(x[..., :3], packed)),
@@ -192,14 +214,26 @@ def test_wrong_arguments_are_named(device: torch.device) -> None:
         ("conv.taps: torch.float32 must be torch.float16", lambda: convolve(x.half(), packed)),
         ("conv.taps: on .* must be on meta", lambda: convolve(x.to("meta"), packed)),
         ("x_BNC: 1 steps are too few", lambda: convolve(x[:, :1], packed)),
-        ("residual_BMO: .* must be .*as what comes out", lambda: convolve(x, packed, residual_BMO=x)),
+        (
+            "residual_BMO: .* must be .*as what comes out",
+            lambda: convolve(x, packed, residual_BMO=x),
+        ),
         (
             r"kept_SRC: \[4, 1, 4\].* must be dense \[S, 2, 4\]",
             lambda: convolve(x, packed, context=Context(kept[:, :1], rows)),
         ),
-        ("kept_SRC: torch.float16 must be", lambda: convolve(x, packed, context=Context(kept.half(), rows))),
-        ("rows_2B: torch.int64 must be torch.int32", lambda: convolve(x, packed, context=Context(kept, rows.long()))),
-        (r"rows_2B: \[2, 1\] must be dense \[2, 2\]", lambda: convolve(x, packed, context=Context(kept, rows[:, :1]))),
+        (
+            "kept_SRC: torch.float16 must be",
+            lambda: convolve(x, packed, context=Context(kept.half(), rows)),
+        ),
+        (
+            "rows_2B: torch.int64 must be torch.int32",
+            lambda: convolve(x, packed, context=Context(kept, rows.long())),
+        ),
+        (
+            r"rows_2B: \[2, 1\] must be dense \[2, 2\]",
+            lambda: convolve(x, packed, context=Context(kept, rows[:, :1])),
+        ),
         ("kind: 'snake' must be one of none, elu, leaky_relu", lambda: Activation("snake")),
         ("conv: stride 2", lambda: PackedConv.of(nn.Conv1d(4, 4, 3, 2))),
         ("conv: dilation 2", lambda: PackedConv.of(nn.ConvTranspose1d(4, 4, 3, 2, dilation=2))),
@@ -209,5 +243,7 @@ def test_wrong_arguments_are_named(device: torch.device) -> None:
         with pytest.raises(KernelError, match=message):
             call()
     up = PackedConv.of(nn.ConvTranspose1d(4, 4, 4, 2).to(device))
-    with pytest.raises(KernelError, match=r"residual_BMO: .* must be none for a transposed convolution"):
+    with pytest.raises(
+        KernelError, match=r"residual_BMO: .* must be none for a transposed convolution"
+    ):
         convolve(x, up, residual_BMO=x)

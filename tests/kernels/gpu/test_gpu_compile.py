@@ -15,13 +15,25 @@ PACKAGE = Path(__file__).parents[3] / "kernels" / "motet_kernels" / "gpu"
 NOUNS = {path.stem for path in PACKAGE.glob("*.py") if "\ndef samples(" in path.read_text()}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_what_ships_compiles_and_is_documented() -> None:
-    # A process of its own: in this one Triton makes functions for its interpreter. One for all: it takes long to start.
+    compile_kernels("--documented", str(README))
+
+
+def test_a_kernel_of_each_kind_compiles_for_one_gpu() -> None:
+    """Reductions, writes to the slots of a cache, and products with what a block table names."""
+    compile_kernels("--only", "norm", "kv", "paged_attention", "--targets", "sm_90")
+
+
+def compile_kernels(*arguments: str) -> None:
+    """Compile in one process, because in this one Triton makes functions for its interpreter."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "motet_kernels.gpu.compile", "--documented", str(README)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1100, check=False)
+    command = [sys.executable, "-m", "motet_kernels.gpu.compile", *arguments]
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=1100, check=False
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 

@@ -8,19 +8,21 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from embedding_checkpoints import PADDED, ids, plain, sentence_transformer
 from motet_embedding.config import EngineConfig
 from motet_embedding.encoder import Encoder
 from motet_embedding.engine import Engine
 from motet_embedding.texts import Text
-from triton_modes import calls_of, without_triton
+from support.embedding_checkpoints import PADDED, ids, plain, sentence_transformer
+from support.triton_modes import calls_of, without_triton
 
 TEXTS = [Text(ids(length, seed)) for seed, length in enumerate((2, 13, 9, 3))]
 LAYERS, LONGEST = 2, 24
 
 
 def load(path: Path, device: str, **settings: object) -> Encoder:
-    return Encoder.load(EngineConfig(model=str(path), device=device, max_length=LONGEST, **settings))  # type: ignore[arg-type]
+    return Encoder.load(
+        EngineConfig(model=str(path), device=device, max_length=LONGEST, **settings)  # type: ignore[arg-type]
+    )
 
 
 def vectors(encoder: Encoder) -> torch.Tensor:
@@ -32,7 +34,9 @@ def vectors(encoder: Encoder) -> torch.Tensor:
     while engine.has_work:
         for output in engine.step():
             rows = torch.from_numpy(output.vectors)
-            found |= {(output.key, place): row for place, row in zip(output.places, rows, strict=True)}
+            found |= {
+                (output.key, place): row for place, row in zip(output.places, rows, strict=True)
+            }
     return torch.stack([found["first", place] for place in range(3)] + [found["second", 0]])
 
 
@@ -56,21 +60,29 @@ def test_vectors_are_those_of_the_cpu(
     found = vectors(encoder)
     torch.testing.assert_close(found, due, atol=1e-5, rtol=0)
     said = encoder.describe()
-    assert (said["dtype"], said["kernels"], torch.device(said["device"]).type) == ("float32", "triton", device.type)
+    assert (said["dtype"], said["kernels"], torch.device(said["device"]).type) == (
+        "float32",
+        "triton",
+        device.type,
+    )
     assert encoder.packed == (family not in PADDED)
     assert len(launches) == (LAYERS if encoder.packed else 0), (
         "one step, one launch per layer, whatever texts there are"
     )
 
 
-def test_dense_layers_and_poolings_lie_where_the_model_does(device: torch.device, tmp_path: Path) -> None:
+def test_dense_layers_and_poolings_lie_where_the_model_does(
+    device: torch.device, tmp_path: Path
+) -> None:
     said = {"pooling_mode_weightedmean_tokens": True}
     path = sentence_transformer(tmp_path, pooling=said, dense=12, normalize=True)
     torch.testing.assert_close(vectors(load(path, str(device))), on_cpu(path), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_activations_are_of_the_checkpoints_type(device: torch.device, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_activations_are_of_the_checkpoints_type(
+    device: torch.device, tmp_path: Path, dtype: torch.dtype
+) -> None:
     path = plain(tmp_path)
     AutoModel.from_pretrained(path, dtype=dtype).save_pretrained(path)
     encoder = load(path, str(device))

@@ -11,18 +11,24 @@ from typing import Any
 import pytest
 import torch
 
-import families
-from lora_folders import make_adapter
 from motet_llm.config import EngineConfig
-from motet_llm.engine import Engine
+from motet_llm.engine.engine import Engine
 from motet_shared.messages import Sampling
-from triton_modes import without_triton
+from support import families
+from support.lora_folders import make_adapter
+from support.triton_modes import without_triton
 
 PROMPTS = {"long": [(7 * i + 3) % 50 for i in range(13)], "short": [5, 6, 7]}
 
 
 def engine_of(folder: Path, device: str, **settings: Any) -> Engine:
-    sizes = {"num_blocks": 24, "block_size": 8, "max_running": 4, "token_budget": 12, "decode_slowdown": 0.0}
+    sizes = {
+        "num_blocks": 24,
+        "block_size": 8,
+        "max_running": 4,
+        "token_budget": 12,
+        "decode_slowdown": 0.0,
+    }
     defaults = {"threads": 1, "dtype": "float32", "prefix_cache": False, **sizes}
     return Engine(EngineConfig(model=str(folder), device=device, **{**defaults, **settings}))
 
@@ -73,10 +79,14 @@ def test_the_engine_says_what_it_says_on_the_cpu(
     assert engine.runner.describe()["kernels"] == "triton"
     said, logprobs = answers(engine)
     assert said == due
-    torch.testing.assert_close(logprobs, due_logprobs, rtol=2e-2 if settings else 1e-3, atol=2e-2 if settings else 1e-3)
+    torch.testing.assert_close(
+        logprobs, due_logprobs, rtol=2e-2 if settings else 1e-3, atol=2e-2 if settings else 1e-3
+    )
 
 
-@pytest.mark.parametrize(("dtype", "weights"), [("bfloat16", "auto"), ("bfloat16", "int4"), ("bfloat16", "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "weights"), [("bfloat16", "auto"), ("bfloat16", "int4"), ("bfloat16", "int8")]
+)
 @pytest.mark.timeout(600)
 def test_sixteen_bits_give_nearly_what_the_twins_give(
     device: torch.device, tmp_path: Path, dtype: str, weights: str
@@ -97,14 +107,21 @@ def test_sixteen_bits_give_nearly_what_the_twins_give(
 def test_adapters_say_what_they_say_on_the_cpu(device: torch.device, tmp_path: Path) -> None:
     folder = families.write_checkpoint("LlamaForCausalLM", tmp_path / "model")
     model = families.class_of("LlamaForCausalLM").from_pretrained(folder, dtype=torch.float32)
-    given = (f"one={make_adapter(model, tmp_path / 'one', target_modules=['k_proj', 'o_proj', 'up_proj'])}",)
+    given = (
+        f"one={make_adapter(model, tmp_path / 'one', target_modules=['k_proj', 'o_proj', 'up_proj'])}",
+    )
 
     def said(where: str) -> dict[str, list[int]]:
         engine = engine_of(folder, where, adapters=given)
         bank = engine.runner.adapters
         assert bank is not None
         for key, adapter in (("one", bank.load("one", 0)), ("free", None)):
-            engine.add(key, PROMPTS["short"], Sampling(max_tokens=2, temperature=0, ignore_eos=True), adapter=adapter)
+            engine.add(
+                key,
+                PROMPTS["short"],
+                Sampling(max_tokens=2, temperature=0, ignore_eos=True),
+                adapter=adapter,
+            )
         ids: dict[str, list[int]] = {}
         while engine.has_work:
             for output in engine.step():

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
 from motet_kernels.full_attention import full_attention, packed_attention, packed_attention_torch
+from motet_kernels.runtime.errors import KernelError
 from motet_kernels.spans import Spans
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -19,18 +19,29 @@ Parts = tuple[Tensor, Tensor, Tensor]
 
 
 def parts(
-    tokens: int, heads: tuple[int, int], dims: tuple[int, int], device: torch.device, dtype: torch.dtype = FP32
+    tokens: int,
+    heads: tuple[int, int],
+    dims: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype = FP32,
 ) -> Parts:
     """Queries, keys and values of (query, key) heads and (key, value) dims, as views of something larger."""
     draw = torch.Generator().manual_seed(tokens)
     shapes = ((heads[0], dims[0]), (heads[1], dims[0]), (heads[1], dims[1]))
-    wide = (torch.randn(count, tokens, 2 * dim, generator=draw).to(device, dtype) for count, dim in shapes)
+    wide = (
+        torch.randn(count, tokens, 2 * dim, generator=draw).to(device, dtype)
+        for count, dim in shapes
+    )
     query, key, value = (part.transpose(0, 1)[..., : part.shape[-1] // 2] for part in wide)
     return query, key, value
 
 
 def expected(given: Parts, spans: Spans, causal: bool, window: int | None) -> Tensor:
-    rows = [tuple(part[start:stop].double() for part in given) for start, stop in spans.pairs if stop > start]
+    rows = [
+        tuple(part[start:stop].double() for part in given)
+        for start, stop in spans.pairs
+        if stop > start
+    ]
     outs = [packed_attention_torch(*row, scale=0.3, causal=causal, window=window) for row in rows]
     return torch.cat(outs) if outs else given[0][..., : given[2].shape[-1]].double()
 
@@ -81,7 +92,9 @@ def test_company_changes_no_bit(device: torch.device, window: int | None) -> Non
     together = packed_attention(*given, spans, scale=0.3, window=window)
     for start, stop in spans.pairs:
         query, key, value = (part[start:stop] for part in given)
-        alone = packed_attention(query, key, value, Spans.of([stop - start], device), scale=0.3, window=window)
+        alone = packed_attention(
+            query, key, value, Spans.of([stop - start], device), scale=0.3, window=window
+        )
         assert torch.equal(alone, together[start:stop])
 
 

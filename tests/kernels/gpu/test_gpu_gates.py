@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from motet_kernels import gates
-from motet_kernels.errors import KernelError
+from motet_kernels.runtime.errors import KernelError
 
 KINDS = ("sigmoid", "silu", "softplus", "gelu", "gelu_tanh")
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-VALUES = torch.cat((torch.linspace(-100, 100, 2001), torch.logspace(-30, 1, 250), -torch.logspace(-30, 1, 250)))
+VALUES = torch.cat(
+    (torch.linspace(-100, 100, 2001), torch.logspace(-30, 1, 250), -torch.logspace(-30, 1, 250))
+)
 
 
 def poisoned(rows: int, width: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
@@ -25,7 +27,9 @@ def test_equals_float64(device: torch.device, kind: str) -> None:
     out = getattr(gates, kind)(VALUES.to(device)[None])
     expected = gates.activated_torch(VALUES.double()[None], kind).to(device)
     if kind.startswith("gelu"):  # its error grows with the value
-        assert bool(((out.double() - expected).abs() <= 1e-6 * VALUES.abs().to(device) + 1e-36).all())
+        assert bool(
+            ((out.double() - expected).abs() <= 1e-6 * VALUES.abs().to(device) + 1e-36).all()
+        )
     else:
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-36)
 
@@ -39,13 +43,17 @@ def test_special_values(device: torch.device, kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 1), (3, 97), (35, 40), (2, 1100)])
-def test_strided_rows_of_every_type(device: torch.device, rows: int, width: int, dtype: torch.dtype) -> None:
+def test_strided_rows_of_every_type(
+    device: torch.device, rows: int, width: int, dtype: torch.dtype
+) -> None:
     x, tolerance = poisoned(rows, 2 * width, device, dtype), TOLERANCES[dtype]
     for kind in ("silu", "gelu_tanh"):
         out = gates.gated(x, kind)
         assert out.dtype == dtype
         assert out.shape == (rows, width)
-        torch.testing.assert_close(out.double(), gates.gated_torch(x.double(), kind), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            out.double(), gates.gated_torch(x.double(), kind), rtol=tolerance, atol=tolerance
+        )
     for kind in KINDS:
         out = getattr(gates, kind)(x)
         assert out.dtype == dtype
@@ -58,7 +66,9 @@ def test_gated_rows_of_more_dimensions(device: torch.device) -> None:
     x = poisoned(6, 48, device, torch.float32).unflatten(0, (2, 3))
     torch.testing.assert_close(gates.gated(x, "silu"), gates.gated_torch(x, "silu"))
     across = x.transpose(0, 2)
-    torch.testing.assert_close(gates.gated(across[..., :2], "silu"), gates.gated_torch(across[..., :2], "silu"))
+    torch.testing.assert_close(
+        gates.gated(across[..., :2], "silu"), gates.gated_torch(across[..., :2], "silu")
+    )
 
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motet_kernels.errors import KernelError
 from motet_kernels.group_norm import group_norm, group_norm_torch
+from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
-SHAPES = [(2, 6, 7), (1, 4, 1), (3, 6, 2, 5), (2, 70, 3, 3), (1, 2, 3, 4, 5), (1, 2, 24, 25), (2, 10, 8, 8)]
+SHAPES = [
+    (2, 6, 7),
+    (1, 4, 1),
+    (3, 6, 2, 5),
+    (2, 70, 3, 3),
+    (1, 2, 3, 4, 5),
+    (1, 2, 24, 25),
+    (2, 10, 8, 8),
+]
 ORDERS = ["planes", "channels last", "a part of wider ones"]
 
 
@@ -23,7 +31,9 @@ def laid_out(x: torch.Tensor, order: str) -> torch.Tensor:
         return x.contiguous()
     if order == "channels last":
         return x.movedim(1, -1).contiguous().movedim(-1, 1)
-    wide = torch.full((*x.shape[:-1], x.shape[-1] + 3), float("nan"), dtype=x.dtype, device=x.device)
+    wide = torch.full(
+        (*x.shape[:-1], x.shape[-1] + 3), float("nan"), dtype=x.dtype, device=x.device
+    )
     wide[..., 1:-2] = x
     return wide[..., 1:-2]
 
@@ -31,7 +41,9 @@ def laid_out(x: torch.Tensor, order: str) -> torch.Tensor:
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-def test_group_norms(device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], order: str) -> None:
+def test_group_norms(
+    device: torch.device, dtype: torch.dtype, shape: tuple[int, ...], order: str
+) -> None:
     x = laid_out((randn(*shape) * 3 + 20).to(device, dtype), order)
     channels, silu = shape[1], sum(shape) % 2 == 0
     weight, bias = randn(channels).to(device, dtype), randn(channels + 1)[1:].to(device, dtype)
@@ -70,6 +82,8 @@ def test_nothing_of_nothing(device: torch.device, shape: tuple[int, ...]) -> Non
         ((6, 2), 6, 2, r"x: torch.float32 \[6, 2\] must be floating, of 3 dimensions or more"),
     ],
 )
-def test_what_is_no_group_norm_is_refused(shape: tuple[int, ...], width: int, groups: int, message: str) -> None:
+def test_what_is_no_group_norm_is_refused(
+    shape: tuple[int, ...], width: int, groups: int, message: str
+) -> None:
     with pytest.raises(KernelError, match=message):
         group_norm(torch.zeros(shape), torch.ones(width), torch.ones(width), groups, 1e-5)

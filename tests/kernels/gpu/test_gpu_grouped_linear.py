@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.grouped_linear import FLOAT8, GroupedLinear, GroupWeights
+from motet_kernels.linear.grouped_linear import FLOAT8, GroupedLinear, GroupWeights
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 # Few rows and many; a part of a block of inputs, and several; groups that end within one.
@@ -27,14 +27,22 @@ def weights(form: str, features: int, inputs: int, group: int, shifted: bool) ->
     else:
         codes = torch.where(codes & 0x7F == 0x7F, 0, codes).view(FLOAT8)
     shape = (features, -(-inputs // group))
-    return GroupWeights(codes, randn(*shape) / 30, randn(*shape, seed=1) / 10 if shifted else None, group)
+    return GroupWeights(
+        codes, randn(*shape) / 30, randn(*shape, seed=1) / 10 if shifted else None, group
+    )
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
-@pytest.mark.parametrize(("form", "shifted"), [("int4", False), ("int4", True), ("int8", False), ("float8", False)])
+@pytest.mark.parametrize(
+    ("form", "shifted"), [("int4", False), ("int4", True), ("int8", False), ("float8", False)]
+)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_product(
-    device: torch.device, shape: tuple[int, int, int, int], form: str, shifted: bool, dtype: torch.dtype
+    device: torch.device,
+    shape: tuple[int, int, int, int],
+    form: str,
+    shifted: bool,
+    dtype: torch.dtype,
 ) -> None:
     rows, features, inputs, group = shape
     given = weights(form, features, inputs, group, shifted)
@@ -48,7 +56,9 @@ def test_product(
         out = linear(x, more)
         assert out.dtype == dtype
         wanted = due if more is None else due + more.double()
-        torch.testing.assert_close(out.double(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype] * size)
+        torch.testing.assert_close(
+            out.double(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype] * size
+        )
 
 
 def test_inputs_in_another_order(device: torch.device) -> None:

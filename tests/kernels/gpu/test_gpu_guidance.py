@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motet_kernels.errors import KernelError
 from motet_kernels.guidance import guided, guided_step, guided_step_torch, guided_torch
+from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SHAPES = [(1, 4, 8, 8), (1, 5, 3), (1, 4, 0, 8), (1, 3, 17, 23), (1,)]
@@ -32,17 +32,22 @@ def test_guided_steps(device: torch.device, shape: tuple[int, ...], dtype: torch
     for kind in (dtype, torch.float32):
         sample = torch.ones(shape, device=device, dtype=kind) * 3
         out = guided_step(sample, without, with_text, 2.5, 0.9, -0.3)
-        due = guided_step_torch(sample.double(), without.double(), with_text.double(), 2.5, 0.9, -0.3)
+        due = guided_step_torch(
+            sample.double(), without.double(), with_text.double(), 2.5, 0.9, -0.3
+        )
         assert out.dtype == kind
         torch.testing.assert_close(out.double(), due, rtol=tolerance, atol=tolerance)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     x = torch.zeros(1, 4, 2, 2)
-    with pytest.raises(KernelError, match=r"with_text: torch\.int64 must be float32, bfloat16 or float16"):
+    with pytest.raises(
+        KernelError, match=r"with_text: torch\.int64 must be float32, bfloat16 or float16"
+    ):
         guided(x, x.long(), 1.0)
     with pytest.raises(
-        KernelError, match=r"without: \[1, 4, 2\] of strides .* must be dense \[1, 4, 2, 2\], as sample"
+        KernelError,
+        match=r"without: \[1, 4, 2\] of strides .* must be dense \[1, 4, 2, 2\], as sample",
     ):
         guided_step(x, x[:, :, 0], x, 1.0, 1.0, 1.0)
     with pytest.raises(KernelError, match=r"with_text: .* must be dense"):

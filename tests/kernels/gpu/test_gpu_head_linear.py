@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motet_kernels.errors import KernelError
-from motet_kernels.head_linear import GPU_FORMATS, HeadLinear
+from motet_kernels.linear.head_linear import GPU_FORMATS, HeadLinear
+from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
@@ -18,14 +18,18 @@ def randn(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("form", GPU_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_products_of_strided_heads(device: torch.device, rows: int, dtype: torch.dtype, form: str) -> None:
+def test_products_of_strided_heads(
+    device: torch.device, rows: int, dtype: torch.dtype, form: str
+) -> None:
     weight = randn(3, 7, 10)
     linear = HeadLinear.pack(weight, form, device)
     x = randn(rows, 3, 14).to(device, dtype)[..., :10]
     held = torch.full((rows, 3, 9), torch.nan, dtype=dtype, device=device)
     out = linear(x, held[..., :7])
     assert held[..., 7:].isnan().all()
-    due = torch.einsum("mhk,hnk->mhn", x.to(getattr(torch, form)).double(), linear.weight().double())
+    due = torch.einsum(
+        "mhk,hnk->mhn", x.to(getattr(torch, form)).double(), linear.weight().double()
+    )
     tolerance = max(TOLERANCES[form], TOLERANCES[str(dtype)[6:]])
     torch.testing.assert_close(out.double(), due, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(linear(x), out)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
 from motet_kernels.kv import store_kv
+from motet_kernels.runtime.errors import KernelError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SLOTS = 4
@@ -27,15 +27,24 @@ def caches(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("cache", DTYPES, ids=str)
-@pytest.mark.parametrize(("tokens", "heads", "dims"), [(0, 1, (8, 8)), (1, 9, (5, 33)), (5, 2, (16, 16))])
+@pytest.mark.parametrize(
+    ("tokens", "heads", "dims"), [(0, 1, (8, 8)), (1, 9, (5, 33)), (5, 2, (16, 16))]
+)
 def test_each_token_goes_to_its_slot(
-    device: torch.device, tokens: int, heads: int, dims: tuple[int, int], dtype: torch.dtype, cache: torch.dtype
+    device: torch.device,
+    tokens: int,
+    heads: int,
+    dims: tuple[int, int],
+    dtype: torch.dtype,
+    cache: torch.dtype,
 ) -> None:
     stored = caches(3, heads, dims, device, cache)
     expected = [side.clone() for side in stored]
     generator = torch.Generator().manual_seed(tokens + heads)
     # As model code has them: [K, N, D], and a part of something larger.
-    rows = [torch.randn(heads, tokens, dim + 3, generator=generator).to(device, dtype) for dim in dims]
+    rows = [
+        torch.randn(heads, tokens, dim + 3, generator=generator).to(device, dtype) for dim in dims
+    ]
     key, value = (row.transpose(0, 1)[..., :dim] for row, dim in zip(rows, dims, strict=True))
     to = torch.randperm(3 * SLOTS, generator=generator)[:tokens]
     store_kv(key, value, *stored, to.to(device))
@@ -56,13 +65,17 @@ def test_a_latent_is_key_and_value_at_once(device: torch.device) -> None:
 
 def test_rounding_is_torch_s(device: torch.device) -> None:
     """Ties, denormals, what overflows to infinity, infinities and NaN."""
-    bits = torch.randint(-(2**31), 2**31, (8, 1, 48), generator=torch.Generator().manual_seed(0)).int()
+    bits = torch.randint(
+        -(2**31), 2**31, (8, 1, 48), generator=torch.Generator().manual_seed(0)
+    ).int()
     rows = bits.view(torch.float32)
     special = [0.0, -0.0, math.inf, -math.inf, math.nan, 3.4e38, 1e-40, 1 + 2**-8, 1 + 3 * 2**-8]
     rows[0, 0, : len(special)] = torch.tensor(special)
     key = torch.zeros(2, 1, SLOTS, 48, dtype=torch.bfloat16, device=device)
     store_kv(rows.to(device), None, key, None, torch.arange(8, device=device))
-    torch.testing.assert_close(key.view(8, 48).cpu(), rows.bfloat16()[:, 0], rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        key.view(8, 48).cpu(), rows.bfloat16()[:, 0], rtol=0, atol=0, equal_nan=True
+    )
 
 
 @pytest.mark.parametrize("slot", [-1, -(2**40), 8, 2**40])
@@ -80,7 +93,10 @@ def test_a_slot_that_is_not_there_is_left_out(device: torch.device, slot: int) -
 def test_what_does_not_fit_is_named(device: torch.device) -> None:
     rows, slots = torch.zeros(3, 2, 8, device=device), torch.arange(3, device=device)
     key, value = caches(2, 2, (8, 8), device, torch.float32)
-    with pytest.raises(KernelError, match=r"key_NKD: torch.float64 must be float32 or bfloat16, on a GPU also float16"):
+    with pytest.raises(
+        KernelError,
+        match=r"key_NKD: torch.float64 must be float32 or bfloat16, on a GPU also float16",
+    ):
         store_kv(rows.double(), rows, key, value, slots)
     with pytest.raises(KernelError, match="value_NKD: heads and dim 2, 7 must be the cache's 2, 8"):
         store_kv(rows, rows[..., :7], key, value, slots)

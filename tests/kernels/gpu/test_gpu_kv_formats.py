@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from motet_kernels.attention import PagedBatch, paged_attention
-from motet_kernels.errors import KernelError
 from motet_kernels.kv import CODED, decode, encode, row_size, store_kv
 from motet_kernels.rotary import PackedHeads, rotate_heads_torch, rotate_store_kv
-from paged_cases import make
+from motet_kernels.runtime.errors import KernelError
+from support.paged_cases import make
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INT8, FLOAT8 = torch.int8, torch.float8_e4m3fn
@@ -43,10 +43,14 @@ def rows_of(cache: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("cache", CODED, ids=str)
 @pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)
-def test_the_twin_s_bytes_are_stored(device: torch.device, dtype: torch.dtype, cache: torch.dtype) -> None:
+def test_the_twin_s_bytes_are_stored(
+    device: torch.device, dtype: torch.dtype, cache: torch.dtype
+) -> None:
     key, value = caches(3, 9, (12, 36), device, cache)
     # As model code has them: [K, N, D], and a part of something larger.
-    keys, values = (randn(9, 5, dim + 3).to(device, dtype).transpose(0, 1)[..., :dim] for dim in (12, 36))
+    keys, values = (
+        randn(9, 5, dim + 3).to(device, dtype).transpose(0, 1)[..., :dim] for dim in (12, 36)
+    )
     slots = [7, 0, 11, 2, 5]
     store_kv(keys, values, key, value, torch.tensor(slots, device=device))
     for rows_NKD, held in ((keys, key), (values, value)):
@@ -79,14 +83,19 @@ def test_rows_that_are_hard_to_round(device: torch.device, cache: torch.dtype) -
 
 @pytest.mark.parametrize("cache", CODED, ids=str)
 @pytest.mark.parametrize(("dim", "rotary"), [(16, 16), (20, 8)])
-def test_heads_turn_on_their_way_to_the_cache(device: torch.device, dim: int, rotary: int, cache: torch.dtype) -> None:
+def test_heads_turn_on_their_way_to_the_cache(
+    device: torch.device, dim: int, rotary: int, cache: torch.dtype
+) -> None:
     x_NC, cos, sin = randn(3, 6 * dim), randn(3, rotary), randn(3, rotary + 1)[:, 1:].contiguous()
     heads = PackedHeads(x_NC.to(device), 2, 2, dim, cos.to(device), sin.to(device))
     key, value = caches(2, 2, (dim, dim), device, cache)
     out = rotate_store_kv(heads, key, value, torch.tensor([6, 99, 1], device=device))
     turned = rotate_heads_torch(x_NC[:, : 4 * dim], 2, dim, cos, sin)
     torch.testing.assert_close(out.cpu(), turned[:, :2], rtol=1e-5, atol=1e-5)
-    stored, due = decode(rows_of(key)[[6, 1]].view(cache)), decode(encode(turned[[0, 2], 2:], cache))
+    stored, due = (
+        decode(rows_of(key)[[6, 1]].view(cache)),
+        decode(encode(turned[[0, 2], 2:], cache)),
+    )
     # Where the last bit of a rotated number decides, it is another code.
     step = due.abs() / 8 if cache == FLOAT8 else due.abs().amax(-1, keepdim=True) / 127
     assert bool(((stored - due).abs() <= 1.01 * step + 1e-6).all())
@@ -100,12 +109,16 @@ def test_heads_turn_on_their_way_to_the_cache(device: torch.device, dim: int, ro
 @pytest.mark.parametrize("cache", CODED, ids=str)
 def test_every_code_is_read(device: torch.device, cache: torch.dtype) -> None:
     """A single key has the whole weight, so the result is its value."""
-    codes = torch.arange(256)[torch.arange(256) % 128 != 127].to(torch.uint8)  # without float8's NaN
+    codes = torch.arange(256)[torch.arange(256) % 128 != 127].to(
+        torch.uint8
+    )  # without float8's NaN
     scale = torch.tensor([0.25]).view(torch.uint8)
     pad = torch.zeros(2, dtype=torch.uint8)
     value = torch.cat((codes, pad, scale)).view(cache).view(1, 1, 1, 260).to(device)
     batch = PagedBatch(*(torch.tensor(x).int() for x in ([[0]], [0, 1], [1]))).to(device)
-    out = paged_attention(torch.zeros(1, 1, 256, device=device), value, value[..., :256], batch, scale=1.0)
+    out = paged_attention(
+        torch.zeros(1, 1, 256, device=device), value, value[..., :256], batch, scale=1.0
+    )
     assert torch.equal(out.cpu().flatten(), decode(value.cpu()).flatten())
 
 
@@ -118,7 +131,15 @@ def test_every_code_is_read(device: torch.device, cache: torch.dtype) -> None:
         ([(5, 20), (70, 1)], (6, 2), (96, 48), 16, FP16, FLOAT8, {}),
         ([(5, 3), (9, 1)], (7, 1), (8, 4), 4, FP16, INT8, {}),
         ([(600, 1), (8, 40)], (4, 2), (16, 16), 16, FP32, FLOAT8, {"window": 70}),
-        ([(30, 20), (520, 1)], (2, 1), (16, 16), 16, FP32, INT8, {"softcap": 3.0, "sinks_H": torch.tensor([1.0, -2])}),
+        (
+            [(30, 20), (520, 1)],
+            (2, 1),
+            (16, 16),
+            16,
+            FP32,
+            INT8,
+            {"softcap": 3.0, "sinks_H": torch.tensor([1.0, -2])},
+        ),
         ([(30, 1), (513, 1)], (8, 1), (48, 32), 16, FP16, FLOAT8, {"shared": True}),
         ([(9, 12), (30, 1)], (8, 1), (96, 80), 16, FP32, INT8, {"shared": True}),
         ([(70, 1), (3, 5)], (16, 1), (576, 512), 16, BF16, FLOAT8, {"shared": True}),
@@ -134,14 +155,27 @@ def test_attention_is_that_to_what_is_stored(
     cache: torch.dtype,
     options: dict[str, Any],
 ) -> None:
-    case = make(rows, heads=heads, dims=dims, slots=slots, dtype=dtype, cache=cache, device=device, **options)
+    case = make(
+        rows,
+        heads=heads,
+        dims=dims,
+        slots=slots,
+        dtype=dtype,
+        cache=cache,
+        device=device,
+        **options,
+    )
     out = case.run()
     assert out.dtype == dtype
-    torch.testing.assert_close(out.double(), case.expected(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    torch.testing.assert_close(
+        out.double(), case.expected(), rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]
+    )
 
 
 @pytest.mark.parametrize(("dtype", "cache"), [(FP32, INT8), (BF16, FLOAT8)])
-def test_company_changes_no_bit(device: torch.device, dtype: torch.dtype, cache: torch.dtype) -> None:
+def test_company_changes_no_bit(
+    device: torch.device, dtype: torch.dtype, cache: torch.dtype
+) -> None:
     rows = [(513, 1), (9, 40), (0, 3)]
     case = make(rows, dims=(16, 16), dtype=dtype, cache=cache, device=device)
     for row, out in enumerate(case.run().split([queries for _, queries in rows])):
@@ -162,7 +196,10 @@ def test_nan_stays_in_its_row(device: torch.device, cache: torch.dtype) -> None:
 def test_rows_that_lie_between_words_are_refused(device: torch.device) -> None:
     rows, slots = torch.zeros(2, 1, 6, device=device), torch.arange(2, device=device)
     key = torch.zeros(1, 1, SLOTS, 10, dtype=torch.int8, device=device)
-    with pytest.raises(KernelError, match=r"key_PKSD: rows of 10 bytes, .* give a dim that is a multiple of 4, or a"):
+    with pytest.raises(
+        KernelError,
+        match=r"key_PKSD: rows of 10 bytes, .* give a dim that is a multiple of 4, or a",
+    ):
         store_kv(rows, None, key, None, slots)
     batch = PagedBatch(*(torch.tensor(x).int() for x in ([[0]], [0, 1], [1]))).to(device)
     with pytest.raises(KernelError, match=r"key_PKSD: rows of 10 bytes"):

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from motet_kernels.errors import KernelError
-from motet_kernels.linear import GPU_FORMATS, Linear
-from motet_kernels.row_linear import RowLinear
+from motet_kernels.linear.linear import GPU_FORMATS, Linear
+from motet_kernels.linear.row_linear import RowLinear
+from motet_kernels.runtime.errors import KernelError
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 # Few rows and many; one block of inputs and a part of one; enough inputs that they are split.
@@ -29,7 +29,9 @@ def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def strided(rows: int, width: int, dtype: torch.dtype, device: torch.device, seed: int = 1) -> torch.Tensor:
+def strided(
+    rows: int, width: int, dtype: torch.dtype, device: torch.device, seed: int = 1
+) -> torch.Tensor:
     """Rows with NaN between them."""
     wide = torch.full((rows, width + 3), torch.nan)
     wide[:, :width] = randn(rows, width, seed=seed)
@@ -47,17 +49,24 @@ def expected(linear: Linear, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
 @pytest.mark.parametrize("form", ["int8", "int4"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_rounded_weights(device: torch.device, shape: tuple[int, int, int], form: str, dtype: torch.dtype) -> None:
+def test_rounded_weights(
+    device: torch.device, shape: tuple[int, int, int], form: str, dtype: torch.dtype
+) -> None:
     rows, features, inputs = shape
     bias = randn(features, seed=2) if features % 2 else None
     linear = Linear.pack(randn(features, inputs), bias, form, device)
-    x, residual = strided(rows, inputs, dtype, device), strided(rows, features, dtype, device, seed=3)
+    x, residual = (
+        strided(rows, inputs, dtype, device),
+        strided(rows, features, dtype, device, seed=3),
+    )
     due = expected(linear, x) + (0 if bias is None else bias.double().to(device))
     for more in (None, residual):
         out = linear(x, more)
         assert out.dtype == dtype
         wanted = due if more is None else due + more.double()
-        torch.testing.assert_close(out.double(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype] * inputs**0.5)
+        torch.testing.assert_close(
+            out.double(), wanted, rtol=DTYPES[dtype], atol=DTYPES[dtype] * inputs**0.5
+        )
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
@@ -107,7 +116,9 @@ def test_int8_gives_a_row_the_same_bits_in_any_company(device: torch.device) -> 
 def test_the_twin_gives_the_same(device: torch.device, form: str) -> None:
     linear = Linear.pack(randn(6, 200), randn(6), form, device)
     x = randn(3, 200).to(device)
-    torch.testing.assert_close(linear.forward_torch(x, x[:, :6]), linear(x, x[:, :6]), rtol=0.01, atol=0.1)
+    torch.testing.assert_close(
+        linear.forward_torch(x, x[:, :6]), linear(x, x[:, :6]), rtol=0.01, atol=0.1
+    )
 
 
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "float16"])
@@ -128,15 +139,25 @@ def test_memory_and_error(device: torch.device, form: str, bits: float) -> None:
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:
     linear = Linear.pack(randn(5, 4), None, "int4", device)
-    with pytest.raises(KernelError, match="format: 'fp8' must be one of float32, bfloat16, int8, int4, float16"):
+    with pytest.raises(
+        KernelError, match="format: 'fp8' must be one of float32, bfloat16, int8, int4, float16"
+    ):
         Linear.pack(randn(5, 4), None, "fp8", device)
-    with pytest.raises(KernelError, match=r"x: torch.float64 must be float32 or bfloat16 or float16"):
+    with pytest.raises(
+        KernelError, match=r"x: torch.float64 must be float32 or bfloat16 or float16"
+    ):
         linear(torch.zeros(2, 4, dtype=torch.float64, device=device))
-    with pytest.raises(KernelError, match=r"residual: torch.float32 \[2, 4\] must be torch.float32 \[2, 5\]"):
+    with pytest.raises(
+        KernelError, match=r"residual: torch.float32 \[2, 4\] must be torch.float32 \[2, 5\]"
+    ):
         linear(torch.zeros(2, 4, device=device), torch.zeros(2, 4, device=device))
     with pytest.raises(KernelError, match="x: on meta must be on"):
         linear(torch.zeros(2, 4, device="meta"))
     with pytest.raises(KernelError, match="in its format: pack it again instead"):
         linear.half()
     with pytest.raises(KernelError, match=r"weight_NK\[3, 2\]: inf must be finite"):
-        Linear.pack(randn(5, 4).index_put_((torch.tensor(3), torch.tensor(2)), torch.tensor(torch.inf)), None, "int8")
+        Linear.pack(
+            randn(5, 4).index_put_((torch.tensor(3), torch.tensor(2)), torch.tensor(torch.inf)),
+            None,
+            "int8",
+        )

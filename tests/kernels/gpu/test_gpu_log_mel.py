@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
-from motet_asr.whisper_features import WhisperFeatures
+from motet_asr.models.whisper_features import WhisperFeatures
 from motet_kernels import gpu
-from motet_kernels.errors import KernelError
 from motet_kernels.log_mel import MelTables, log_mel, log_mel_torch
+from motet_kernels.runtime.errors import KernelError
 
 
 def noise(*shape: int) -> Tensor:
@@ -21,18 +21,28 @@ def noise(*shape: int) -> Tensor:
 
 
 def tables(device: torch.device, width: int, bands: int, hop: int) -> MelTables:
-    return MelTables.of(torch.hann_window(width, device=device), noise(width // 2 + 1, bands).abs().to(device), hop)
+    return MelTables.of(
+        torch.hann_window(width, device=device), noise(width // 2 + 1, bands).abs().to(device), hop
+    )
 
 
 @pytest.mark.parametrize(
     ("shape", "width", "bands", "hop"),
-    [((1, 11), 20, 3, 4), ((2, 100), 20, 17, 7), ((3, 65), 40, 5, 65), ((1, 500), 34, 20, 10), ((0, 50), 8, 2, 5)],
+    [
+        ((1, 11), 20, 3, 4),
+        ((2, 100), 20, 17, 7),
+        ((3, 65), 40, 5, 65),
+        ((1, 500), 34, 20, 10),
+        ((0, 50), 8, 2, 5),
+    ],
     ids=str,
 )
 def test_bands_are_those_of_the_twin(
     device: torch.device, shape: tuple[int, int], width: int, bands: int, hop: int
 ) -> None:
-    around = torch.full((shape[0], shape[1] + 4, 2), math.nan)  # strided rows between what nobody may read
+    around = torch.full(
+        (shape[0], shape[1] + 4, 2), math.nan
+    )  # strided rows between what nobody may read
     around[:, 2:-2, 0] = noise(*shape)
     samples = around.to(device)[:, 2:-2, 0]
     given = tables(device, width, bands, hop)
@@ -48,7 +58,9 @@ def test_silence_is_the_floor(device: torch.device) -> None:
 def test_whisper_hears_what_its_extractor_hears(device: torch.device) -> None:
     extractor = WhisperFeatureExtractor(chunk_length=1)
     seconds = np.arange(3000) / 16_000
-    audio = (np.sin(2 * np.pi * 440 * seconds) * 0.5 + noise(3000).numpy() * 0.01).astype(np.float32)
+    audio = (np.sin(2 * np.pi * 440 * seconds) * 0.5 + noise(3000).numpy() * 0.01).astype(
+        np.float32
+    )
     for count in (3200, 1600):  # padded with silence, and cut
         found = WhisperFeatures(extractor, device)(audio, count)
         gpu.select("off")
@@ -60,9 +72,17 @@ def test_whisper_hears_what_its_extractor_hears(device: torch.device) -> None:
 
 def test_bad_arguments_are_refused_by_name(device: torch.device) -> None:
     given = tables(device, 20, 4, 5)
-    for samples in (torch.zeros(1, 10, device=device), torch.zeros(50, device=device), torch.zeros(1, 50).double()):
+    for samples in (
+        torch.zeros(1, 10, device=device),
+        torch.zeros(50, device=device),
+        torch.zeros(1, 50).double(),
+    ):
         with pytest.raises(KernelError, match="samples_BN"):
             log_mel(samples, given)
-    for width, rows, hop, word in ((20, 10, 5, "filters_FM"), (21, 11, 5, "filters_FM"), (20, 11, 0, "hop")):
+    for width, rows, hop, word in (
+        (20, 10, 5, "filters_FM"),
+        (21, 11, 5, "filters_FM"),
+        (20, 11, 0, "hop"),
+    ):
         with pytest.raises(KernelError, match=word):
             MelTables.of(torch.hann_window(width), torch.zeros(rows, 4), hop)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from motet_kernels import gpu
-from motet_kernels.errors import KernelError
-from motet_kernels.lora import FREE, LoraFactors, Segments
+from motet_kernels.linear.lora import FREE, LoraFactors, Segments
+from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 SLOTS = 4
@@ -17,7 +17,9 @@ def randn(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def made(inputs: int, outputs: int, rank: int, dtype: torch.dtype, device: torch.device) -> LoraFactors:
+def made(
+    inputs: int, outputs: int, rank: int, dtype: torch.dtype, device: torch.device
+) -> LoraFactors:
     factors = LoraFactors(SLOTS, rank, inputs, outputs, dtype, device)
     for slot in range(SLOTS - 1):
         own = max(1, rank - 3 * slot)
@@ -28,7 +30,9 @@ def made(inputs: int, outputs: int, rank: int, dtype: torch.dtype, device: torch
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize(("inputs", "outputs", "rank"), [(40, 70, 5), (130, 33, 16), (64, 150, 33)])
-def test_equals_float64(device: torch.device, inputs: int, outputs: int, rank: int, dtype: torch.dtype) -> None:
+def test_equals_float64(
+    device: torch.device, inputs: int, outputs: int, rank: int, dtype: torch.dtype
+) -> None:
     factors = made(inputs, outputs, rank, dtype, device)
     slots = [2, FREE, 0, 0, 1, FREE, 3, *[2] * 18]
     x = randn(len(slots), inputs + 2).to(device, dtype)[:, 1 : inputs + 1]
@@ -40,7 +44,9 @@ def test_equals_float64(device: torch.device, inputs: int, outputs: int, rank: i
             down, up = (part.double() for part in factors.factors(slot))
             due[row] += float(factors.scales_S[slot]) * (up @ (down @ x[row].double()))
     factors.add(x, out, Segments.of(slots, device))
-    torch.testing.assert_close(out.double(), due, rtol=TOLERANCES[dtype], atol=4 * TOLERANCES[dtype])
+    torch.testing.assert_close(
+        out.double(), due, rtol=TOLERANCES[dtype], atol=4 * TOLERANCES[dtype]
+    )
     assert torch.equal(held[:, :2], before[:, :2])
     assert torch.equal(held[:, outputs + 2 :], before[:, outputs + 2 :])
     assert torch.equal(held[[1, 5, 6]], before[[1, 5, 6]])
@@ -75,6 +81,14 @@ def test_wrong_arguments_are_named(device: torch.device) -> None:
     factors = made(32, 48, 8, torch.float32, device)
     assert gpu.is_gpu(device)
     with pytest.raises(KernelError, match=r"x: \[5, 30\], out: \[5, 48\] must be"):
-        factors.add(torch.zeros(5, 30, device=device), torch.zeros(5, 48, device=device), Segments.of([0] * 5, device))
+        factors.add(
+            torch.zeros(5, 30, device=device),
+            torch.zeros(5, 48, device=device),
+            Segments.of([0] * 5, device),
+        )
     with pytest.raises(KernelError, match="out: on meta must be on"):
-        factors.add(torch.zeros(5, 32, device=device), torch.zeros(5, 48, device="meta"), Segments.of([0] * 5, device))
+        factors.add(
+            torch.zeros(5, 32, device=device),
+            torch.zeros(5, 48, device="meta"),
+            Segments.of([0] * 5, device),
+        )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motet_kernels.errors import KernelError
 from motet_kernels.modulate import gated_add, gated_add_torch, modulated_norm, modulated_norm_torch
+from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -21,9 +21,15 @@ def parts(pictures: int, width: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-@pytest.mark.parametrize("given", ["all", "modulated", "weights", "nothing", "factor", "one row for all"])
-@pytest.mark.parametrize(("pictures", "tokens", "width"), [(2, 3, 5), (1, 1, 64), (3, 2, 1), (0, 2, 4), (2, 0, 4)])
-def test_norms(device: torch.device, pictures: int, tokens: int, width: int, given: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "given", ["all", "modulated", "weights", "nothing", "factor", "one row for all"]
+)
+@pytest.mark.parametrize(
+    ("pictures", "tokens", "width"), [(2, 3, 5), (1, 1, 64), (3, 2, 1), (0, 2, 4), (2, 0, 4)]
+)
+def test_norms(
+    device: torch.device, pictures: int, tokens: int, width: int, given: str, dtype: torch.dtype
+) -> None:
     wide = torch.full((pictures, tokens, width + 3), float("nan"))
     wide[:, :, 1:-2] = randn(pictures, tokens, width) * 3 + 1
     x = wide.to(device, dtype)[:, :, 1:-2]
@@ -41,14 +47,18 @@ def test_norms(device: torch.device, pictures: int, tokens: int, width: int, giv
         "factor": {"factor_B1C": factor},
     }[given]
     out = modulated_norm(x, 1e-5, **chosen)
-    due = modulated_norm_torch(x.double(), 1e-5, **{name: part.double() for name, part in chosen.items()})
+    due = modulated_norm_torch(
+        x.double(), 1e-5, **{name: part.double() for name, part in chosen.items()}
+    )
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), due, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("rows", ["own", "shared"])
-@pytest.mark.parametrize(("pictures", "tokens", "width"), [(2, 3, 5), (1, 1, 1100), (3, 2, 1), (2, 0, 4)])
+@pytest.mark.parametrize(
+    ("pictures", "tokens", "width"), [(2, 3, 5), (1, 1, 1100), (3, 2, 1), (2, 0, 4)]
+)
 def test_gated_additions(
     device: torch.device, pictures: int, tokens: int, width: int, rows: str, dtype: torch.dtype
 ) -> None:
@@ -63,7 +73,9 @@ def test_gated_additions(
 
 def test_what_does_not_fit_is_refused() -> None:
     x, row = torch.zeros(2, 3, 4), torch.zeros(2, 1, 4)
-    with pytest.raises(KernelError, match=r"factor_B1C: \[3, 1, 4\] must be \[2, 1, 4\] or \[1, 1, 4\]"):
+    with pytest.raises(
+        KernelError, match=r"factor_B1C: \[3, 1, 4\] must be \[2, 1, 4\] or \[1, 1, 4\]"
+    ):
         modulated_norm(x, 1e-5, torch.zeros(3, 1, 4), row)
     with pytest.raises(KernelError, match="shift_B1C: 5 channels, must be 4"):
         modulated_norm(x, 1e-5, row, torch.zeros(2, 1, 5))
@@ -71,7 +83,9 @@ def test_what_does_not_fit_is_refused() -> None:
         modulated_norm(x, 1e-5, weight_C=torch.zeros(1, 4))
     with pytest.raises(KernelError, match="x_BSC: 2 dimensions"):
         modulated_norm(x[0], 1e-5)
-    with pytest.raises(KernelError, match=r"x_BSC: \[2, 2, 4\] must be \[2, 3, 4\], as residual_BSC"):
+    with pytest.raises(
+        KernelError, match=r"x_BSC: \[2, 2, 4\] must be \[2, 3, 4\], as residual_BSC"
+    ):
         gated_add(x, row, x[:, :2])
     with pytest.raises(KernelError, match=r"gate_B1C: \[2, 3, 4\] must be"):
         gated_add(x, x, x)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motet_kernels.errors import KernelError
 from motet_kernels.gpu import norm as kernels
 from motet_kernels.norm import add_rms_norm, layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
+from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
@@ -27,7 +27,9 @@ def poisoned(x: torch.Tensor, device: torch.device, dtype: torch.dtype) -> torch
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("width", [1, 5, 64, 100])
 @pytest.mark.parametrize("rows", [0, 1, 3, 35])
-def test_norms_of_strided_rows(device: torch.device, rows: int, width: int, dtype: torch.dtype) -> None:
+def test_norms_of_strided_rows(
+    device: torch.device, rows: int, width: int, dtype: torch.dtype
+) -> None:
     """Narrow rows share a program, 35 of 64 more than one."""
     compare(poisoned(randn(rows, width) * 3 + 1, device, dtype), dtype)
 
@@ -53,19 +55,27 @@ def compare(x: torch.Tensor, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("shape", [(2, 0, 8), (1, 3, 100), (2, 18000)], ids=str)
-def test_sums_are_rounded_and_then_normed(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_sums_are_rounded_and_then_normed(
+    device: torch.device, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
     x, residual = (randn(*shape[:-1], shape[-1] + n).to(device, dtype)[..., n:] for n in (0, 3))
     weight = randn(shape[-1]).to(device)
     total, normed = add_rms_norm(x, residual, weight, 1e-6, 0.5)
     assert total.shape == normed.shape == shape
     assert torch.equal(total, x + residual)
     expected = rms_norm_torch(total.double(), weight.double(), 1e-6, 0.5)
-    torch.testing.assert_close(normed.double(), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    torch.testing.assert_close(
+        normed.double(), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]
+    )
 
 
 def test_a_row_s_bits_do_not_depend_on_its_company(device: torch.device) -> None:
     x, weight = randn(40, 70).to(device), randn(70).to(device)
-    whole = rms_norm(x, weight, 1e-6), layer_norm(x, weight, weight, 1e-6), *add_rms_norm(x, x, weight, 1e-6)
+    whole = (
+        rms_norm(x, weight, 1e-6),
+        layer_norm(x, weight, weight, 1e-6),
+        *add_rms_norm(x, x, weight, 1e-6),
+    )
     for at in (slice(0, 1), slice(3, 39)):
         part = x[at]
         parts = (
@@ -83,19 +93,25 @@ def test_every_configuration_gives_the_same_to_rounding(device: torch.device) ->
         out = torch.full_like(x, torch.nan)
         tensors, strides = (x, x, weight, out, out), (x.stride(0), x.stride(0))
         constants = {"ADDS": False, "BLOCK": 4096}
-        kernels._RMS.run(config, kernels._grid(3), *tensors, 3, *strides, 2500, 1e-6, 0.0, **constants)
+        kernels._RMS.run(
+            config, kernels._grid(3), *tensors, 3, *strides, 2500, 1e-6, 0.0, **constants
+        )
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:
     x, weight = torch.zeros(2, 8, device=device), torch.zeros(16, device=device)
-    with pytest.raises(KernelError, match=r"weight_C: torch.float32 \[16\] must be dense float32 \[8\]"):
+    with pytest.raises(
+        KernelError, match=r"weight_C: torch.float32 \[16\] must be dense float32 \[8\]"
+    ):
         rms_norm(x, weight, 1e-6)
     with pytest.raises(KernelError, match=r"weight_C: torch.float32 \[8\] must be dense"):
         rms_norm(x, weight[::2], 1e-6)
     with pytest.raises(KernelError, match="weight_C: on meta must be on"):
         rms_norm(x, weight[:8].to("meta"), 1e-6)
-    with pytest.raises(KernelError, match=r"residual: torch.float16 \[2, 8\] must be torch.float32 \[2, 8\], as x"):
+    with pytest.raises(
+        KernelError, match=r"residual: torch.float16 \[2, 8\] must be torch.float32 \[2, 8\], as x"
+    ):
         add_rms_norm(x, x.half(), weight[:8], 1e-6)
     with pytest.raises(KernelError, match=r"x: torch.float64 must be float32 or bfloat16"):
         rms_norm(x.double(), weight[:8], 1e-6)

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.errors import KernelError
-from motet_kernels.rotary import HeadNorm, PackedHeads, rotate_heads, rotate_heads_torch, rotate_store_kv
+from motet_kernels.rotary import (
+    HeadNorm,
+    PackedHeads,
+    rotate_heads,
+    rotate_heads_torch,
+    rotate_store_kv,
+)
+from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 TOKENS = 3
@@ -26,7 +32,9 @@ def poisoned(width: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     return held[:, 3 : width + 3]
 
 
-def tables(rotary: int, device: torch.device, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def tables(
+    rotary: int, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
     """Rows of which no two are alike, nor a row's halves: as they are where positions have several axes."""
     return randn(TOKENS, rotary).to(device, dtype), randn(TOKENS + 1, rotary)[1:].to(device, dtype)
 
@@ -36,21 +44,33 @@ def head_norm(dim: int, device: torch.device) -> HeadNorm:
 
 
 def wide(norm: HeadNorm | None) -> HeadNorm | None:
-    return norm and norm._replace(q_weight_D=norm.q_weight_D.double(), k_weight_D=norm.k_weight_D.double())
+    return norm and norm._replace(
+        q_weight_D=norm.q_weight_D.double(), k_weight_D=norm.k_weight_D.double()
+    )
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize(("queries", "keys", "dim", "rotary"), SHAPES)
 @pytest.mark.parametrize("normed", [False, True])
 def test_rotate_heads(
-    device: torch.device, queries: int, keys: int, dim: int, rotary: int, normed: bool, dtype: torch.dtype
+    device: torch.device,
+    queries: int,
+    keys: int,
+    dim: int,
+    rotary: int,
+    normed: bool,
+    dtype: torch.dtype,
 ) -> None:
     x_NC, (cos, sin) = poisoned((queries + keys) * dim, device, dtype), tables(rotary, device)
     norm = head_norm(dim, device) if normed else None
     out = rotate_heads(x_NC, queries, dim, cos, sin, norm)
     assert out.dtype == dtype
-    expected = rotate_heads_torch(x_NC.double(), queries, dim, cos.double(), sin.double(), wide(norm))
-    torch.testing.assert_close(out.double(), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    expected = rotate_heads_torch(
+        x_NC.double(), queries, dim, cos.double(), sin.double(), wide(norm)
+    )
+    torch.testing.assert_close(
+        out.double(), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]
+    )
 
 
 def test_tables_of_the_type_of_heads(device: torch.device) -> None:
@@ -67,7 +87,9 @@ def test_no_tokens(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("queries", "keys", "dim", "rotary"), [(2, 1, 16, 16), (4, 2, 20, 8), (13, 4, 6, 2)])
+@pytest.mark.parametrize(
+    ("queries", "keys", "dim", "rotary"), [(2, 1, 16, 16), (4, 2, 20, 8), (13, 4, 6, 2)]
+)
 @pytest.mark.parametrize("normed", [False, True])
 def test_heads_turn_on_their_way_to_the_cache(
     device: torch.device,
@@ -81,11 +103,18 @@ def test_heads_turn_on_their_way_to_the_cache(
 ) -> None:
     """Only the slots of the step change; the tolerance is that of the coarser type."""
     norm, (cos, sin) = head_norm(dim, device) if normed else None, tables(rotary, device)
-    heads = PackedHeads(poisoned((queries + 2 * keys) * dim, device, dtype), queries, keys, dim, cos, sin, norm)
+    heads = PackedHeads(
+        poisoned((queries + 2 * keys) * dim, device, dtype), queries, keys, dim, cos, sin, norm
+    )
     stored, slots = caches(keys, dim, device, cache), [9, 0, 14]
     out = rotate_store_kv(heads, *stored, torch.tensor(slots, device=device))
-    rotated, value_NKD = heads.x_NC[:, : (queries + keys) * dim], heads.x_NC[:, (queries + keys) * dim :]
-    turned = rotate_heads_torch(rotated.double(), queries, dim, cos.double(), sin.double(), wide(norm))
+    rotated, value_NKD = (
+        heads.x_NC[:, : (queries + keys) * dim],
+        heads.x_NC[:, (queries + keys) * dim :],
+    )
+    turned = rotate_heads_torch(
+        rotated.double(), queries, dim, cos.double(), sin.double(), wide(norm)
+    )
     tolerance = max(TOLERANCES[dtype], TOLERANCES[cache])
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), turned[:, :queries], rtol=tolerance, atol=tolerance)
@@ -118,14 +147,18 @@ def test_a_slot_that_is_not_there_is_left_out(device: torch.device) -> None:
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:
     table, x = torch.zeros(3, 8, device=device), torch.zeros(3, 24, device=device)
-    with pytest.raises(KernelError, match=r"cos_NR: torch.float16 .* must be dense torch.float32 with"):
+    with pytest.raises(
+        KernelError, match=r"cos_NR: torch.float16 .* must be dense torch.float32 with"
+    ):
         rotate_heads(x, 1, 8, table.half(), table)
     with pytest.raises(KernelError, match=r"x_NC: torch.float64"):
         rotate_heads(x.double(), 1, 8, table, table)
     with pytest.raises(KernelError, match="sin_NR: on meta must be on"):
         rotate_heads(x, 1, 8, table, table.to("meta"))
     slots, stored = torch.arange(3, device=device), caches(1, 8, device, torch.float32)
-    with pytest.raises(KernelError, match="x_NC: 24 numbers must be 2 queries, 1 keys and values of 8"):
+    with pytest.raises(
+        KernelError, match="x_NC: 24 numbers must be 2 queries, 1 keys and values of 8"
+    ):
         rotate_store_kv(PackedHeads(x, 2, 1, 8, table, table), *stored, slots)
     with pytest.raises(KernelError, match="slots_N: 2 slots must be as many as the 3 tokens"):
         rotate_store_kv(PackedHeads(x, 1, 1, 8, table, table), *stored, slots[:2])

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from motet_kernels import sampling
-from motet_kernels.errors import KernelError
 from motet_kernels.noise import gumbel, streams
+from motet_kernels.runtime.errors import KernelError
 from motet_kernels.sampling import (
     Choice,
     Edits,
@@ -46,7 +46,9 @@ def randn(rows: int, vocab: int, seed: int = 0, scale: float = 3.0) -> Tensor:
 
 def poisoned(logits_RV: Tensor, device: torch.device) -> Tensor:
     """The same rows, with NaN before and behind each."""
-    around = torch.full((logits_RV.shape[0] + 2, logits_RV.shape[1] + 5), math.nan, dtype=logits_RV.dtype)
+    around = torch.full(
+        (logits_RV.shape[0] + 2, logits_RV.shape[1] + 5), math.nan, dtype=logits_RV.dtype
+    )
     around[1:-1, 2:-3] = logits_RV
     return around.to(device)[1:-1, 2:-3]
 
@@ -57,14 +59,18 @@ def test_the_noise_is_that_of_the_twin(device: torch.device) -> None:
     vocab, choices = 300, [Choice(1.0, seed=seed, position=7 * i) for i, seed in enumerate(seeds)]
     found = draw(torch.zeros(len(choices), vocab, device=device), choices)
     every = torch.arange(vocab).expand(len(choices), vocab)
-    noise = gumbel(streams([choice.seed for choice in choices], [choice.position for choice in choices]), every)
+    noise = gumbel(
+        streams([choice.seed for choice in choices], [choice.position for choice in choices]), every
+    )
     assert found.tolist() == noise.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("vocab", [1, 7, 1000, 9001])
 def test_draws_from_all_tokens(device: torch.device, vocab: int, dtype: torch.dtype) -> None:
-    choices = [Choice(t, seed=i, position=i * i) for i, t in enumerate([1.0, 0.0, 0.3, 1e-6, 3.0, 1e-4])]
+    choices = [
+        Choice(t, seed=i, position=i * i) for i, t in enumerate([1.0, 0.0, 0.3, 1e-6, 3.0, 1e-4])
+    ]
     logits = randn(len(choices), vocab, seed=vocab).to(dtype)
     assert torch.equal(draw(poisoned(logits, device), choices).cpu(), draw_torch(logits, choices))
 
@@ -75,7 +81,9 @@ def test_equal_logits_go_to_the_lower_token(device: torch.device) -> None:
     assert draw(logits.to(device), [Choice(0.0), Choice(0.0)]).tolist() == [5000, 0]
 
 
-@pytest.mark.parametrize("choice", [Choice(0.0), Choice(1.0), Choice(1.0, 2), Choice(0.7, min_p=0.1)], ids=str)
+@pytest.mark.parametrize(
+    "choice", [Choice(0.0), Choice(1.0), Choice(1.0, 2), Choice(0.7, min_p=0.1)], ids=str
+)
 def test_rows_that_are_not_finite_draw_nothing(device: torch.device, choice: Choice) -> None:
     logits = randn(5, 70)
     logits[1, 3], logits[2, 69], logits[3], logits[4, 5:] = math.nan, math.inf, -math.inf, -math.inf
@@ -132,7 +140,9 @@ def test_draws_after_filters(device: torch.device, vocab: int, scale: float) -> 
 
 @pytest.mark.usefixtures("candidates")
 @pytest.mark.parametrize("options", FILTERS, ids=str)
-def test_of_equal_logits_filters_keep_as_many_as_the_twin(device: torch.device, options: dict[str, Any]) -> None:
+def test_of_equal_logits_filters_keep_as_many_as_the_twin(
+    device: torch.device, options: dict[str, Any]
+) -> None:
     """And those of lower numbers: what is drawn is what wins among these."""
     rows, vocab = 4, 40
     logits = (randn(1, vocab, seed=5, scale=1.0) * 2).round().div(2)
@@ -142,7 +152,10 @@ def test_of_equal_logits_filters_keep_as_many_as_the_twin(device: torch.device, 
     lowest = kept.min()
     stays = logits[0] > lowest
     stays[(logits[0] == lowest).nonzero()[: int((kept == lowest).sum())]] = True
-    due = draw_torch(logits.where(stays, -math.inf).expand(rows, vocab), [Choice(2.0, seed=i) for i in range(rows)])
+    due = draw_torch(
+        logits.where(stays, -math.inf).expand(rows, vocab),
+        [Choice(2.0, seed=i) for i in range(rows)],
+    )
     assert torch.equal(draw(logits.to(device).expand(rows, vocab), choices).cpu(), due)
 
 
@@ -166,7 +179,9 @@ def make_edits(rows: int, vocab: int, seed: int) -> Edits:
     bias, less = generator.normal(size=(2, len(places))).astype(np.float32)
     bias[::7] = -np.inf
     factor = generator.uniform(0.5, 2, size=len(places)).astype(np.float32)
-    return Edits((places // vocab).astype(np.int32), (places % vocab).astype(np.int32), bias, factor, less)
+    return Edits(
+        (places // vocab).astype(np.int32), (places % vocab).astype(np.int32), bias, factor, less
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -177,12 +192,16 @@ def test_edits(device: torch.device, rows: int, vocab: int, dtype: torch.dtype) 
     found = edit(there, edits)
     assert found.dtype == torch.float32
     assert torch.equal(there.cpu(), logits)
-    torch.testing.assert_close(found.cpu().double(), edit_torch(logits.double(), edits), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        found.cpu().double(), edit_torch(logits.double(), edits), rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("vocab", "most"), [(1, 0), (5, 20), (70, 3), (300, 20)])
-def test_logprobs(device: torch.device, candidates: Any, vocab: int, most: int, dtype: torch.dtype) -> None:
+def test_logprobs(
+    device: torch.device, candidates: Any, vocab: int, most: int, dtype: torch.dtype
+) -> None:
     rows, logits = [3, 0], randn(4, vocab, seed=vocab).to(dtype)
     ids = torch.arange(4) % vocab
     found = logprobs(poisoned(logits, device), rows, ids.to(device), most)
@@ -190,7 +209,9 @@ def test_logprobs(device: torch.device, candidates: Any, vocab: int, most: int, 
     torch.testing.assert_close(found.chosen_L.cpu().double(), due.chosen_L, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.values_LN.cpu().double(), due.values_LN, rtol=1e-5, atol=1e-5)
     there = logits.double().log_softmax(-1)[rows].gather(1, found.ids_LN.cpu())
-    torch.testing.assert_close(there, due.values_LN, rtol=1e-9, atol=1e-9)  # of equals either may be named
+    torch.testing.assert_close(
+        there, due.values_LN, rtol=1e-9, atol=1e-9
+    )  # of equals either may be named
     assert all(len(set(row)) == len(row) for row in found.ids_LN.tolist())
 
 
@@ -203,7 +224,9 @@ def test_alternatives_of_which_more_tie_than_there_is_room_for(device: torch.dev
 
 
 @pytest.mark.usefixtures("candidates")
-def test_rows_that_are_not_finite_have_no_logprobs_and_spare_the_others(device: torch.device) -> None:
+def test_rows_that_are_not_finite_have_no_logprobs_and_spare_the_others(
+    device: torch.device,
+) -> None:
     logits = randn(4, 40)
     logits[0, 3], logits[1, 39], logits[2] = math.nan, math.inf, -math.inf
     ids = torch.tensor([-1, -1, -1, 7])
@@ -218,7 +241,9 @@ def test_nothing_to_do(device: torch.device) -> None:
     assert draw(logits, []).shape == (0,)
     empty = Edits(none, none, *[none.astype(np.float32)] * 3)
     assert torch.equal(edit(randn(1, 9).to(device), empty).cpu(), randn(1, 9))
-    assert logprobs(randn(1, 9).to(device), [], torch.zeros(1, dtype=torch.int64, device=device), 3).ids_LN.shape == (
+    assert logprobs(
+        randn(1, 9).to(device), [], torch.zeros(1, dtype=torch.int64, device=device), 3
+    ).ids_LN.shape == (
         0,
         3,
     )
@@ -234,8 +259,14 @@ def test_bad_arguments_are_refused_by_name(device: torch.device) -> None:
         (lambda: forbid(logits, torch.zeros(1, 1, dtype=torch.int32, device=device)), "bits_RW"),
         (lambda: edit(logits, edits._replace(tokens=edits.tokens + 9)), "tokens"),
         (lambda: edit(logits, edits._replace(bias=edits.bias.astype(np.float64))), "bias"),
-        (lambda: logprobs(logits, [2], torch.zeros(2, dtype=torch.int64, device=device), 1), "rows"),
-        (lambda: logprobs(logits, [0], torch.zeros(2, dtype=torch.int32, device=device), 1), "ids_R"),
+        (
+            lambda: logprobs(logits, [2], torch.zeros(2, dtype=torch.int64, device=device), 1),
+            "rows",
+        ),
+        (
+            lambda: logprobs(logits, [0], torch.zeros(2, dtype=torch.int32, device=device), 1),
+            "ids_R",
+        ),
     ):
         with pytest.raises(KernelError, match=words):
             bad()

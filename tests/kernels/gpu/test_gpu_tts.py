@@ -11,20 +11,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import tts_checkpoints
 from motet_kernels.codec_conv import PackedConv
 from motet_shared.errors import ConfigError
-from motet_tts import hifigan, places, seanet
 from motet_tts.config import EngineConfig
-from motet_tts.engine import Engine
-from motet_tts.mimi import MimiDecoder
+from motet_tts.engine.engine import Engine
+from motet_tts.engine.utterance import Utterance
+from motet_tts.models import conv_places as places
+from motet_tts.models import hifigan, seanet
+from motet_tts.models.mimi import MimiDecoder
 from motet_tts.pocket import codec as pocket_codec
 from motet_tts.pocket.config import PocketConfig
 from motet_tts.pocket.model import PocketSpeech
-from motet_tts.utterance import Utterance
-from triton_modes import calls_of, without_triton
+from support import tts_checkpoints
+from support.triton_modes import calls_of, without_triton
 
-# Of samples whose peaks are about 1, as in tests/unit/test_tts_engine.py: the order of float32 additions differs.
+# Of samples whose peaks are about 1, as in tests/unit/motet_tts/test_tts_engine.py: float32 additions differ in order.
 TOLERANCE = 1e-4
 TEXTS = {"csm": ("hello you", "a star"), "pocket_tts": ("hello you", "a star")}
 SHORT = ("hi", "o")
@@ -55,7 +56,9 @@ def motet_pocket(path: Path) -> Path:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.3)
-        model.speaker.advance.bias.copy_(torch.tensor([0.0, 2.0, 0.0, 0.0, 0.0]))  # so that it gets on
+        model.speaker.advance.bias.copy_(
+            torch.tensor([0.0, 2.0, 0.0, 0.0, 0.0])
+        )  # so that it gets on
     model.save(path)
     return path
 
@@ -91,7 +94,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def engine(path: Path, device: str, **options: Any) -> Engine:
     return Engine(
-        EngineConfig(model=str(path), device=device, threads=1, **{"first_chunk": 0.002, "chunk": 0.006, **options})
+        EngineConfig(
+            model=str(path),
+            device=device,
+            threads=1,
+            **{"first_chunk": 0.002, "chunk": 0.006, **options},
+        )
     )
 
 
@@ -108,7 +116,10 @@ def speech(speaker: Engine, texts: tuple[str, str], frames: int = 4) -> dict[Any
 
     for number, text in enumerate(texts):
         voice = speaker.voices[number % len(speaker.voices)]
-        speaker.add(number, Utterance(words=tuple(text.split()), voice=voice, seed=number, max_frames=frames))
+        speaker.add(
+            number,
+            Utterance(words=tuple(text.split()), voice=voice, seed=number, max_frames=frames),
+        )
         if not number:
             speaker.add("gone", Utterance(words=("a",), voice=speaker.voices[0], max_frames=frames))
         step()
@@ -123,24 +134,39 @@ def speech(speaker: Engine, texts: tuple[str, str], frames: int = 4) -> dict[Any
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("family", MAKERS)
 def test_it_speaks_as_on_the_cpu(
-    device: torch.device, folder: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch
+    device: torch.device,
+    folder: Callable[[str], Path],
+    family: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    launches = [calls_of(monkeypatch, module, "convolve") for module in (seanet, hifigan, pocket_codec)]
+    launches = [
+        calls_of(monkeypatch, module, "convolve") for module in (seanet, hifigan, pocket_codec)
+    ]
     with without_triton():
         due = speech(engine(folder(family), "cpu"), TEXTS.get(family, SHORT))
     assert not any(launches)
     speaker = engine(folder(family), str(device), dtype="float32")
     said = speaker.describe()
-    assert (said["device"], said["dtype"], said["kernels"]) == (str(speaker.model.device), "float32", "triton")
+    assert (said["device"], said["dtype"], said["kernels"]) == (
+        str(speaker.model.device),
+        "float32",
+        "triton",
+    )
     found = speech(speaker, TEXTS.get(family, SHORT))
     assert any(launches), "no kernel was asked: the codec computes as on a CPU"
     assert found.keys() == due.keys() == {0, 1}
     for key, wanted in due.items():
         assert wanted.abs().max() > 0.01, "the reference is silent: nothing would be proved"
-        if family == "motet_pocket_tts":  # the phase of a harmonic adds up the pitch, so that a rounding of it grows
-            assert float((found[key] - wanted).square().mean().sqrt()) < 0.1 * float(wanted.square().mean().sqrt())
+        if (
+            family == "motet_pocket_tts"
+        ):  # the phase of a harmonic adds up the pitch, so that a rounding of it grows
+            assert float((found[key] - wanted).square().mean().sqrt()) < 0.1 * float(
+                wanted.square().mean().sqrt()
+            )
         else:
-            torch.testing.assert_close(found[key], wanted, rtol=0, atol=TOLERANCE * max(1.0, float(wanted.abs().max())))
+            torch.testing.assert_close(
+                found[key], wanted, rtol=0, atol=TOLERANCE * max(1.0, float(wanted.abs().max()))
+            )
 
 
 @pytest.mark.parametrize(("family", "share"), [("csm", 0.03), ("vits", 0.05)])
@@ -150,11 +176,19 @@ def test_sixteen_bits_give_nearly_what_the_modules_give(
 ) -> None:
     """Of the same type on the same device; a share of the loudness differs."""
     with without_triton():
-        due = speech(engine(folder(family), str(device), dtype="bfloat16"), TEXTS.get(family, SHORT), frames=3)
-    found = speech(engine(folder(family), str(device), dtype="bfloat16"), TEXTS.get(family, SHORT), frames=3)
+        due = speech(
+            engine(folder(family), str(device), dtype="bfloat16"),
+            TEXTS.get(family, SHORT),
+            frames=3,
+        )
+    found = speech(
+        engine(folder(family), str(device), dtype="bfloat16"), TEXTS.get(family, SHORT), frames=3
+    )
     for key, wanted in due.items():
         assert found[key].shape == wanted.shape
-        assert float((found[key] - wanted).square().mean().sqrt()) < share * float(wanted.square().mean().sqrt())
+        assert float((found[key] - wanted).square().mean().sqrt()) < share * float(
+            wanted.square().mean().sqrt()
+        )
 
 
 def test_the_checkpoint_s_own_type_on_a_gpu(device: torch.device, tmp_path: Path) -> None:
@@ -168,14 +202,21 @@ def test_the_checkpoint_s_own_type_on_a_gpu(device: torch.device, tmp_path: Path
             engine(path, "cpu", dtype="float16")
 
 
-def test_a_device_that_is_not_there_is_refused(device: torch.device, folder: Callable[[str], Path]) -> None:
-    for wanted, message in (("cuda:77", "device='cuda:77': torch sees"), ("tpu", "device='tpu': give cpu, cuda")):
+def test_a_device_that_is_not_there_is_refused(
+    device: torch.device, folder: Callable[[str], Path]
+) -> None:
+    for wanted, message in (
+        ("cuda:77", "device='cuda:77': torch sees"),
+        ("tpu", "device='tpu': give cpu, cuda"),
+    ):
         with pytest.raises(ConfigError, match=message):
             engine(folder("csm"), wanted)
 
 
 # ------------------------------------------------------------------------------------------------------------- places
-def test_places_are_free_again_when_nobody_is_left(device: torch.device, folder: Callable[[str], Path]) -> None:
+def test_places_are_free_again_when_nobody_is_left(
+    device: torch.device, folder: Callable[[str], Path]
+) -> None:
     speaker = engine(folder("csm"), str(device))
     codec: Any = speaker.model.family.codec  # type: ignore[attr-defined]
     assert isinstance(codec, MimiDecoder)
@@ -208,7 +249,9 @@ def test_more_streams_than_there_is_room_for(device: torch.device) -> None:
     torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-5)
 
 
-def test_a_decoder_of_other_parts_computes_as_it_did(device: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_decoder_of_other_parts_computes_as_it_did(
+    device: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -14,15 +14,24 @@ from motet_vision.engine import Engine
 from motet_vision.families import Family, Prepared
 from motet_vision.tower_attention import attend
 from motet_vision.video import Video
-from triton_modes import calls_of, without_triton
-from vlm_checkpoints import FAMILIES, picture, tiny_vlm
+from support.triton_modes import calls_of, without_triton
+from support.vlm_checkpoints import FAMILIES, picture, tiny_vlm
 
 SIZES = [(60, 50), (31, 84)]
-LAYERS = {"llava_clip": 3, "llava_siglip": 3, "qwen2_5_vl": 2, "qwen3_vl": 3, "smolvlm": 3, "idefics3": 3}
+LAYERS = {
+    "llava_clip": 3,
+    "llava_siglip": 3,
+    "qwen2_5_vl": 2,
+    "qwen3_vl": 3,
+    "smolvlm": 3,
+    "idefics3": 3,
+}
 SETTINGS: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 
 
-def load(folder: Path, device: torch.device, weights: str = "exact", dtype: torch.dtype | None = None) -> Family:
+def load(
+    folder: Path, device: torch.device, weights: str = "exact", dtype: torch.dtype | None = None
+) -> Family:
     return load_family(folder, dtype, weights, device)
 
 
@@ -44,7 +53,9 @@ def embeddings(family: Family, pictures: list[Prepared]) -> list[torch.Tensor]:
     return found
 
 
-def on_cpu(folder: Path, weights: str = "exact", dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+def on_cpu(
+    folder: Path, weights: str = "exact", dtype: torch.dtype | None = None
+) -> list[torch.Tensor]:
     with without_triton():
         family = load(folder, torch.device("cpu"), weights, dtype)
         return embeddings(family, prepared(family))
@@ -65,8 +76,14 @@ def test_embeddings_are_those_of_the_cpu(
     for found, wanted in zip(embeddings(family, pictures), due, strict=True):
         torch.testing.assert_close(found, wanted, **SETTINGS)
     said = family.describe()
-    assert (said["dtype"], said["kernels"], torch.device(said["device"]).type) == ("float32", "triton", device.type)
-    assert len(launches) == LAYERS[name], "one launch per layer, whatever pictures and windows there are"
+    assert (said["dtype"], said["kernels"], torch.device(said["device"]).type) == (
+        "float32",
+        "triton",
+        device.type,
+    )
+    assert len(launches) == LAYERS[name], (
+        "one launch per layer, whatever pictures and windows there are"
+    )
 
 
 @pytest.mark.timeout(600)
@@ -85,7 +102,9 @@ def test_a_video_is_seen_as_on_the_cpu(device: torch.device, tmp_path: Path) -> 
 def test_int8_matrices_are_rounded_as_on_the_cpu(device: torch.device, tmp_path: Path) -> None:
     folder = tiny_vlm("llava_siglip", tmp_path)
     family = load(folder, device, "int8")
-    for found, due in zip(embeddings(family, prepared(family)), on_cpu(folder, "int8"), strict=True):
+    for found, due in zip(
+        embeddings(family, prepared(family)), on_cpu(folder, "int8"), strict=True
+    ):
         assert (found - due).norm() < 0.02 * due.norm()
 
 
@@ -112,6 +131,8 @@ def test_what_lies_beside_a_picture_is_not_attended_to(device: torch.device) -> 
     mask[1, :, :, 3:] = False
     out, _ = attend(torch.nn.Identity(), query, key, value, mask, scaling=0.3)
     alone, _ = attend(torch.nn.Identity(), query[:1], key[:1], value[:1], None, scaling=0.3)
-    short, _ = attend(torch.nn.Identity(), query[1:, :, :3], key[1:, :, :3], value[1:, :, :3], None, scaling=0.3)
+    short, _ = attend(
+        torch.nn.Identity(), query[1:, :, :3], key[1:, :, :3], value[1:, :, :3], None, scaling=0.3
+    )
     torch.testing.assert_close(out[:1], alone, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(out[1:, :3], short, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,1 @@
+"""Implement the commands of `motet` that talk to a running server."""

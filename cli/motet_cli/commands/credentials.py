@@ -1,0 +1,140 @@
+"""Make passwords of NATS users and certificates for hosts: `motet credentials`.
+
+Certificates are made with openssl, elliptic keys on P-256. The authority's key stays where it is
+made: hosts need their own key and certificate, and `ca.crt`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import subprocess
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from motet_cli.supervision import nats
+from motet_shared.credentials import make_passwords
+from motet_shared.errors import ConfigError
+
+_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,250}[A-Za-z0-9_])?")
+_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+def run(args: Namespace) -> int:
+    """Make passwords, an authority or a certificate, as `args.way` says."""
+    folder = Path(args.folder).expanduser().resolve()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"FOLDER: {args.folder!r} cannot be made: {error.strerror}; give another"
+        ) from None
+    ways: dict[str, Callable[[Path, Namespace], None]] = {
+        "passwords": _passwords,
+        "ca": _authority,
+        "certificate": _certificate,
+    }
+    ways[args.way](folder, args)
+    return 0
+
+
+def _passwords(folder: Path, args: Namespace) -> None:
+    users = make_passwords(folder, rotate=args.rotate)
+    nats.stage(folder)
+    print(f"{folder}: the passwords of {len(users)} users, and nats.conf for the server")
+
+
+def _authority(folder: Path, args: Namespace) -> None:
+    cert, key = folder / "ca.crt", folder / "ca.key"
+    if key.exists():
+        raise ConfigError(
+            f"FOLDER: {key} is there; remove it first if every certificate is to be made anew"
+        )
+    usage = "keyUsage=critical,keyCertSign,cRLSign"
+    subject = [
+        "-subj",
+        "/CN=Motet stack",
+        "-addext",
+        "basicConstraints=critical,CA:TRUE",
+        "-addext",
+        usage,
+    ]
+    out = ["-keyout", str(key), "-out", str(cert), "-days", str(_days(args))]
+    _openssl(["req", "-x509", *_KEY, *out, *subject])
+    print(f"{cert}: for every host; {key} stays here")
+
+
+def _certificate(folder: Path, args: Namespace) -> None:
+    names = [_alternative(name) for name in args.names]
+    if not (folder / "ca.key").is_file():
+        raise ConfigError(
+            f"FOLDER: {str(folder)!r} has no ca.key; make it with `motet credentials ca {args.folder}`"
+        )
+    first = args.names[0].replace("*", "_").replace(":", "_")
+    cert, key = folder / f"{first}.crt", folder / f"{first}.key"
+    signed = [
+        "-CA",
+        str(folder / "ca.crt"),
+        "-CAkey",
+        str(folder / "ca.key"),
+        "-days",
+        str(_days(args)),
+    ]
+    uses = [
+        "-addext",
+        "basicConstraints=critical,CA:FALSE",
+        "-addext",
+        "extendedKeyUsage=serverAuth,clientAuth",
+    ]
+    subject = [
+        "-subj",
+        f"/CN={args.names[0][:64]}",
+        "-addext",
+        "subjectAltName=" + ",".join(names),
+        *uses,
+    ]
+    _openssl(["req", "-x509", *_KEY, "-keyout", str(key), "-out", str(cert), *signed, *subject])
+    print(f"{cert} and {key}: for {', '.join(args.names)}, with ca.crt")
+
+
+def _alternative(name: str) -> str:
+    """Return a host name or address as openssl expects it. Raises ConfigError for others."""
+    try:
+        return f"IP:{ipaddress.ip_address(name)}"
+    except ValueError:
+        pass
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"NAME: {name!r} is neither a host name nor an address; give such as node-1 or 192.0.2.7"
+        )
+    return f"DNS:{name}"
+
+
+def _days(args: Namespace) -> int:
+    if not 1 <= args.days <= 36500:
+        raise ConfigError(f"--days: {args.days} is out of range; give 1 to 36500")
+    return int(args.days)
+
+
+def _openssl(argv: Sequence[str]) -> None:
+    """Run openssl; files that it writes are readable by their owner alone.
+
+    Raises ConfigError with openssl's message.
+    """
+    before = os.umask(0o077)
+    try:
+        done = subprocess.run(
+            ["openssl", *argv], capture_output=True, text=True, timeout=60, check=False
+        )
+    except FileNotFoundError:
+        raise ConfigError("openssl is not installed; install version 3 of it") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError("openssl did not end within 60 s; try again") from None
+    finally:
+        os.umask(before)
+    if done.returncode != 0:
+        raise ConfigError(
+            f"openssl refused: {done.stderr.strip()[-500:]}; version 3 or newer is needed"
+        )

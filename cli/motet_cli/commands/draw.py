@@ -1,0 +1,109 @@
+"""Draw an image from text into a file, with a progress line: `motet draw`."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from motet_cli.commands.server import Server, read_key
+from motet_shared.errors import ConfigError, MotetError, Unavailable
+
+_FORMATS = {"png": "png", "jpg": "jpeg", "jpeg": "jpeg", "webp": "webp"}
+_BAR = 30  # characters
+
+
+def run(args: Namespace) -> int:
+    """Return 0 once the image is written."""
+    output = Path(args.output)
+    files = _files(args)
+    fields = _fields(args, _format(output))
+    with Server(args.url, read_key(args.api_key_file)) as server:
+        names = [args.model] if args.model else server.models("image")
+        if not names:
+            raise Unavailable(
+                f"{server.url} has no model that draws yet; start one with: motet up --draw PATH"
+            )
+        picture = _followed(server.drawing(fields | {"model": names[0]}, files))
+    try:
+        output.write_bytes(picture)
+    except OSError as error:
+        message = (
+            f"--output: cannot write {args.output!r}: {error.strerror}; give a file in a folder"
+        )
+        raise ConfigError(message) from None
+    print(output)
+    return 0
+
+
+def _format(output: Path) -> str:
+    ending = output.suffix.lstrip(".").lower()
+    if ending not in _FORMATS:
+        raise ConfigError(
+            f"--output: {str(output)!r} names no format; end it with .{', .'.join(_FORMATS)}"
+        )
+    return _FORMATS[ending]
+
+
+def _files(args: Namespace) -> dict[str, Path]:
+    files = {name: Path(path) for name in ("image", "mask") if (path := getattr(args, name))}
+    for name, path in files.items():
+        if not path.is_file():
+            raise ConfigError(f"--{name}: {str(path)!r} is no file; give a picture")
+    if "mask" in files and "image" not in files:
+        raise ConfigError("--mask: there is no picture that it belongs to; give --image too")
+    if args.strength is not None and "image" not in files:
+        raise ConfigError("--strength: there is no picture to be changed; give --image too")
+    return files
+
+
+def _fields(args: Namespace, output_format: str) -> dict[str, Any]:
+    """Return the request body, with only the options that were given."""
+    fields = {
+        "prompt": " ".join(args.text),
+        "output_format": output_format,
+        "size": args.size,
+        "steps": args.steps,
+        "guidance_scale": args.guidance,
+        "negative_prompt": args.negative or None,
+        "seed": args.seed,
+        "strength": args.strength,
+        "loras": [_lora(given) for given in args.lora] or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _lora(given: str) -> dict[str, Any]:
+    """Parse "ink:0.8", or "ink". A name may contain colons if a scale follows.
+
+    Raises ConfigError.
+    """
+    name, colon, scale = given.rpartition(":")
+    try:
+        lora = {"name": name, "scale": float(scale)} if colon else {"name": given}
+    except ValueError:
+        raise ConfigError(
+            f"--lora: {scale!r} in {given!r} is no number; give NAME or NAME:SCALE"
+        ) from None
+    if not lora["name"]:
+        raise ConfigError(f"--lora: {given!r} names no adapter; give NAME or NAME:SCALE")
+    return lora
+
+
+def _followed(events: Iterator[dict[str, Any]]) -> bytes:
+    """Return the image, showing a progress bar on standard error if that is a terminal."""
+    shown = sys.stderr.isatty()
+    for event in events:
+        kind = str(event.get("type")).partition(".")[2]
+        if kind == "progress" and shown:
+            done = _BAR * int(event["step"]) // int(event["steps"])
+            bar = "█" * done + "░" * (_BAR - done)
+            print(f"\r{bar} {event['step']}/{event['steps']}", end="", file=sys.stderr, flush=True)
+        elif kind == "completed":
+            if shown:
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
+            return base64.b64decode(event["b64_json"])
+    raise MotetError("the server ended before the picture was done; try again")

@@ -1,0 +1,210 @@
+"""Make, list and revoke tenants' keys in the file that the gateway reads: `motet keys`."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import re
+import stat
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from motet_shared.errors import ConfigError
+from motet_shared.tenants import (
+    TenantKey,
+    TenantLimits,
+    Tenants,
+    check_name,
+    digest,
+    new_key,
+    parse_tenants,
+)
+
+_LEAST_ID = 4  # fewest digits that may name a key
+_TEMPLATE = """[tenants.{name}]
+# requests_per_minute = 600
+# tokens_per_minute = 100_000
+# concurrent_streams = 16
+# concurrent_sockets = 16
+# images_per_hour = 100
+# audio_seconds_per_hour = 3600
+# max_context = 8192
+# service_tier = "default"  # the highest that may be asked for; else "priority"
+"""
+
+
+def run(args: Namespace) -> int:
+    """Make, list or revoke keys, as `args.way` says."""
+    path = _path(args.tenants_file)
+    ways: dict[str, Callable[[Path, Namespace], None]] = {
+        "new": _new,
+        "list": _list,
+        "revoke": _revoke,
+    }
+    ways[args.way](path, args)
+    return 0
+
+
+def _path(given: str | None) -> Path:
+    named = given or os.environ.get("MOTET_TENANTS_FILE")
+    if not named:
+        raise ConfigError(
+            "--tenants-file: is not set; name the file of tenants, or set MOTET_TENANTS_FILE"
+        )
+    return Path(named).expanduser().resolve()
+
+
+# ------------------------------------------------------------------------------------------------------------- the ways
+def _new(path: Path, args: Namespace) -> None:
+    """Print a new key to standard output, once, and a message to standard error."""
+    check_name(args.tenant)
+    key = new_key()
+    with _editing(path) as file:
+        known = args.tenant in file.tenants.limits
+        note = f"note = {json.dumps(args.note)}\n" if args.note else ""
+        today = datetime.datetime.now(datetime.UTC).date()
+        block = f'[[keys]]\ntenant = "{args.tenant}"\nsha256 = "{digest(key)}"\ncreated = {today}\n{note}'
+        file.append(block if known else _TEMPLATE.format(name=args.tenant) + "\n" + block)
+        added = TenantKey(
+            tenant=args.tenant, sha256=digest(key), created=today, note=args.note or ""
+        )
+        limits = dict(file.tenants.limits) | ({} if known else {args.tenant: TenantLimits()})
+        file.replace(Tenants(limits, (*file.tenants.keys, added)))
+    print(key)
+    about = "" if known else f"; {args.tenant} is new, and has no limits until you set them there"
+    print(
+        f"key {added.id} of {args.tenant} is in {path}, as a digest: it is not shown again{about}",
+        file=sys.stderr,
+    )
+
+
+def _list(path: Path, args: Namespace) -> None:
+    tenants = _read(path)[1]
+    names = [args.tenant] if args.tenant else sorted(tenants.limits)
+    for name in names:
+        if name not in tenants.limits:
+            raise ConfigError(
+                f"TENANT: there is no {name!r} in {path}; there are: {', '.join(sorted(tenants.limits))}"
+            )
+        for key in (key for key in tenants.keys if key.tenant == name):
+            print("  ".join(filter(None, (key.id, name, str(key.created or "-"), key.note))))
+
+
+def _revoke(path: Path, args: Namespace) -> None:
+    with _editing(path) as file:
+        key = _named(args.id, file.tenants, path)
+        file.remove(key)
+        file.replace(
+            Tenants(file.tenants.limits, tuple(k for k in file.tenants.keys if k is not key))
+        )
+    print(f"key {key.id} of {key.tenant} is revoked", file=sys.stderr)
+
+
+def _named(start: str, tenants: Tenants, path: Path) -> TenantKey:
+    """Return the only key whose digest begins with `start`. Raises ConfigError."""
+    found = [key for key in tenants.keys if key.sha256.startswith(start)]
+    if len(start) < _LEAST_ID or len(found) != 1:
+        why = f"{len(found)} of {path} begin so; give all of it, and at least {_LEAST_ID} digits"
+        raise ConfigError(
+            f"ID: {start!r} names no single key: {why}; `motet keys list` has the ids"
+        )
+    return found[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- the file
+class _File:
+    """Edit a file of tenants; comments and order are kept."""
+
+    def __init__(self, path: Path, text: str, tenants: Tenants):
+        self.path, self.text, self.tenants = path, text, tenants
+
+    def append(self, block: str) -> None:
+        gap = "" if not self.text else "\n" if self.text.endswith("\n") else "\n\n"
+        self.text += gap + block
+
+    def remove(self, key: TenantKey) -> None:
+        """Remove the table of a key."""
+        lines = self.text.splitlines(keepends=True)
+        here = next(
+            (
+                n
+                for n, line in enumerate(lines)
+                if re.match(rf'\s*sha256\s*=\s*["\']{key.sha256}', line)
+            ),
+            None,
+        )
+        if here is None:
+            raise ConfigError(
+                f"{self.path}: key {key.id} is not written as [[keys]]; take it out by hand"
+            )
+        begin = next((n for n in range(here, -1, -1) if lines[n].lstrip().startswith("[")), here)
+        end = next(
+            (n for n in range(here, len(lines)) if lines[n].lstrip()[:1] in ("", "[", "#")),
+            len(lines),
+        )
+        while end < len(lines) and not lines[end].strip():
+            end += 1
+        self.text = "".join(lines[:begin] + lines[end:])
+
+    def replace(self, expected: Tenants) -> None:
+        """Write the file atomically if its text parses to `expected`. Raises ConfigError.
+
+        A new file is readable only by its owner.
+        """
+        try:
+            now = parse_tenants(self.text, str(self.path))
+        except ConfigError:
+            now = None
+        if now != expected:
+            raise ConfigError(
+                f"{self.path}: cannot be changed without changing something else; do it by hand"
+            )
+        mode = stat.S_IMODE(self.path.stat().st_mode) if self.path.exists() else 0o600
+        number, name = tempfile.mkstemp(prefix=f".{self.path.name}.", dir=self.path.parent)
+        part = Path(name)
+        try:
+            with open(number, "w") as file:
+                file.write(self.text)
+            part.chmod(mode)
+            part.replace(self.path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _editing(path: Path) -> Iterator[_File]:
+    """Yield the file while holding a lock. A missing file counts as empty."""
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(
+            f"--tenants-file: {str(path.parent)!r}: {error.strerror}; make the folder first"
+        ) from None
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        text, tenants = _read(path) if path.exists() else ("", Tenants({}, ()))
+        yield _File(path, text, tenants)
+    except OSError as error:
+        raise ConfigError(
+            f"--tenants-file: {str(path)!r}: {error.strerror}; check who may write there"
+        ) from None
+    finally:
+        os.close(folder)
+
+
+def _read(path: Path) -> tuple[str, Tenants]:
+    """Return the text and its parsed contents. Raises ConfigError."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--tenants-file: cannot read {str(path)!r}: {error}; name a file of tenants"
+        ) from None
+    return text, parse_tenants(text, str(path))

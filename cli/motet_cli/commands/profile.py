@@ -1,0 +1,108 @@
+"""Record a torch trace of a decode worker, for Perfetto or chrome://tracing: `motet profile`."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import re
+from argparse import Namespace
+from pathlib import Path
+
+from motet_cli.supervision import connection
+from motet_cli.supervision.connection import Connection
+from motet_cli.supervision.operator import operator_bus
+from motet_shared.errors import ConfigError, InternalError, Unavailable
+from motet_shared.messages import Chunk, Heartbeat, Profile
+from motet_shared.wire.discovery import Directory
+
+_WINDOW = 4  # chunks in flight; together below any server's max_payload
+_LOOK = 3.0  # seconds in which every worker has sent several heartbeats
+_STEP = re.compile(rb'"name": "engine step \d+"')
+
+
+def run(args: Namespace) -> int:
+    output = check_output(args.output)
+    found = connection.find(args.url, args.nats)
+    request = Profile(
+        model=args.model or "",
+        steps=args.steps,
+        seconds=args.seconds,
+        shapes=args.shapes,
+        stacks=args.stacks,
+        memory=args.memory,
+    )
+    instance, trace = asyncio.run(record(found, request, args.instance))
+    steps = save(output, trace)
+    print(
+        f"{output}: {steps} steps of {instance}, {output.stat().st_size:,} bytes; open it in https://ui.perfetto.dev"
+    )
+    return 0
+
+
+def check_output(path: str) -> Path:
+    """Return the output path. Raises ConfigError, before recording, if it cannot be written."""
+    output = Path(path).expanduser()
+    if not output.parent.is_dir() or output.is_dir():
+        raise ConfigError(
+            f"--output: {path!r} is no file in a folder that exists; give one such as trace.json.gz"
+        )
+    return output
+
+
+async def record(found: Connection, request: Profile, instance: str | None) -> tuple[str, bytes]:
+    """Return the id of the recorded worker and its trace, gzipped.
+
+    An empty `request.model` is filled in.
+    """
+    async with operator_bus(found) as bus:
+        worker = await _pick(bus.directory, request.model, instance)
+        request.model = request.model or worker.models[0].name
+        trace = b""
+        async with bus.open("decode", request, instance=worker.instance, window=_WINDOW) as stream:
+            async for body in stream:
+                if not isinstance(body, Chunk):
+                    raise InternalError(f"{worker.instance} sent {type(body).__name__}, not Chunk")
+                trace += body.data
+        return worker.instance, trace
+
+
+async def _pick(directory: Directory, model: str, instance: str | None) -> Heartbeat:
+    """Return the worker: the one with the given id, else the model's busiest.
+
+    Without a model, there must be only one. Raises Unavailable or ConfigError.
+    """
+
+    def matching() -> list[Heartbeat]:
+        ready = directory.ready("decode", model=model or None)
+        return [beat for beat in ready if beat.models and instance in (None, beat.instance)]
+
+    try:
+        await directory.wait_for(lambda _: matching(), _LOOK)
+        await asyncio.sleep(0.7)  # wait for the other workers' heartbeats, sent every half second
+    except TimeoutError:
+        known = ", ".join(
+            f"{b.instance} ({b.models[0].name})" for b in directory.ready("decode") if b.models
+        )
+        wanted = (
+            f"--instance: {instance!r}"
+            if instance
+            else f"--model: {model!r}"
+            if model
+            else "profile:"
+        )
+        raise Unavailable(
+            f"{wanted} no such decode worker is ready; ready: {known or 'none'}"
+        ) from None
+    names = sorted({card.name for beat in matching() for card in beat.models})
+    if len(names) > 1:
+        raise ConfigError(f"--model: several are served; choose one of {', '.join(names)}")
+    return max(matching(), key=lambda beat: beat.load.get("running", 0.0))
+
+
+def save(output: Path, trace: bytes) -> int:
+    """Write the trace atomically, unpacked unless named .gz; return its number of steps."""
+    plain = gzip.decompress(trace)
+    part = output.with_name(output.name + ".part")
+    part.write_bytes(trace if output.suffix == ".gz" else plain)
+    part.replace(output)
+    return len(_STEP.findall(plain))

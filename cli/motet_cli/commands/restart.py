@@ -1,0 +1,13 @@
+"""Replace the processes of a running stack one by one while it serves: `motet restart`."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from motet_cli.supervision.orders import Restart, give
+
+
+def run(args: Namespace) -> int:
+    for line in give(args.url, Restart(args.roles, args.drain)):
+        print(line, flush=True)
+    return 0

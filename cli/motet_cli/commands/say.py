@@ -1,0 +1,92 @@
+"""Turn text into speech, played as it arrives or written to a file: `motet say`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from motet_cli.commands.devices import Command, player
+from motet_cli.commands.server import Server, read_key
+from motet_shared.errors import ConfigError, MotetError, Unavailable
+
+FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
+_OTHER_ENDINGS = {"ogg": "opus", "m4a": "aac", "raw": "pcm"}
+
+
+def run(args: Namespace) -> int:
+    """Return 0 once everything is spoken or written."""
+    audio_format = _format(args.output)
+    text = " ".join(args.text) or ("" if sys.stdin.isatty() else sys.stdin.read())
+    if not text.strip():
+        raise MotetError("there is nothing to say; as in: motet say 'hello there'")
+    speakers = player() if args.output is None else None
+    with Server(args.url, read_key(args.api_key_file)) as server:
+        names = [args.model] if args.model else server.models("speech")
+        if not names:
+            raise Unavailable(
+                f"{server.url} has no speech model yet; start one with: motet up --tts PATH"
+            )
+        chunks = server.speech(names[0], text, args.voice, args.speed, audio_format)
+        if speakers is not None:
+            return _play(speakers, chunks)
+        _write(args.output, chunks)
+    return 0
+
+
+def _format(output: str | None) -> str:
+    """Return the audio format by the file's ending; PCM for speakers and standard output."""
+    if output is None or output == "-":
+        return "pcm"
+    ending = Path(output).suffix.lstrip(".").lower()
+    audio_format = _OTHER_ENDINGS.get(ending, ending)
+    if audio_format not in FORMATS:
+        raise ConfigError(
+            f"--output: {output!r} names no format; end it with .{', .'.join(FORMATS)}"
+        )
+    return audio_format
+
+
+def _play(command: Command, chunks: Iterator[bytes]) -> int:
+    cut = False
+    try:
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as program:
+            assert program.stdin is not None
+            try:
+                _copy(chunks, program.stdin)
+            except KeyboardInterrupt:
+                program.terminate()
+                raise
+    except BrokenPipeError:  # raised by a write, or by closing the pipe
+        cut = True
+    if cut or program.returncode:
+        raise MotetError(
+            f"{command[0]} could not play it (exit code {program.returncode}); give --output FILE"
+        )
+    return 0
+
+
+def _write(output: str, chunks: Iterator[bytes]) -> None:
+    """Write the sound to a file, which is opened only once the first sound has arrived."""
+    first = next(chunks, b"")
+    with sys.stdout.buffer if output == "-" else _open(output) as file:
+        file.write(first)
+        _copy(chunks, file)
+
+
+def _open(output: str) -> IO[bytes]:
+    try:
+        return open(output, "wb")
+    except OSError as error:
+        raise ConfigError(
+            f"--output: cannot write {output!r}: {error.strerror}; give a file in a folder"
+        ) from None
+
+
+def _copy(chunks: Iterator[bytes], file: IO[bytes]) -> None:
+    for chunk in chunks:
+        file.write(chunk)
+        file.flush()

@@ -1,0 +1,237 @@
+"""Access a Motet server from a terminal: its models, and one streamed reply at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from motet_shared.errors import ConfigError, MotetError, Unavailable, from_wire
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A model of `/v1/models`. `parent`: the model that an adapter changes, else ""."""
+
+    name: str
+    kind: str
+    status: str
+    parent: str
+
+
+class Server:
+    """Call a server. Errors are raised as `MotetError`, with a remedy for the user."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self.url = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        # No proxy: those of the environment are for the internet, not for a server named by --url.
+        # Certificates are verified with this machine's trust store, or SSL_CERT_FILE.
+        trust = ssl.create_default_context() if self.url.startswith("https:") else True
+        self._http = httpx.Client(
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(10, read=120),
+            trust_env=False,
+            verify=trust,
+        )
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._http.close()
+
+    def models(self, kind: str = "chat") -> list[str]:
+        """Return the names of a kind's models, served or starting; requests wait for these."""
+        return list(self.parents(kind))
+
+    def parents(self, kind: str = "chat") -> dict[str, str]:
+        """Return a kind's models by name, each with the model that it is an adapter of, or ""."""
+        return {model.name: model.parent for model in self.listed() if model.kind == kind}
+
+    def listed(self) -> list[Listed]:
+        """Return the models of all kinds.
+
+        Raises MotetError if the server cannot be reached or is no Motet server.
+        """
+        try:
+            reply = self._http.get("/v1/models")
+            _check(reply)
+            return [
+                Listed(
+                    name=str(model["id"]),
+                    kind=str(model.get("kind", "chat")),
+                    status=str(model.get("status", "ready")),
+                    parent=str(model.get("parent") or ""),
+                )
+                for model in reply.json()["data"]
+            ]
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise MotetError(
+                f"{self.url} does not answer like a Motet server; is --url right?"
+            ) from None
+
+    def metrics(self, page: str, **query: Any) -> dict[str, Any]:
+        """Return the contents of `/metrics/<page>`."""
+        try:
+            reply = self._http.get(f"/metrics/{page}", params=query)
+            _check(reply)
+            told: dict[str, Any] = reply.json()
+            return told
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    @contextmanager
+    def _streamed(self, path: str, **sent: Any) -> Iterator[httpx.Response]:
+        """Yield a reply with status 200, to be read as it arrives. Raises MotetError for others."""
+        try:
+            with self._http.stream("POST", path, **sent) as reply:
+                if reply.status_code != 200:
+                    reply.read()
+                _check(reply)
+                yield reply
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    def reply(self, model: str, messages: list[Message], temperature: float) -> Iterator[str]:
+        """Yield pieces of the reply. Closing the iterator cancels the request on the server."""
+        body = {"model": model, "messages": messages, "temperature": temperature, "stream": True}
+        with self._streamed("/v1/chat/completions", json=body) as reply:
+            yield from _pieces(reply.iter_lines())
+
+    def speech(
+        self, model: str, text: str, voice: str | None, speed: float, audio_format: str
+    ) -> Iterator[bytes]:
+        """Yield the speech of a text as it arrives. Closing the iterator cancels the request."""
+        body = {"model": model, "input": text, "speed": speed, "response_format": audio_format}
+        if voice:
+            body["voice"] = voice
+        with self._streamed("/v1/audio/speech", json=body) as reply:
+            yield from reply.iter_bytes()
+
+    def transcription(self, model: str, path: Path, fields: dict[str, str]) -> Iterator[str]:
+        """Yield pieces of a sound file's transcript. Closing the iterator cancels the request."""
+        for event in self._transcription_events(model, path, fields):
+            if event.get("type") == "transcript.text.delta":
+                yield str(event["delta"])
+
+    def conversation(
+        self, model: str, path: Path, fields: dict[str, str]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield (speaker, text) of a sound file. Closing the iterator cancels the request."""
+        form = fields | {"response_format": "diarized_json", "chunking_strategy": "auto"}
+        for event in self._transcription_events(model, path, form):
+            if event.get("type") == "transcript.text.segment":
+                yield str(event["speaker"]), str(event["text"])
+
+    def _transcription_events(
+        self, model: str, path: Path, fields: dict[str, str]
+    ) -> Iterator[dict[str, Any]]:
+        form = fields | {"model": model, "stream": "true"}
+        with (
+            path.open("rb") as sound,
+            self._streamed("/v1/audio/transcriptions", data=form, files={"file": sound}) as reply,
+        ):
+            yield from _events(reply.iter_lines())
+
+    def drawing(self, fields: dict[str, Any], files: dict[str, Path]) -> Iterator[dict[str, Any]]:
+        """Yield events of an image, the image last. Closing the iterator cancels the request."""
+        body = fields | {"stream": True, "progress": True}
+        with ExitStack() as opened:
+            if files:
+                pictures = {
+                    name: opened.enter_context(path.open("rb")) for name, path in files.items()
+                }
+                form = {
+                    name: json.dumps(v) if isinstance(v, list) else str(v)
+                    for name, v in body.items()
+                }
+                reply = opened.enter_context(
+                    self._streamed("/v1/images/edits", data=form, files=pictures)
+                )
+            else:
+                reply = opened.enter_context(self._streamed("/v1/images/generations", json=body))
+            yield from _events(reply.iter_lines())
+
+    def translation(self, model: str, path: Path, fields: dict[str, str]) -> str:
+        """Return the English translation of a sound file."""
+        form = fields | {"model": model, "response_format": "json"}
+        try:
+            with path.open("rb") as sound:
+                reply = self._http.post(
+                    "/v1/audio/translations", data=form, files={"file": sound}, timeout=600
+                )
+            _check(reply)
+            return str(reply.json()["text"])
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from None
+
+    def _unreachable(self, error: httpx.HTTPError) -> Unavailable:
+        if isinstance(error, httpx.ConnectError):
+            return Unavailable(f"no server at {self.url}; start one with `motet up`, or give --url")
+        if isinstance(error, httpx.TimeoutException):
+            return Unavailable(f"{self.url} does not answer in time")
+        return Unavailable(f"the connection to {self.url} broke: {error}")
+
+
+def _check(reply: httpx.Response) -> None:
+    if reply.status_code == 200:
+        return
+    try:
+        error = reply.json()["error"]
+        raise from_wire(str(error.get("code") or "internal"), str(error["message"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise MotetError(f"the server answered {reply.status_code}: {reply.text[:200]}") from None
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """Yield the data of server-sent events; an error event is raised."""
+    for line in lines:
+        if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
+            continue
+        chunk = json.loads(data)
+        if error := chunk.get("error"):
+            raise from_wire(str(error.get("code") or "internal"), str(error.get("message")))
+        yield chunk
+
+
+def _pieces(lines: Iterator[str]) -> Iterator[str]:
+    """Yield the text of a chat from server-sent events."""
+    for chunk in _events(lines):
+        for choice in chunk.get("choices", []):
+            if text := choice.get("delta", {}).get("content"):
+                yield text
+
+
+def read_key(path: str | None) -> str | None:
+    """Return the key from a file, `MOTET_API_KEY_FILE` or `MOTET_API_KEY`; None if there is none.
+
+    Raises ConfigError if the file cannot be read.
+    """
+    path = path or os.environ.get("MOTET_API_KEY_FILE")
+    if not path:
+        return os.environ.get("MOTET_API_KEY") or None
+    try:
+        return Path(path).expanduser().read_text().strip()
+    except OSError as error:
+        raise ConfigError(
+            f"--api-key-file: cannot read {path!r}: {error.strerror}; give a file with the key"
+        ) from None

@@ -1,0 +1,1 @@
+"""Plan what machines a model or a traffic needs: `motet plan`."""

@@ -1,0 +1,320 @@
+"""Size a deployment: how many instances a traffic needs, and what a million tokens then cost.
+
+`motet plan --traffic` simulates with the policy that `motet-planner` runs
+(`motet_planner.simulator`). This module turns a command line into requests and instances, and
+results into tables.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from motet_cli.bench.table import duration
+from motet_cli.planning.demand import About, read_demand, share
+from motet_models.capacity import Plan, Settings, plan
+from motet_models.model_shape import ModelShape
+from motet_models.roofline import GPUS, Processor, decode_bound, prefill_bound
+from motet_planner.outcome import Outcome, Promise
+from motet_planner.prices import Price, read_prices
+from motet_planner.sizing import Demand, Sizing, size
+from motet_planner.speed import Speed, Steps
+from motet_shared.errors import ConfigError
+from motet_shared.quantiles import quantile
+
+
+class DoesNotFit(ConfigError):
+    """Raised when the model does not fit into the memory of a processor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The model that is served, and its settings.
+
+    efficiency: share of a processor's upper bounds that the engine reaches.
+    cached: share of prompts that the prefix cache supplies.
+    """
+
+    shape: ModelShape
+    settings: Settings
+    context: int
+    efficiency: float
+    cached: float
+
+    def speed(
+        self, name: str, price: Price, processor: Processor | None, about: About
+    ) -> tuple[Speed, str]:
+        """Return an instance's speed and its source: measured, or the processor's bounds.
+
+        Bounds are those for requests of the mean lengths. Raises ConfigError for an unknown
+        processor, DoesNotFit if the model needs more memory.
+        """
+        if price.prefill_token is not None and price.decode_step is not None:
+            steps = tuple(price.decode_step)
+            return self._made(price.prefill_token, steps, price.kv_tokens), "measured"
+        if processor is None:
+            known = ", ".join([*GPUS, "cpu"])
+            raise ConfigError(
+                f"--prices: {name!r} is none of {known}; give prefill_token and decode_step as measured, or such a name"
+            )
+        try:
+            made = plan(self.shape, self.settings, processor.memory, self.context)
+        except ConfigError as error:
+            raise DoesNotFit(error.message) from None
+        prefill = prefill_bound(
+            self.shape, processor, self.settings.weights, tokens=about.prompt
+        ).tokens_per_second
+        steps = tuple(self._steps(processor, about.prompt + about.output // 2))
+        speed = self._made(
+            1 / (prefill * self.efficiency), steps, price.kv_tokens or _kv_tokens(made)
+        )
+        return speed, f"{self.efficiency:g} of bounds"
+
+    def _made(self, prefill_token: float, steps: Steps, kv_tokens: int) -> Speed:
+        return Speed(
+            prefill_token=prefill_token,
+            steps=steps,
+            kv_tokens=kv_tokens,
+            max_running=self.settings.max_running,
+            cached=self.cached,
+        )
+
+    def _steps(self, processor: Processor, context: int) -> Iterator[tuple[int, float]]:
+        sizes = [1 << power for power in range(self.settings.max_running.bit_length())]
+        for batch in sorted({*sizes, self.settings.max_running}):
+            bound = decode_bound(
+                self.shape,
+                processor,
+                self.settings.weights,
+                batch=batch,
+                context=context,
+                kv=self.settings.kv,
+            )
+            yield batch, batch / (bound.tokens_per_second * self.efficiency)
+
+
+def _kv_tokens(made: Plan) -> int:
+    """Return the tokens that the KV cache holds, for sequences of the planned length.
+
+    Sliding windows make a longer sequence take less per token.
+    """
+    return made.num_blocks * made.block_bytes * made.context // made.per_sequence
+
+
+Find = Callable[[str], Processor | None]  # maps a name in the price list to its processor, or None
+
+
+def run(args: Namespace, shape: ModelShape, settings: Settings, find: Find) -> int:
+    """Print the offers. Exit code 1 if nothing on the price list meets the SLO."""
+    prices = _prices(args)
+    demand, about = read_demand(args)
+    longest = max(64, 2 * (about.prompt + about.output))
+    engine = Engine(
+        shape=shape,
+        settings=settings,
+        context=min(longest, shape.context or longest),
+        efficiency=share("--efficiency", args.efficiency),
+        cached=share("--cached", args.cached, zero=True),
+    )
+    offers = [
+        _offer(engine, demand, about, name, price, find(name)) for name, price in prices.items()
+    ]
+    offers.sort(key=lambda offer: offer.cost)
+    if args.json:
+        json.dump(_document(args, demand, about, offers), sys.stdout, indent=1)
+        print()
+    else:
+        _print(args, demand, about, offers)
+    return 0 if any(offer.sizing for offer in offers) else 1
+
+
+# -------------------------------------------------------------------------------------------------------------- offers
+@dataclass(frozen=True, kw_only=True)
+class Offer:
+    """Result for one line of the price list; without a sizing, `why` says why not."""
+
+    name: str
+    price: Price
+    source: str = ""
+    sizing: Sizing | None = None
+    why: str = ""
+
+    @property
+    def cost(self) -> float:
+        """Return the cost of a million output tokens with a fixed number of instances.
+
+        Offers are sorted by it; infinite without a sizing.
+        """
+        return (
+            math.inf if self.sizing is None else self.sizing.fixed.per_million(self.price.price)[0]
+        )
+
+
+def _prices(args: Namespace) -> dict[str, Price]:
+    if args.prices is None:
+        raise ConfigError(
+            "--traffic: without prices there is nothing to compare; give --prices FILE (docs/plan.md)"
+        )
+    return read_prices(Path(args.prices).expanduser())
+
+
+def _offer(
+    engine: Engine,
+    demand: Demand,
+    about: About,
+    name: str,
+    price: Price,
+    processor: Processor | None,
+) -> Offer:
+    try:
+        speed, source = engine.speed(name, price, processor, about)
+    except DoesNotFit as error:
+        return Offer(name=name, price=price, why=error.message)
+    found = size(demand, speed, price.cold_start)
+    if found is None:
+        return Offer(
+            name=name, price=price, source=source, why="too many requests take too long even alone"
+        )
+    return Offer(name=name, price=price, source=source, sizing=found)
+
+
+# -------------------------------------------------------------------------------------------------------------- output
+def _figures(outcome: Outcome, promise: Promise, price: Price) -> dict[str, float]:
+    output, total = outcome.per_million(price.price)
+    return {
+        "instances": outcome.mean_instances,
+        "share": outcome.share(promise),
+        "goodput": outcome.goodput(promise),
+        "ttft_p50": quantile(outcome.ttft or (0.0,), 0.5),
+        "ttft_p95": quantile(outcome.ttft or (0.0,), 0.95),
+        "itl_p95": quantile(outcome.itl or (0.0,), 0.95),
+        "misses": outcome.requests - outcome.kept(promise),
+        "cost_per_hour": outcome.mean_instances * price.price,
+        "per_million_output": output,
+        "per_million_total": total,
+    }
+
+
+def _document(args: Namespace, demand: Demand, about: About, offers: list[Offer]) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+    for offer in offers:
+        entry: dict[str, Any] = {
+            "name": offer.name,
+            "price": offer.price.price,
+            "speed": offer.source,
+        }
+        if (sizing := offer.sizing) is None:
+            found.append(entry | {"why_not": offer.why})
+            continue
+        fixed = _figures(sizing.fixed, demand.promise, offer.price) | {
+            "instances": sizing.instances
+        }
+        scaled = _figures(sizing.scaled, demand.promise, offer.price) | {
+            "most": sizing.scaled.replicas.most * demand.sample
+        }
+        entry |= {"streams": sizing.streams, "fixed": fixed, "policy": asdict(sizing.policy)}
+        found.append(entry | {"autoscaled": scaled, "replicas": sizing.scaled.replicas.points})
+    promise = {name: value for name, value in asdict(demand.promise).items() if value < math.inf}
+    return {
+        "model": args.model,
+        "traffic": {**asdict(about), "seconds": demand.seconds, "sample": demand.sample},
+        "slo": {**promise, "share": demand.share},
+        "offers": found,
+    }
+
+
+def _print(args: Namespace, demand: Demand, about: About, offers: list[Offer]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=120)
+    limits = [
+        f"{name.upper()} ≤ {duration(limit)}"
+        for name, limit in asdict(demand.promise).items()
+        if limit < math.inf
+    ]
+    console.print(
+        f"{args.model}: {about.rate:,.3g} requests/s for {duration(demand.seconds)}, on average {about.prompt:,} tokens"
+        f" in and {about.output:,} out; {demand.share:.4g} of them with {', '.join(limits) or 'any latency'}"
+    )
+    if demand.sample > 1:
+        console.print(
+            f"simulated with one in {demand.sample} requests, so numbers of instances are multiples of that"
+        )
+    console.print("the fewest instances, all the time", _fixed_table(demand, offers), sep="\n")
+    console.print("as many as motet-planner would have", _scaled_table(demand, offers), sep="\n")
+    for offer in offers:
+        if offer.why:
+            console.print(f"{offer.name}: {offer.why}")
+
+
+def _fixed_table(demand: Demand, offers: list[Offer]) -> Table:
+    table = _table(
+        "on",
+        "speed",
+        "instances",
+        "streams each",
+        "kept",
+        "TTFT p95",
+        "ITL p95",
+        "cost/h",
+        "1M out",
+        "1M in+out",
+    )
+    for offer in offers:
+        if (sizing := offer.sizing) is not None:
+            figures = _figures(sizing.fixed, demand.promise, offer.price)
+            latencies = [
+                duration(float(f"{figures[name]:.3g}")) for name in ("ttft_p95", "itl_p95")
+            ]
+            table.add_row(
+                offer.name,
+                offer.source,
+                f"{sizing.instances:,}",
+                f"{sizing.streams:.3g}",
+                f"{figures['share']:.2%}",
+                *latencies,
+                *_costs(figures),
+            )
+    return table
+
+
+def _scaled_table(demand: Demand, offers: list[Offer]) -> Table:
+    table = _table(
+        "on", "target", "instances", "most", "kept", "misses", "cost/h", "1M out", "1M in+out"
+    )
+    for offer in offers:
+        if (sizing := offer.sizing) is not None:
+            figures = _figures(sizing.scaled, demand.promise, offer.price)
+            most = sizing.scaled.replicas.most * demand.sample
+            cells = [
+                f"{figures['instances']:,.1f}",
+                f"{most:,}",
+                f"{figures['share']:.2%}",
+                f"{figures['misses']:,.0f}",
+            ]
+            table.add_row(offer.name, f"{sizing.policy.target:.3g} each", *cells, *_costs(figures))
+    return table
+
+
+def _costs(figures: dict[str, float]) -> list[str]:
+    return [
+        f"{figures[name]:,.2f}"
+        for name in ("cost_per_hour", "per_million_output", "per_million_total")
+    ]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index < 2 else "right")
+    return table

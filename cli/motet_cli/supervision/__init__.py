@@ -1,0 +1,1 @@
+"""`motet up`: start, watch, restart and scale the processes of a stack."""

@@ -1,0 +1,48 @@
+"""Decide when to restart a dead process: at once, then later, and rarely in a crash loop."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackoffPolicy:
+    """Rule of delays: from `first` by `factor` up to `cap` seconds.
+
+    A run of `healthy_after` seconds resets them. More than `burst` exits within `window` seconds
+    are a crash loop: the next start waits `pause` seconds.
+    """
+
+    first: float = 0.1
+    factor: float = 2.0
+    cap: float = 5.0
+    healthy_after: float = 10.0
+    burst: int = 3
+    window: float = 300.0  # long enough for a process that loads for a minute and then fails
+    pause: float = 30.0
+
+
+class Backoff:
+    """Keep the restart history of one process."""
+
+    def __init__(self, policy: BackoffPolicy) -> None:
+        self.policy = policy
+        self._exits: deque[float] = deque(maxlen=policy.burst + 1)
+        self._streak = 0
+
+    def exited(self, now: float, ran_for: float) -> float:
+        """Record an exit at `now` (monotonic seconds); return the seconds until the next start."""
+        policy = self.policy
+        self._streak = 0 if ran_for >= policy.healthy_after else self._streak
+        self._exits.append(now)
+        if self.crash_loop(now):
+            return policy.pause
+        delay = min(policy.cap, policy.first * policy.factor**self._streak)
+        self._streak += 1
+        return delay
+
+    def crash_loop(self, now: float) -> bool:
+        """Return True if more than `burst` exits happened within the last `window` seconds."""
+        recent = [t for t in self._exits if now - t <= self.policy.window]
+        return len(recent) > self.policy.burst

@@ -1,0 +1,182 @@
+"""Run one supervised process: end it with its parent, split its output, stop or kill it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from motet_cli.supervision.leash import leash
+
+_TAIL_LINES = 20
+_LONGEST_LINE = 64 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildSpec:
+    """A process to run. `stage` orders the stop: the lowest ends first, equal ones together."""
+
+    name: str  # unique; shown in the log
+    role: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(
+        default_factory=dict, repr=False
+    )  # may hold passwords: never printed
+    stage: int = 0
+    grace: float = 5.0  # seconds from the last SIGTERM to SIGKILL
+    drain: float | None = (
+        None  # seconds from the first SIGTERM to a second, which ends running work; None: only one
+    )
+    fds: tuple[int, ...] = ()  # open file descriptors that it inherits
+    model: str | None = None
+    forks: bool = (
+        False  # may be forked from a nursery; `argv` then has the form `python -m module …`
+    )
+
+
+def _exit_words(status: int) -> str:
+    """Return `exit code 3`, or `killed by SIGKILL`."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+class Child(asyncio.SubprocessProtocol):
+    """Represent a running process.
+
+    Each start has an instance id of its own, so that stream numbers of a dead one are not reused.
+    """
+
+    def __init__(self, spec: ChildSpec, on_line: Callable[[str], None]) -> None:
+        self.spec = spec
+        self.instance = f"{spec.role}-{secrets.token_hex(4)}"
+        self.pid = 0
+        self.status: int | None = None  # as in subprocess: negative is a signal
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.started_at = time.monotonic()
+        self._on_line = on_line
+        self._partial = b""
+        self._gone = asyncio.Event()
+        self._transport: asyncio.SubprocessTransport | None = None
+
+    @classmethod
+    async def start(
+        cls, spec: ChildSpec, on_line: Callable[[str], None], spawn: Spawn | None = None
+    ) -> Child:
+        """Start the command in its own process group, which a terminal's Ctrl-C does not reach.
+
+        spawn: creates the process; by default as a new program.
+        """
+        child = cls(spec, on_line)
+        env = {**os.environ, **spec.env, "MOTET_INSTANCE": child.instance}
+        transport, _ = await (spawn or _execute)(lambda: child, spec, env)
+        child._transport = transport
+        child.pid = transport.get_pid()
+        return child
+
+    @property
+    def exit_words(self) -> str:
+        return "running" if self.status is None else _exit_words(self.status)
+
+    async def wait(self) -> int:
+        """Return the exit status once all output was passed on."""
+        await self._gone.wait()
+        if self.status is None:
+            raise RuntimeError(f"{self.spec.name}: gone without an exit status")
+        return self.status
+
+    async def stop(self, drain: float | None = None) -> bool:
+        """Send SIGTERM, again after `drain` seconds (None: the spec's), then SIGKILL after `grace`.
+
+        Returns True if the process ended by itself.
+        """
+        drain = self.spec.drain if drain is None else drain
+        for seconds in (self.spec.grace,) if drain is None else (drain, self.spec.grace):
+            self.signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.wait(), seconds)
+                return True
+        await self.kill()
+        return False
+
+    async def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        await self.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if the process still runs."""
+        if self.status is None and self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    # ------------------------------------------------------------------------------------- asyncio.SubprocessProtocol
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > _LONGEST_LINE:
+            lines.append(self._partial)
+            self._partial = b""
+        for line in lines:
+            self._emit(line)
+
+    def process_exited(self) -> None:
+        if self._transport is not None:
+            self.status = self._transport.get_returncode()
+        # Output still in the pipe follows. A grandchild may hold the pipe open: wait 1 s at most.
+        asyncio.get_running_loop().call_later(1.0, self._finish)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._gone.is_set():
+            return
+        if self.status is None and self._transport is not None:
+            self.status = self._transport.get_returncode()
+        if self._partial:
+            self._emit(self._partial)
+            self._partial = b""
+        if self._transport is not None:
+            self._transport.close()
+        self._gone.set()
+
+    def _emit(self, line: bytes) -> None:
+        text = (
+            line.decode(errors="replace").rstrip().rpartition("\r")[2]
+        )  # of a progress line that redraws itself, the last state
+        if text:
+            self.tail.append(text)
+            self._on_line(text)
+
+
+# Takes a protocol factory, the spec, and the whole environment.
+Spawn = Callable[
+    [Callable[[], Child], ChildSpec, Mapping[str, str]],
+    Awaitable[tuple[asyncio.SubprocessTransport, Child]],
+]
+
+
+async def _execute(
+    protocol: Callable[[], Child], spec: ChildSpec, env: Mapping[str, str]
+) -> tuple[asyncio.SubprocessTransport, Child]:
+    return await asyncio.get_running_loop().subprocess_exec(
+        protocol,
+        *spec.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=env,
+        process_group=0,
+        preexec_fn=partial(leash, os.getpid()),
+        pass_fds=spec.fds,
+    )

@@ -1,0 +1,210 @@
+"""Find model folders on this machine, and check whether a folder can be served.
+
+A model is a checkpoint folder as transformers saves it, served under the folder's name. Only the
+presence of its parts is checked here, before anything is started; services check the contents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from motet_models.seeing import sees
+from motet_shared.errors import ConfigError
+
+BUILT_IN = "pocket-chat"
+BUILT_IN_LISTENER = "pocket-asr"
+BUILT_IN_SPEECH = "pocket-tts"
+BUILT_IN_SPEAKERS = "pocket-speakers"
+BUILT_IN_DRAWING = "pocket-draw"
+BUILT_IN_EMBEDDING = "pocket-embed"
+_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A checkpoint folder and the name under which its model is served."""
+
+    name: str
+    path: Path
+
+    @property
+    def sees(self) -> bool:
+        """Return True for a language model that also takes images."""
+        return sees(_config(self.path))
+
+
+def model_dirs(env: dict[str, str] | None = None) -> list[Path]:
+    """Return the folders searched for models by name: `MOTET_MODELS`, then the source tree.
+
+    `MOTET_MODELS` may name several, separated by colons.
+    """
+    value = (os.environ if env is None else env).get("MOTET_MODELS", "")
+    given = [Path(part).expanduser() for part in value.split(os.pathsep) if part]
+    source_tree = Path(__file__).resolve().parents[3] / "models"
+    return [path for path in (*given, source_tree) if path.is_dir()]
+
+
+def missing_parts(folder: Path) -> list[str]:
+    """Return what a checkpoint folder lacks; empty if it can be served."""
+    missing = []
+    if _model_type(folder) is None:
+        missing.append('config.json with a "model_type"')
+    if not (folder / "tokenizer.json").is_file():
+        missing.append("tokenizer.json")
+    if not any((folder / name).is_file() for name in _WEIGHTS) and not any(folder.glob("*.gguf")):
+        missing.append(f"{_WEIGHTS[0]} (or {_WEIGHTS[1]} with its parts, or a GGUF file)")
+    return missing
+
+
+def _model_type(folder: Path) -> str | None:
+    return _config(folder).get("model_type")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Return the contents of config.json; {} where there is none."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def local_models() -> list[ModelFolder]:
+    """Return every servable folder in the model directories; of equal names, the first."""
+    found: dict[str, ModelFolder] = {}
+    for directory in model_dirs():
+        for path in sorted(directory.iterdir()):
+            if path.is_dir() and not missing_parts(path):
+                found.setdefault(path.name, ModelFolder(path.name, path))
+    return list(found.values())
+
+
+def pocket(name: str) -> Path | None:
+    """Return the folder of a model that is no language model, by name; None if missing."""
+    folders = [directory / name for directory in model_dirs()]
+    return next(
+        (
+            path.resolve()
+            for path in folders
+            if _model_type(path) and (path / _WEIGHTS[0]).is_file()
+        ),
+        None,
+    )
+
+
+def resolve(given: str) -> ModelFolder:
+    """Return the model for a value of `--llm`: a folder, or the name of a local model.
+
+    Raises ConfigError if it cannot be served.
+    """
+    path = Path(given).expanduser()
+    if not path.is_dir() and os.sep not in given:
+        named = [directory / given for directory in model_dirs() if (directory / given).is_dir()]
+        path = named[0] if named else path
+    if not path.is_dir():
+        raise ConfigError(
+            f"--llm: {given!r} is neither a folder nor a local model ({_known()}); give a checkpoint folder"
+        )
+    if missing := missing_parts(path):
+        raise ConfigError(
+            f"--llm: {given!r} is no checkpoint folder: it lacks {' and '.join(missing)}"
+        )
+    path = path.resolve()
+    return ModelFolder(path.name, path)
+
+
+def resolve_all(given: Sequence[str]) -> list[ModelFolder]:
+    """Return one model per `--llm`; the built-in one if none is given.
+
+    Raises ConfigError for two models of one name.
+    """
+    models = [resolve(item) for item in given or (BUILT_IN,)]
+    for model in models:
+        same = [str(other.path) for other in models if other.name == model.name]
+        if len(same) > 1:
+            raise ConfigError(
+                f"--llm: {' and '.join(same)} would both be served as {model.name!r}; rename one folder"
+            )
+    return models
+
+
+def resolve_adapters(given: Sequence[str], num_models: int) -> list[str]:
+    """Return NAME=FOLDER for each `--adapter`, with the folder's absolute path.
+
+    Raises ConfigError for a value without name or folder, or a folder that PEFT has not saved.
+    """
+    if given and num_models > 1:
+        raise ConfigError(
+            "--adapter: several models are served, and an adapter is of one; give one --llm"
+        )
+    found = []
+    for one in given:
+        name, _, folder = one.partition("=")
+        if not name or not folder:
+            raise ConfigError(f"--adapter: {one!r} has no name or no folder; give NAME=FOLDER")
+        path = Path(folder).expanduser()
+        if missing := [part for part in _ADAPTER if not (path / part).is_file()]:
+            raise ConfigError(
+                f"--adapter: {one!r} lacks {' and '.join(missing)}; give a folder that PEFT has saved"
+            )
+        found.append(f"{name}={path.resolve()}")
+    return found
+
+
+def resolve_optional(given: str | None, flag: str, built_in: str) -> ModelFolder | None:
+    """Return the model for a value of `flag`; None for "none".
+
+    Without a value that is the built-in model, or None if it is missing. Raises ConfigError for a
+    folder that cannot be served.
+    """
+    path = _optional_folder(given, flag, built_in)
+    if path is None:
+        return None
+    if _model_type(path) is None or not any((path / name).is_file() for name in _WEIGHTS):
+        raise ConfigError(
+            f'{flag}: {str(path)!r} lacks config.json with a "model_type", or {_WEIGHTS[0]}'
+        )
+    return ModelFolder(path.name, path)
+
+
+def resolve_drawing(given: str | None) -> ModelFolder | None:
+    """Return the model for a value of `--draw`, a folder of diffusers; see `resolve_optional`."""
+    path = _optional_folder(given, "--draw", BUILT_IN_DRAWING)
+    if path is None:
+        return None
+    if not (path / "model_index.json").is_file():
+        raise ConfigError(
+            f"--draw: {str(path)!r} lacks model_index.json; give a folder that diffusers loads"
+        )
+    return ModelFolder(path.name, path)
+
+
+def _optional_folder(given: str | None, flag: str, built_in: str) -> Path | None:
+    if given == "none":
+        return None
+    named = [directory / (given or built_in) for directory in model_dirs()]
+    found = [
+        path for path in ([Path(given).expanduser()] if given else []) + named if path.is_dir()
+    ]
+    if not found:
+        if given is None:
+            return None
+        raise ConfigError(
+            f"{flag}: {given!r} is neither a folder nor a local model; give a checkpoint folder"
+        )
+    return found[0].resolve()
+
+
+def _known() -> str:
+    names = [model.name for model in local_models()]
+    return (
+        "known: " + ", ".join(names)
+        if names
+        else "none found; MOTET_MODELS can name a directory of models"
+    )

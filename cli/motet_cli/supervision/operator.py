@@ -1,0 +1,37 @@
+"""Connect a command to the bus of a running stack, as its operator."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from motet_cli.supervision.connection import Connection
+from motet_shared.process.config import ProcessConfig, load
+from motet_shared.wire.bus import Bus
+
+_TAKEN = ("MOTET_PEER_CA", "MOTET_PEER_CERT", "MOTET_PEER_KEY")
+
+
+def operator_config(found: Connection) -> ProcessConfig:
+    """Return a command's settings: the connection, and the environment's certificates.
+
+    Raises ConfigError.
+    """
+    files = {name: os.environ[name] for name in _TAKEN if name in os.environ}
+    given = load(ProcessConfig, [], files)
+    return replace(
+        given, nats_url=found.nats_url, nats_password=found.nats_password, metrics_port=-1
+    )
+
+
+@asynccontextmanager
+async def operator_bus(found: Connection) -> AsyncIterator[Bus]:
+    """Yield a bus of the operator's user. Raises ConfigError if there is no NATS server."""
+    config = operator_config(found)
+    bus = await Bus.connect(config.instance_id("operator"), config)
+    try:
+        yield bus
+    finally:
+        await bus.close()

@@ -1,0 +1,92 @@
+"""Ask the gateway whether the stack can serve, and report what it still waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Health:
+    """Answer of `/health/ready`; status 0: no answer yet."""
+
+    status: int
+    missing: str = ""
+
+
+async def probe(host: str, port: int, timeout: float = 2.0, *, tls: bool = False) -> Health:
+    """Send one request over a plain socket.
+
+    An HTTP client library would take longer to import than the rest of the command.
+    """
+    try:
+        async with asyncio.timeout(timeout):
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=_own_server() if tls else None
+            )
+            try:
+                writer.write(
+                    f"GET /health/ready HTTP/1.0\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+                )
+                reply = await reader.read(65536)
+                while chunk := await reader.read(65536):
+                    reply += chunk
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return Health(0)
+    return _parse(reply)
+
+
+def _own_server() -> ssl.SSLContext:
+    """Return a context without name checks: our server's certificate is not for loopback."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def _parse(reply: bytes) -> Health:
+    head, _, body = reply.partition(b"\r\n\r\n")
+    words = head.split(None, 2)
+    status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+    try:
+        data = json.loads(body)
+    except ValueError:
+        return Health(status)
+    missing = data.get("missing") if isinstance(data, dict) else None
+    return Health(status, ", ".join(map(str, missing)) if isinstance(missing, list) else "")
+
+
+async def wait_until_ready(
+    host: str, port: int, on_progress: Callable[[float, Health], None], *, tls: bool = False
+) -> float:
+    """Poll until the answer is 200; return the seconds, 0 if it was so from the first.
+
+    on_progress: called with the seconds and the answer so far.
+    """
+    loop = asyncio.get_running_loop()
+    started, waited = loop.time(), 0.0
+    while (health := await probe(host, port, tls=tls)).status != 200:
+        on_progress(waited, health)
+        await asyncio.sleep(0.1)
+        waited = loop.time() - started
+    return waited
+
+
+async def wait_for_port(host: str, port: int, timeout: float) -> bool:
+    """Return True if a connection to the port is accepted within `timeout` seconds."""
+    try:
+        async with asyncio.timeout(timeout):
+            while True:
+                try:
+                    _, writer = await asyncio.open_connection(host, port)
+                except OSError:
+                    await asyncio.sleep(0.02)
+                else:
+                    writer.close()
+                    return True
+    except TimeoutError:
+        return False

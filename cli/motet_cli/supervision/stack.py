@@ -1,0 +1,316 @@
+"""Describe the processes of `motet up`: their arguments, and how many threads each may use."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from motet_cli.supervision import address
+from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.logs import LogFormat
+from motet_cli.supervision.model_folders import ModelFolder
+
+# Stop order: the gateway first, with its requests, then the services, then NATS.
+_GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
+# Roles that a first chat token needs. With fewer cores than processes, the others start later.
+CHAT_PATH = frozenset({"gateway", "tokenizer", "decode", "prefill"})
+# These import torch, which takes seconds; forked from a process that has it, they start at once.
+_WITH_TORCH = frozenset({"decode", "prefill", "vision", "asr", "tts", "diffusion", "embedding"})
+_VAD_MODEL, _VAD_PACKAGE = "silero-vad", "silero_vad"  # optional: `pip install motet[vad]`
+_QUIET = {"PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"}  # no progress bars of libraries in the log
+_DRAIN = 10.0  # seconds that replies in flight have to end
+_LONGEST_DRAIN = 3600  # seconds, of a replaced gateway: the order to end it sets the actual limit
+_GATEWAY_GRACE, _SERVICE_GRACE = 5.0, 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    """Options of the gateway: keys, tenants, allowed origins and hosts, proxies, TLS."""
+
+    api_key_file: Path | None = None
+    tenants_file: Path | None = None
+    allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
+    tls: tuple[Path, Path] | None = None  # certificate and key
+
+    @property
+    def has_keys(self) -> bool:
+        return self.api_key_file is not None or self.tenants_file is not None
+
+    def arguments(self) -> list[str]:
+        """Return the gateway's command line arguments."""
+        cert, key = self.tls or (None, None)
+        files = {
+            "api-key-file": self.api_key_file,
+            "tenants-file": self.tenants_file,
+            "tls-cert": cert,
+            "tls-key": key,
+        }
+        argv = [
+            part
+            for name, path in files.items()
+            if path is not None
+            for part in (f"--{name}", str(path))
+        ]
+        lists = {
+            "allowed-origins": self.allowed_origins,
+            "allowed-hosts": self.allowed_hosts,
+            "trusted-proxies": self.trusted_proxies,
+        }
+        return argv + [
+            part for name, given in lists.items() for one in given for part in (f"--{name}", one)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack:
+    """Checked options of `motet up`."""
+
+    models: tuple[ModelFolder, ...]
+    nats_url: str
+    credentials: Path | None = None  # made by `make_passwords`; None: children read the environment
+    host: str = "127.0.0.1"
+    port: int = 8000
+    decode: int = 1  # instances per model
+    prefill: int = 0  # instances per model that compute prompts for decode
+    speculate: str | None = None  # decode's --speculate; None: as the environment says
+    adapters: tuple[str, ...] = ()  # LoRA adapters of the model, NAME=FOLDER each
+    tokenizer: int = 1
+    vad: int = 1
+    asr: ModelFolder | None = None  # speech recognition model; None: not served
+    turns: Path | None = None  # model that detects the end of a turn
+    tts: ModelFolder | None = None  # speech model; None: not served
+    speakers: ModelFolder | None = None  # speaker model; None: not served
+    draw: ModelFolder | None = None  # image model; None: not served
+    embed: ModelFolder | None = None  # embedding model; None: not served
+    planner: Path | None = (
+        None  # TOML file of the roles that motet-planner scales; None: no planner
+    )
+    door: AccessOptions = field(default_factory=AccessOptions)
+    listen_fd: int | None = None  # a socket bound to host and port; None: the gateway opens one
+    insecure: bool = False
+    log_format: LogFormat = "text"
+
+    def services(self) -> list[ChildSpec]:
+        """Return one spec per process, in the order of the log."""
+        return [
+            self._gateway(),
+            *self._tokenizers(),
+            *self._engines("decode", self.decode),
+            *self._engines("prefill", self.prefill),
+            *self._eyes(),
+            *self._vads(),
+            *self._listeners(),
+            *self._voices(),
+            *self._speakers(),
+            *self._painters(),
+            *self._embedders(),
+            *self._planners(),
+        ]
+
+    def _gateway(self) -> ChildSpec:
+        argv = [
+            "--host",
+            self.host,
+            "--port",
+            str(self.port),
+            "--drain-timeout",
+            str(_LONGEST_DRAIN),
+        ]
+        if self.listen_fd is not None:
+            argv += ["--listen-fd", str(self.listen_fd)]
+        argv += self.door.arguments()
+        argv += [part for pair in self.expected() for part in ("--expect", pair)]
+        if self.insecure:
+            argv.append("--insecure")
+        spec = self._spec(
+            "gateway", "gateway", "motet_gateway", argv, stage=_GATEWAY_STAGE, grace=_GATEWAY_GRACE
+        )
+        return replace(spec, drain=_DRAIN, fds=() if self.listen_fd is None else (self.listen_fd,))
+
+    def expected(self) -> list[str]:
+        """Return what the gateway must serve to be ready, as ROLE=MODEL; chat models first."""
+        voices = {"tts": self.tts, "asr": self.asr, "speakers": self.speakers}
+        others = {"embedding": self.embed, "diffusion": self.draw}
+        hears = self.vad > 0 and find_spec(_VAD_PACKAGE) is not None
+        return [
+            *(f"decode={model.name}" for model in self.models),
+            *(
+                f"{role}={model.name}"
+                for role, model in (voices | others).items()
+                if model is not None
+            ),
+            *(f"vision={model.name}" for model in self.models if model.sees),
+            *([f"vad={_VAD_MODEL}"] if hears else []),
+        ]
+
+    def _tokenizers(self) -> Iterator[ChildSpec]:
+        argv = [part for model in self.models for part in ("--model", f"{model.name}={model.path}")]
+        for name in _numbered("tokenizer", self.tokenizer):
+            yield self._spec(name, "tokenizer", "motet_tokenizer", argv)
+
+    def _engines(self, role: str, count: int) -> Iterator[ChildSpec]:
+        """Yield `count` engines of a role for each model. Engines of both roles share the cores."""
+        names = iter(_numbered(role, count * len(self.models)))
+        threads = max(1, compute_cores() // ((self.decode + self.prefill) * len(self.models)))
+        for model in self.models:
+            argv = ["--role", role, "--model", str(model.path), "--name", model.name]
+            if role == "decode" and self.speculate is not None:
+                argv += ["--speculate", self.speculate]
+            argv += [part for adapter in self.adapters for part in ("--adapters", adapter)]
+            for _ in range(count):
+                yield self._spec(
+                    next(names), role, "motet_llm", argv, threads=threads, model=model.name
+                )
+
+    def _eyes(self) -> Iterator[ChildSpec]:
+        seeing = [model for model in self.models if model.sees]
+        for name, model in zip(_numbered("vision", len(seeing)), seeing, strict=True):
+            argv = ["--model", str(model.path), "--name", model.name]
+            yield self._spec(
+                name, "vision", "motet_vision", argv, threads=compute_cores(), model=model.name
+            )
+
+    def _listeners(self) -> Iterator[ChildSpec]:
+        if self.asr is not None:
+            argv = ["--model", str(self.asr.path), "--name", self.asr.name]
+            threads = compute_cores()
+            yield self._spec("asr", "asr", "motet_asr", argv, threads=threads, model=self.asr.name)
+
+    def _vads(self) -> Iterator[ChildSpec]:
+        argv = [] if self.turns is None else ["--turns", str(self.turns)]
+        for name in _numbered("vad", self.vad):
+            yield self._spec(name, "vad", "motet_vad", argv)
+
+    def _speakers(self) -> Iterator[ChildSpec]:
+        if self.speakers is not None:
+            argv = ["--model", str(self.speakers.path), "--name", self.speakers.name]
+            yield self._spec(
+                "speakers", "speakers", "motet_speakers", argv, model=self.speakers.name
+            )
+
+    def _painters(self) -> Iterator[ChildSpec]:
+        if self.draw is not None:
+            argv = ["--model", str(self.draw.path), "--name", self.draw.name]
+            threads = compute_cores()
+            yield self._spec(
+                "diffusion",
+                "diffusion",
+                "motet_diffusion",
+                argv,
+                threads=threads,
+                model=self.draw.name,
+            )
+
+    def _embedders(self) -> Iterator[ChildSpec]:
+        if self.embed is not None:
+            argv = ["--model", str(self.embed.path), "--name", self.embed.name]
+            threads = compute_cores()
+            yield self._spec(
+                "embedding",
+                "embedding",
+                "motet_embedding",
+                argv,
+                threads=threads,
+                model=self.embed.name,
+            )
+
+    def _planners(self) -> Iterator[ChildSpec]:
+        if self.planner is not None:
+            url = address.url(
+                address.local_view(self.host), self.port, tls=self.door.tls is not None
+            )
+            argv = ["--actuator", "local", "--url", url, "--roles", str(self.planner)]
+            yield self._spec("planner", "planner", "motet_planner", argv)
+
+    def _voices(self) -> Iterator[ChildSpec]:
+        if self.tts is not None:
+            argv = ["--model", str(self.tts.path), "--name", self.tts.name]
+            threads = compute_cores()
+            yield self._spec("tts", "tts", "motet_tts", argv, threads=threads, model=self.tts.name)
+
+    def _spec(
+        self,
+        name: str,
+        role: str,
+        module: str,
+        argv: list[str],
+        *,
+        threads: int = 1,
+        stage: int = _SERVICE_STAGE,
+        grace: float = _SERVICE_GRACE,
+        model: str | None = None,
+    ) -> ChildSpec:
+        common = ["--nats-url", self.nats_url, "--log-format", self.log_format]
+        return ChildSpec(
+            name=name,
+            role=role,
+            argv=(sys.executable, "-m", module, *argv, *common),
+            env=self._secrets(role) | thread_limits(threads) | _QUIET,
+            stage=stage,
+            grace=grace,
+            model=model,
+            forks=role in _WITH_TORCH,
+        )
+
+    def _secrets(self, role: str) -> dict[str, str]:
+        """Return the environment that names the folder with the password of this role alone.
+
+        A password in the environment is cleared, because it would take precedence.
+        """
+        if self.credentials is None:
+            return {}
+        others = {"MOTET_NATS_PASSWORD": "", "MOTET_NATS_PASSWORD_FILE": ""}
+        return {"MOTET_NATS_CREDENTIALS": str(self.credentials / role), **others}
+
+
+def goes_first(spec: ChildSpec, services: int, cores: int = 0) -> bool:
+    """Return True if one of so many services starts at once, on `cores` cores.
+
+    cores: 0 means those that this process may use.
+    """
+    return spec.role in CHAT_PATH or services <= (cores or len(os.sched_getaffinity(0)))
+
+
+def compute_cores(cores: int = 0) -> int:
+    """Return how many of this machine's cores compute; beyond four, some are left to Python.
+
+    cores: 0 means those that this process may use.
+    """
+    cores = cores or len(os.sched_getaffinity(0))
+    return cores if cores <= 4 else cores - max(2, cores // 8)
+
+
+def nursery_environment() -> dict[str, str]:
+    """Return the variables that services' libraries read on import, for a nursery."""
+    return (
+        thread_limits(compute_cores()) | _QUIET | {"KINETO_LOG_LEVEL": "99"}
+    )  # silences torch's profiler
+
+
+def thread_limits(threads: int) -> dict[str, str]:
+    """Return an environment that limits numeric libraries to `threads`; the user's own values win.
+
+    Idle OpenMP threads spin by default for a millisecond or more, which on a shared machine takes
+    the cores from other services. Put to sleep at once, they cost a decode step a third of its
+    time, to wake up for each of its kernels. Spinning for some ten microseconds bridges the gap
+    between two kernels.
+    """
+    limits = {
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "RAYON_NUM_THREADS": str(threads),
+        "GOMP_SPINCOUNT": "3000",
+        "KMP_BLOCKTIME": "0",
+    }
+    return {name: value for name, value in limits.items() if name not in os.environ}
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]

@@ -1,0 +1,190 @@
+"""Keep a set of processes running: start, restart with back-off, stop in order.
+
+The caller decides what to run (`stack`); `child` handles a single process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from motet_cli.supervision.backoff import Backoff, BackoffPolicy
+from motet_cli.supervision.child import Child, ChildSpec
+from motet_cli.supervision.logs import Log
+from motet_cli.supervision.nursery import NotForked, Nursery
+
+SlotState = Literal["waiting", "running", "failing", "leaving", "stopped"]
+_SHOWN_TAIL = 8
+
+
+class Slot:
+    """Keep the state of one process over all its restarts."""
+
+    def __init__(self, spec: ChildSpec, policy: BackoffPolicy) -> None:
+        self.spec = spec
+        self.state: SlotState = "waiting"
+        self.child: Child | None = None
+        self.restarts = 0
+        self.last_exit = ""
+        self.backoff = Backoff(policy)
+
+    def describe(self) -> dict[str, Any]:
+        child = self.child if self.state in ("running", "leaving") else None
+        return {
+            "name": self.spec.name,
+            "role": self.spec.role,
+            "model": self.spec.model,
+            "state": self.state,
+            "pid": child.pid if child else None,
+            "instance": child.instance if child else None,
+            "restarts": self.restarts,
+            "last_exit": self.last_exit,
+        }
+
+
+class Supervisor:
+    """Run every spec until `stop`.
+
+    A process that keeps ending is reported with its last lines; the others run on.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        policy: BackoffPolicy | None = None,
+        on_change: Callable[[], None] = lambda: None,
+        nursery: Nursery | None = None,
+    ) -> None:
+        """Set up, without starting a process.
+
+        on_change: called after every start and exit.
+        nursery: forks the specs that may be forked; None: each is a new program.
+        """
+        self.slots: list[Slot] = []
+        self._log = log
+        self._policy = policy or BackoffPolicy()
+        self._on_change = on_change
+        self._nursery = nursery
+        self._tasks: dict[Slot, asyncio.Task[None]] = {}
+        self._stopping = False
+
+    def start(self, specs: Iterable[ChildSpec]) -> None:
+        """Add processes; they start at once, all together."""
+        for spec in specs:
+            self.add(spec)
+
+    def add(
+        self, spec: ChildSpec, before: Slot | None = None, gate: asyncio.Event | None = None
+    ) -> Slot:
+        """Add a process, listed before `before` or last; start it at once, or at `gate`."""
+        slot = Slot(spec, self._policy)
+        self.slots.insert(len(self.slots) if before is None else self.slots.index(before), slot)
+        self._tasks[slot] = asyncio.create_task(
+            self._keep_running(slot, gate), name=f"keep {spec.name}"
+        )
+        return slot
+
+    async def remove(self, slot: Slot, drain: float | None = None) -> bool:
+        """End a process for good; after `drain` seconds at most, its work is cut off.
+
+        Returns True if it did not have to be killed.
+        """
+        clean = await self._stop_slot(slot, drain)
+        self.slots.remove(slot)
+        del self._tasks[slot]
+        self._on_change()
+        return clean
+
+    async def stop(self) -> bool:
+        """End all processes, stage by stage. Return True if none had to be killed."""
+        self._stopping = True
+        clean = True
+        stages = sorted(self.slots, key=lambda slot: slot.spec.stage)
+        for _, group in itertools.groupby(stages, key=lambda slot: slot.spec.stage):
+            results = await asyncio.gather(*(self._stop_slot(slot) for slot in group))
+            clean = clean and all(results)
+        return clean
+
+    async def kill(self) -> None:
+        """Kill all processes at once."""
+        self._stopping = True
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*(slot.child.kill() for slot in self.slots if slot.child))
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [slot.describe() for slot in self.slots]
+
+    async def _stop_slot(self, slot: Slot, drain: float | None = None) -> bool:
+        clean = True
+        if slot.child is not None and slot.state in ("running", "leaving"):
+            slot.state = "leaving"
+            clean = await slot.child.stop(drain)
+            if not clean:
+                self._log.note(
+                    f"{slot.spec.name} did not end within {slot.spec.grace:g} s: killed", "warning"
+                )
+        self._tasks[slot].cancel()
+        await asyncio.gather(self._tasks[slot], return_exceptions=True)
+        slot.state = "stopped"
+        self._on_change()
+        return clean
+
+    async def _keep_running(self, slot: Slot, gate: asyncio.Event | None) -> None:
+        if gate is not None:
+            await gate.wait()
+        while not self._stopping:
+            delay = await self._run_once(slot)
+            if self._stopping or slot.state == "leaving":
+                return
+            await asyncio.sleep(delay)
+            slot.restarts += 1
+
+    async def _run_once(self, slot: Slot) -> float:
+        """Run the process to its end; return the seconds to wait before the next start."""
+        started = time.monotonic()
+        try:
+            slot.child = await self._started(slot.spec)
+        except OSError as error:
+            slot.last_exit = f"cannot start: {error}"
+        else:
+            slot.state = "running"
+            self._on_change()
+            await slot.child.wait()
+            slot.last_exit = slot.child.exit_words
+            if slot.state == "leaving":
+                return 0.0
+        now = time.monotonic()
+        delay = slot.backoff.exited(now, now - started)
+        failing = slot.backoff.crash_loop(now)
+        slot.state = "failing" if failing else "waiting"
+        if not self._stopping:
+            self._report_exit(slot, delay, failing)
+        self._on_change()
+        return delay
+
+    async def _started(self, spec: ChildSpec) -> Child:
+        """Start the process, forked if it may be. Raises OSError."""
+
+        def on_line(line: str) -> None:
+            self._log.child(spec.name, spec.role, line)
+
+        if self._nursery is not None and spec.forks:
+            try:
+                return await Child.start(spec, on_line, self._nursery.fork)
+            except NotForked as error:
+                self._log.note(f"{spec.name} imports what it needs by itself: {error}", "warning")
+        return await Child.start(spec, on_line)
+
+    def _report_exit(self, slot: Slot, delay: float, failing: bool) -> None:
+        again = f"next start in {delay:g} s"
+        if not failing:
+            self._log.note(f"{slot.spec.name} ended ({slot.last_exit}); {again}", "warning")
+            return
+        tail = list(slot.child.tail)[-_SHOWN_TAIL:] if slot.child else []
+        said = "; it said last:" + "".join(f"\n    {line}" for line in tail) if tail else ""
+        self._log.note(f"{slot.spec.name} keeps ending ({slot.last_exit}); {again}{said}", "error")

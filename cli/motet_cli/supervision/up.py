@@ -1,0 +1,379 @@
+"""Run NATS and every service as supervised processes on this machine: `motet up`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from motet_cli.supervision import address, nats, orders
+from motet_cli.supervision import model_folders as models
+from motet_cli.supervision.child import ChildSpec
+from motet_cli.supervision.connection import (
+    Connection,
+    given_credentials,
+    operator_password,
+    private_folder,
+    published,
+    with_environment,
+)
+from motet_cli.supervision.logs import Log
+from motet_cli.supervision.nursery import Nursery
+from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready
+from motet_cli.supervision.stack import AccessOptions, Stack, goes_first, nursery_environment
+from motet_cli.supervision.supervisor import Supervisor
+from motet_kernels.runtime import native
+from motet_planner.config import DEFAULT_ROLES
+from motet_planner.groups import check_local, read_groups
+from motet_shared.credentials import make_passwords
+from motet_shared.errors import ConfigError
+from motet_shared.process.starts import now, process_began
+
+_NATS_START = 10.0
+_CHAT_FIRST = 30.0  # seconds after which the other services no longer wait for the chat
+_STILL_LOADING = 10.0  # seconds between progress lines without a terminal
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked command line; nothing is started yet."""
+
+    stack: Stack
+    nats_port: int | None  # None: the user's own server
+    state_file: Path | None
+    store: Path | None = None  # where NATS keeps jobs and images; None: nothing is kept
+    nursery: bool = True  # fork services from one process that has imported everything
+
+
+def plan(args: Namespace) -> Plan:
+    """Check the command line before anything is started. Raises ConfigError."""
+    door = _door(args)
+    _check_exposure(
+        args.host, door.has_keys or bool(os.environ.get("MOTET_API_KEY")), args.insecure
+    )
+    for name, least in (("decode", 1), ("prefill", 0), ("tokenizer", 1), ("vad", 0)):
+        if getattr(args, name) < least:
+            raise ConfigError(f"--{name}: {getattr(args, name)} is too few; give at least {least}")
+    if args.store and args.nats:
+        raise ConfigError(
+            "--store: the server of --nats has its own store; start it with --jetstream instead"
+        )
+    nats_port = None if args.nats else address.free_port("127.0.0.1")
+    stack = Stack(
+        models=tuple(models.resolve_all(args.llm)),
+        nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
+        credentials=given_credentials() if args.nats else None,
+        host=args.host,
+        port=address.free_port(args.host, args.port),
+        decode=args.decode,
+        prefill=args.prefill,
+        speculate=_speculation(args.speculate),
+        adapters=tuple(models.resolve_adapters(args.adapter, len(args.llm))),
+        tokenizer=args.tokenizer,
+        vad=args.vad,
+        asr=models.resolve_optional(args.asr, "--asr", models.BUILT_IN_LISTENER),
+        turns=models.pocket("pocket-turns"),
+        tts=models.resolve_optional(args.tts, "--tts", models.BUILT_IN_SPEECH),
+        speakers=models.resolve_optional(args.speakers, "--speakers", models.BUILT_IN_SPEAKERS),
+        draw=models.resolve_drawing(args.draw),
+        embed=models.resolve_optional(args.embed, "--embed", models.BUILT_IN_EMBEDDING),
+        planner=_planned_roles(args),
+        door=door,
+        insecure=args.insecure,
+        log_format=args.log_format,
+    )
+    if nats_port is not None:
+        nats.find_server(), nats.find_configs()
+    state_file = Path(args.state_file) if args.state_file else None
+    store = Path(args.store).expanduser().resolve() if args.store else None
+    return Plan(stack, nats_port, state_file, store, nursery=args.nursery)
+
+
+def _speculation(how: str | None) -> str | None:
+    """Return decode's --speculate, with the absolute path of a draft model's folder."""
+    return how if how in (None, "off", "ngram") else str(Path(how).expanduser().resolve())
+
+
+def _planned_roles(args: Namespace) -> Path | None:
+    """Return the file of --planner, or the planner's default.
+
+    Raises ConfigError where the planner cannot scale this stack.
+    """
+    if args.planner is None:
+        return None
+    if len(args.llm) > 1:
+        raise ConfigError(
+            "--planner: several models are served, and all would be scaled alike; give one --llm"
+        )
+    path = Path(args.planner).expanduser().resolve() if args.planner else DEFAULT_ROLES
+    check_local(read_groups(path))
+    return path
+
+
+def _door(args: Namespace) -> AccessOptions:
+    """Return the gateway's access options, from flags or else from the environment."""
+
+    def file(name: str, remedy: str) -> Path | None:
+        given = getattr(args, name) or os.environ.get(f"MOTET_{name.upper()}")
+        if given and not Path(given).expanduser().is_file():
+            raise ConfigError(f"--{name.replace('_', '-')}: {given!r} is no file; {remedy}")
+        return Path(given).expanduser().resolve() if given else None
+
+    cert, key = file("tls_cert", "give a PEM file"), file("tls_key", "give a PEM file")
+    if (cert is None) != (key is None):
+        raise ConfigError("--tls-cert and --tls-key: only one is given; give both or neither")
+    return AccessOptions(
+        api_key_file=file("api_key_file", "write the key into one"),
+        tenants_file=file("tenants_file", "make one with `motet keys new TENANT`"),
+        allowed_origins=tuple(args.allowed_origins),
+        allowed_hosts=tuple(args.allowed_hosts),
+        trusted_proxies=tuple(args.trusted_proxies),
+        tls=None if cert is None or key is None else (cert, key),
+    )
+
+
+def _check_exposure(host: str, has_key: bool, insecure: bool) -> None:
+    if not (address.is_loopback(host) or has_key or insecure):
+        raise ConfigError(
+            f"--host: {host!r} can be reached from other machines; protect it with --api-key-file PATH"
+            " (or MOTET_API_KEY_FILE) or --tenants-file PATH (or MOTET_TENANTS_FILE), or say --insecure"
+        )
+
+
+def run(args: Namespace) -> int:
+    """Run until Ctrl-C or SIGTERM. Exit code: 0 all ended in order, 1 some had to be killed."""
+    todo = plan(args)
+    terminal = sys.stdout.isatty()
+    colour = terminal and not os.environ.get("NO_COLOR")
+    log = Log(sys.stdout, fmt=todo.stack.log_format, colour=colour, live=terminal)
+    stack = todo.stack
+    try:
+        # All gateways of a run accept from one socket, so a replacement refuses no client.
+        with (
+            address.bound(stack.host, stack.port) as listener,
+            _with_credentials(todo) as credentials,
+            published(stack.port, _connection(stack.nats_url, credentials)),
+        ):
+            todo = replace(
+                todo, stack=replace(stack, listen_fd=listener.fileno(), credentials=credentials)
+            )
+            return asyncio.run(Up(todo, log, listener).run())
+    finally:
+        log.close()
+
+
+@contextlib.contextmanager
+def _with_credentials(todo: Plan) -> Iterator[Path | None]:
+    """Yield the folder of the NATS users' passwords, made anew if this run has its own server."""
+    if todo.nats_port is None:
+        yield todo.stack.credentials
+        return
+    with private_folder(f"{todo.stack.port}-nats") as folder:
+        make_passwords(folder)
+        nats.stage(folder)
+        yield folder
+
+
+def _connection(nats_url: str, credentials: Path | None) -> Connection:
+    """Return the connection of the operator's commands."""
+    return Connection(nats_url, None if credentials is None else operator_password(credentials))
+
+
+class Up:
+    """Run a stack, from the first process to the last."""
+
+    def __init__(self, todo: Plan, log: Log, listener: socket.socket) -> None:
+        self._plan, self._log, self._listener = todo, log, listener
+        self._nursery = (
+            Nursery(
+                nursery_environment(), log.note, lambda line: log.child("nursery", "nursery", line)
+            )
+            if todo.nursery
+            else None
+        )
+        self._supervisor = Supervisor(log, on_change=self._changed, nursery=self._nursery)
+        self._stop = asyncio.Event()
+        self._kill = asyncio.Event()
+        self._unready = asyncio.Event()
+        self._reported = 0.0
+
+    @property
+    def url(self) -> str:
+        stack = self._plan.stack
+        return address.url(
+            address.local_view(stack.host), stack.port, tls=stack.door.tls is not None
+        )
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+        tasks = [asyncio.create_task(self._start()), asyncio.create_task(self._stop.wait())]
+        try:
+            async with AsyncExitStack() as exits:
+                await self._take_orders(exits)
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()  # raise errors of starting instead of stopping silently
+        finally:
+            tasks[0].cancel()
+            self._log.progress("")
+            self._listener.close()  # else clients would wait in a backlog that no process accepts
+            clean = await self._end()
+            if self._nursery is not None:
+                await self._nursery.close()
+        return 0 if clean else 1
+
+    async def _take_orders(self, exits: AsyncExitStack) -> None:
+        try:
+            await exits.enter_async_context(
+                orders.taken(orders.path_of(self._plan.stack.port), self._carry_out)
+            )
+        except ConfigError as error:
+            self._log.note(
+                f"`motet restart` and `motet scale` do not reach this run: {error.message}",
+                "warning",
+            )
+
+    async def _carry_out(self, order: orders.Order, tell: orders.Tell) -> None:
+        from motet_cli.supervision.rolling import (
+            Rolling,
+        )  # imports the bus, which nothing else here needs
+
+        stack = self._plan.stack
+        connection = with_environment(_connection(stack.nats_url, stack.credentials))
+        await Rolling(self._supervisor, connection, self._log.note).carry_out(order, tell)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop.is_set() and number == signal.SIGINT:
+            self._kill.set()
+        if not self._stop.is_set():
+            how = "; Ctrl-C again ends it at once" if number == signal.SIGINT else ""
+            self._log.note(f"stopping: requests in flight may finish{how}")
+        self._stop.set()
+
+    async def _start(self) -> None:
+        """Start everything, then log `ready` each time the stack has become so; never return."""
+        services = self._plan.stack.services()
+        self._log.reserve([spec.name for spec in services])
+        await self._start_nats()
+        later = self._start_services(services)
+        stack = self._plan.stack
+        adapters = [f"{adapter.partition('=')[0]} (adapter)" for adapter in stack.adapters]
+        speech = [f"{stack.tts.name} (speech)"] if stack.tts is not None else []
+        images = [f"{stack.draw.name} (images)"] if stack.draw is not None else []
+        self._log.note(
+            "serving "
+            + ", ".join([*(model.name for model in stack.models), *adapters, *speech, *images])
+        )
+        host, port = address.local_view(self._plan.stack.host), self._plan.stack.port
+        began: float | None = (
+            process_began()
+        )  # set for the first wait only, which counts from the start of the run
+        while True:
+            self._unready.clear()
+            took = await wait_until_ready(
+                host, port, self._show_progress, tls=self._plan.stack.door.tls is not None
+            )
+            self._log.progress("")
+            later.set()
+            if took > 0:
+                self._log.note(
+                    f"ready after {took if began is None else now() - began:.1f} s: {self.url}"
+                )
+            if began is not None:
+                await self._note_fallback()
+            began = None
+            await self._unready.wait()
+
+    async def _note_fallback(self) -> None:
+        """Warn where kernels run on torch: one line next to `ready`, not one per service."""
+        if text := await asyncio.to_thread(fallback_warning):
+            self._log.note(text, "warning")
+
+    def _start_services(self, services: list[ChildSpec]) -> asyncio.Event:
+        """Start services; return an event that starts those which wait for the chat to be ready.
+
+        They start in any case after `_CHAT_FIRST` seconds.
+        """
+        later = asyncio.Event()
+        for spec in services:
+            self._supervisor.add(spec, gate=None if goes_first(spec, len(services)) else later)
+        asyncio.get_running_loop().call_later(_CHAT_FIRST, later.set)
+        return later
+
+    async def _start_nats(self) -> None:
+        port = self._plan.nats_port
+        if port is None:
+            return
+        credentials = self._plan.stack.credentials
+        if credentials is None:
+            raise RuntimeError("a server of its own has passwords of its own")
+        self._supervisor.start([nats.spec(port, credentials, self._plan.store)])
+        while not await wait_for_port("127.0.0.1", port, _NATS_START):
+            self._log.note(f"NATS does not listen on port {port} yet", "warning")
+
+    async def _end(self) -> bool:
+        """Stop in order, or kill after a second Ctrl-C."""
+        stopping = asyncio.create_task(self._supervisor.stop())
+        hurry = asyncio.create_task(self._kill.wait())
+        await asyncio.wait([stopping, hurry], return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if not stopping.done():
+            stopping.cancel()
+            await self._supervisor.kill()
+            return False
+        return stopping.result()
+
+    def _show_progress(self, seconds: float, health: Health) -> None:
+        missing = health.missing or "the gateway does not answer yet"
+        self._log.progress(f"loading: {missing} ({seconds:.0f} s)")
+        if seconds - self._reported >= _STILL_LOADING or seconds < self._reported:
+            self._reported = seconds
+            if not self._log.live:
+                self._log.note(f"loading: {missing} ({seconds:.0f} s)")
+
+    def _changed(self) -> None:
+        self._unready.set()
+        if self._plan.state_file is not None:
+            _write_state(self._plan.state_file, self._state())
+
+    def _state(self) -> dict[str, object]:
+        return {
+            "pid": os.getpid(),
+            "url": self.url,
+            "nats_url": self._plan.stack.nats_url,
+            "nats_credentials": None
+            if self._plan.stack.credentials is None
+            else str(self._plan.stack.credentials),
+            "children": self._supervisor.describe(),
+        }
+
+
+def fallback_warning() -> str:
+    """Return a warning with a remedy if kernels have no native library here, else an empty text."""
+    reason = native.shortfall()
+    if not reason:
+        return ""
+    remedy = (
+        "unset it" if reason.startswith("MOTET_NATIVE") else "apt-get install g++ (Debian, Ubuntu)"
+    )
+    return (
+        f"kernels run on torch, several times slower: {reason}; remedy: {remedy}, then start again"
+    )
+
+
+def _write_state(path: Path, state: dict[str, object]) -> None:
+    """Replace the file atomically, so that a reader never sees half of it."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(state, indent=1))
+    part.replace(path)

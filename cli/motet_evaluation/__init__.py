@@ -1,0 +1,1 @@
+"""Evaluate the quality of engine settings offline: perplexity, tasks and speculation (`motet eval`)."""

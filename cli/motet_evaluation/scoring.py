@@ -1,0 +1,81 @@
+"""Compute the log-probabilities of a text, with the cache and matrices that serve requests."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+
+from motet_llm.attention.heavy_hitters import Watch
+from motet_llm.attention.prompt_compression import gather, store
+from motet_llm.engine.model_runner import ModelRunner
+from motet_llm.engine.request import Request
+from motet_llm.scheduling.scheduler import Work
+from motet_shared.errors import ConfigError
+from motet_shared.messages import Sampling
+
+STEP = 256  # tokens whose logits are computed per step
+
+
+@torch.inference_mode()
+def log_probabilities(
+    runner: ModelRunner, tokens: Sequence[int], watch: Watch | None = None
+) -> list[float]:
+    """Return the natural logarithm of each token's conditional probability, from the second on.
+
+    watch: the first tokens are a prompt, which is compressed before the others are computed. Raises
+    ConfigError for tokens outside the model's vocabulary, or more of them than its context has.
+    """
+    if len(tokens) > runner.context:
+        raise ConfigError(
+            f"{len(tokens)} tokens are more than the model's context of {runner.context}; shorten them"
+        )
+    if bad := [token for token in tokens if not 0 <= token < runner.vocab]:
+        raise ConfigError(
+            f"token {bad[0]} is none of the model's {runner.vocab}: give the tokenizer of this model"
+        )
+    found: list[float] = []
+    if len(tokens) < 2:
+        return found
+    with runner.other_caches(1, len(tokens)):
+        request = _request(runner, tokens, watch)
+        for first, end in pairwise(_bounds(len(tokens) - 1, watch)):
+            due = list(tokens[first + 1 : end + 1])
+            # The request has the tokens up to the next one; the others are a draft, since the
+            # logits of all draft tokens are returned.
+            request.tokens = list(tokens[: first + 1])
+            logits_RV = runner.forward([Work(request, len(due), tuple(due[:-1]))]).logits_RV
+            logprobs_RV = logits_RV.float().log_softmax(-1)
+            found += (
+                logprobs_RV.gather(1, torch.tensor(due, device=logits_RV.device).unsqueeze(1))
+                .squeeze(1)
+                .tolist()
+            )
+            request.num_computed = end
+            if watch is not None and end == watch.num_prompt:
+                rows = gather(runner.kv, request, watch)
+                request.left_out = watch.num_left_out
+                store(runner.kv, request, rows)
+    return found
+
+
+def _bounds(num_tokens: int, watch: Watch | None) -> list[int]:
+    """Return the token indices at which steps begin and end."""
+    bounds = {*range(0, num_tokens, STEP), num_tokens}
+    if watch is not None and watch.num_prompt < num_tokens:
+        bounds.add(watch.num_prompt)
+    return sorted(bounds)
+
+
+def _request(runner: ModelRunner, tokens: Sequence[int], watch: Watch | None) -> Request:
+    """Return a request that has all of the runner's cache."""
+    request = Request(0, 0, list(tokens[:1]), Sampling(), max_length=len(tokens), watch=watch)
+    needed = -(-len(tokens) // runner.kv.block_size)
+    groups = range(len(runner.kv.groups))
+    request.tables = [array("i", range(group * needed, (group + 1) * needed)) for group in groups]
+    if runner.states is not None:
+        request.state_slot = 0
+        runner.states.scrub(0)
+    return request

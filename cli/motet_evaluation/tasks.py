@@ -1,0 +1,88 @@
+"""Read tasks, questions with one right answer each, from JSON lines, and judge answers.
+
+A line is `{"question": …, "answer": …}`, or `{"messages": [{"role": …, "content": …}], "answer":
+…}`; `category` and `tools`, as chat templates take them, are optional. An answer is right if it
+equals the text, ignoring white space at its ends; one with `<tool_call>` is right if the calls are
+the same JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from motet_shared.errors import ConfigError
+
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A prompt with its right answer. messages: the prompt. category: for accuracy by category."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    answer: str
+    category: str = "all"
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def is_right(self, said: str) -> bool:
+        if _CALL not in self.answer:
+            return said.strip() == self.answer.strip()
+        return _calls(said) == _calls(self.answer)
+
+
+def read_tasks(path: Path) -> list[Task]:
+    """Return the tasks of a file. Raises ConfigError that names file, line and field."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"--tasks: {path} cannot be read: {error}; give a file of JSON lines"
+        ) from error
+    tasks = [
+        _task(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()
+    ]
+    if not tasks:
+        raise ConfigError(f"--tasks: {path} has no line; give at least one question")
+    return tasks
+
+
+def _task(where: str, line: str) -> Task:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}; give one JSON object per line") from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("answer"), str):
+        raise ConfigError(f"{where}: answer must be a text")
+    messages = fields.get("messages")
+    if messages is None and isinstance(fields.get("question"), str):
+        messages = [{"role": "user", "content": fields["question"]}]
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(_is_message(message) for message in messages)
+    ):
+        raise ConfigError(
+            f"{where}: give a question as text, or messages with role and content each"
+        )
+    category, tools = fields.get("category", "all"), fields.get("tools") or ()
+    if not isinstance(category, str) or not isinstance(tools, list | tuple):
+        raise ConfigError(f"{where}: category must be a text, and tools a list")
+    return Task(
+        messages=tuple(messages), answer=fields["answer"], category=category, tools=tuple(tools)
+    )
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and {"role", "content"} <= message.keys()
+
+
+def _calls(text: str) -> list[object] | None:
+    parts = [part.split(_CALL_END)[0] for part in text.split(_CALL)[1:]]
+    try:
+        return [json.loads(part) for part in parts]
+    except ValueError:
+        return None

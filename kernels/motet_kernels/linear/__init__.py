@@ -1,0 +1,1 @@
+"""Multiply by packed weights: plain, grouped, per head, in mixed formats, with LoRA adapters."""

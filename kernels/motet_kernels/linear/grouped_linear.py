@@ -1,0 +1,322 @@
+"""Multiply by weights of 4 or 8 bits in groups of inputs.
+
+    weight[n, k] = scale[n, g] · (code[n, k] - offset) + shift[n, g],  g = k // group
+
+GPTQ, AWQ, compressed-tensors and GGUF store weights so. The input is not rounded, and sums are
+float32: the result is the checkpoint's own weights times the input. An output row depends on its
+input row alone, bit for bit, where the native kernel computes (csrc/linear_grouped.cpp).
+
+| format | codes | memory layout, `[N, …]` bytes |
+|---|---|---|
+| int4 | uint8 from 0 to 15; offset 8 without shift | byte j of 32 inputs has inputs j and 16 + j |
+| int8 | int8 | a byte each |
+| float8 | float8_e4m3fn, finite | a byte each |
+
+Shapes: M rows, N output features, K input features, G groups of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from motet_kernels import gpu
+from motet_kernels.runtime.arguments import FLOATS, is_cpu
+from motet_kernels.runtime.errors import KernelError
+from motet_kernels.runtime.memory import huge_zeros
+from motet_kernels.runtime.native import Kernel
+
+from .linear import Linear, rows_of
+
+BLOCK = 32
+FLOAT8 = torch.float8_e4m3fn
+# The native kernel's numbers for the formats.
+KINDS = {"int4": 0, "int8": 1, "float8": 2}
+_FORMATS = {torch.uint8: "int4", torch.int8: "int8", FLOAT8: "float8"}
+_TWIN_ROWS = 2048  # rows that the twin unpacks at a time
+
+_GROUPED = Kernel("motet_linear_grouped", "piipippp" + "if" + "ppipiiiii")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWeights:
+    """A matrix in codes, scales float32 `[N, G]`, and shifts of the same shape or None.
+
+    `order_K`: column j of the codes is input `order_K[j]`. A group is of a multiple of 16 inputs,
+    of 32 for int4; the last one may be shorter. Raises `KernelError` on parts that do not fit each
+    other, and on values that are not finite.
+    """
+
+    codes_NK: Tensor
+    scale_NG: Tensor
+    shift_NG: Tensor | None
+    group: int
+    order_K: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if (
+            self.codes_NK.dtype not in _FORMATS
+            or self.codes_NK.dim() != 2
+            or 0 in self.codes_NK.shape
+        ):
+            what = f"{self.codes_NK.dtype} {list(self.codes_NK.shape)}"
+            raise KernelError(f"codes_NK: {what} must be [N, K] of uint8, int8 or float8_e4m3fn")
+        multiple = BLOCK if self.format == "int4" else BLOCK // 2
+        if self.group < 1 or self.group % multiple:
+            raise KernelError(
+                f"group: {self.group} must be a multiple of {multiple} for {self.format}"
+            )
+        features, inputs = self.codes_NK.shape
+        wanted = (features, -(-inputs // self.group))
+        for name, part in (("scale_NG", self.scale_NG), ("shift_NG", self.shift_NG)):
+            if part is None:
+                continue
+            if part.dtype != torch.float32 or part.shape != wanted:
+                raise KernelError(
+                    f"{name}: {part.dtype} {list(part.shape)} must be float32 {list(wanted)}"
+                )
+            if not bool(part.isfinite().all()):
+                raise KernelError(f"{name}: must be finite; repair the checkpoint")
+        if self.format == "float8" and not bool(self.codes_NK.float().isfinite().all()):
+            raise KernelError("codes_NK: must be finite; repair the checkpoint")
+        if self.order_K is not None and not torch.equal(
+            self.order_K.sort().values, torch.arange(inputs)
+        ):
+            raise KernelError(f"order_K: must be each of the {inputs} inputs once")
+
+    @property
+    def format(self) -> str:
+        return _FORMATS[self.codes_NK.dtype]
+
+    @property
+    def offset(self) -> float:
+        return 8.0 if self.format == "int4" and self.shift_NG is None else 0.0
+
+    def dense(self) -> Tensor:
+        """Return the weights in float32 `[N, K]`, inputs in their original order."""
+        weight_NK = _stand_for(
+            self.codes_NK.float(), self.scale_NG, self.shift_NG, self.group, self.offset
+        )
+        return _in_order(weight_NK, self.order_K)
+
+    def permuted(self, rows_N: Tensor) -> GroupWeights:
+        """Return the weights with output features in another order."""
+        shift_NG = None if self.shift_NG is None else self.shift_NG[rows_N]
+        return replace(
+            self, codes_NK=self.codes_NK[rows_N], scale_NG=self.scale_NG[rows_N], shift_NG=shift_NG
+        )
+
+
+def can_join(parts: Sequence[GroupWeights]) -> bool:
+    """Return True if products of one input with these weights can be computed as one.
+
+    They must have the same format, group size and input order.
+    """
+    first = parts[0]
+
+    def alike(part: GroupWeights) -> bool:
+        if part.order_K is None or first.order_K is None:
+            same_order = part.order_K is first.order_K
+        else:
+            same_order = torch.equal(part.order_K, first.order_K)
+        kinds = [
+            (p.format, p.group, p.shift_NG is None, p.codes_NK.shape[1]) for p in (part, first)
+        ]
+        return same_order and kinds[0] == kinds[1]
+
+    return all(map(alike, parts))
+
+
+def joined(parts: Sequence[GroupWeights]) -> GroupWeights:
+    """Return one matrix with the rows of all parts, for which `can_join` holds."""
+    shifts = [part.shift_NG for part in parts if part.shift_NG is not None]
+    return replace(
+        parts[0],
+        codes_NK=_cat([part.codes_NK for part in parts]),
+        scale_NG=torch.cat([part.scale_NG for part in parts]),
+        shift_NG=torch.cat(shifts) if shifts else None,
+    )
+
+
+def _cat(codes: Sequence[Tensor]) -> Tensor:
+    """Concatenate codes as bytes: torch does not concatenate float8."""
+    return torch.cat([part.view(torch.uint8) for part in codes]).view(codes[0].dtype)
+
+
+class GroupedLinear(Linear):
+    """Multiply by `GroupWeights`, as a `Linear`.
+
+    `format` is the format of the codes and, after a colon, the group size.
+    """
+
+    inputs = (*FLOATS, torch.float16)
+
+    def __init__(self, weights: GroupWeights, bias_N: Tensor | None, device: torch.device):
+        features, inputs = weights.codes_NK.shape
+        packed = _pack(weights.codes_NK, weights.format)
+        bias_N = None if bias_N is None else bias_N.detach().to(device, torch.float32, copy=True)
+        group = min(weights.group, packed.shape[1] * (2 if weights.format == "int4" else 1))
+        super().__init__(
+            packed.to(device), None, bias_N, (features, inputs), f"{weights.format}:{group}"
+        )
+        self.codes, self.group, self.offset = weights.format, group, weights.offset
+        self.register_buffer("scale_NG", _copied(weights.scale_NG, device))
+        self.register_buffer(
+            "shift_NG", None if weights.shift_NG is None else _copied(weights.shift_NG, device)
+        )
+        self.register_buffer(
+            "order_K", None if weights.order_K is None else weights.order_K.to(device, torch.int32)
+        )
+        self._exact = False
+
+    scale_NG: Tensor
+    shift_NG: Tensor | None
+    order_K: Tensor | None
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the product as `Linear.forward` does."""
+        shape = self.check(x, residual)
+        if gpu.takes(x) and is_cpu(self.packed) == is_cpu(x):
+            from motet_kernels.gpu import grouped_linear as kernels
+
+            x_MK = x.reshape(-1, self.in_features)
+            x_MK = x_MK if self.order_K is None else x_MK[:, self.order_K]
+            residual_MN = None if residual is None else residual.reshape(-1, self.out_features)
+            return kernels.grouped_linear(x_MK.contiguous(), self, residual_MN).view(shape)
+        if not is_native(x):
+            return self.forward_torch(x, residual)
+        out = x.new_empty(shape)
+        self.write(x, residual, out, 0)
+        return out
+
+    def write(self, x: Tensor, residual: Tensor | None, out: Tensor, column: int) -> None:
+        """Write the product and `residual`, if given, to columns of a dense `out` from `column` on.
+
+        The residual is as wide as `out`; its same columns are added. Native kernel only; the caller
+        has checked that arguments fit and are of one type.
+        """
+        native = _GROUPED.native()
+        assert native is not None
+        is_bf16, width = x.dtype == torch.bfloat16, out.shape[-1]
+        held, stride = rows_of(x, self.in_features)
+        more, more_stride = (None, 0) if residual is None else rows_of(residual, width)
+        begin = column * out.element_size()
+        native(
+            *(
+                held.data_ptr(),
+                is_bf16,
+                stride,
+                self.packed.data_ptr(),
+                KINDS[self.codes],
+                self.scale_NG.data_ptr(),
+            ),
+            *(_at(self.shift_NG), _at(self.order_K), self.group, self.offset, _at(self.bias_N)),
+            *(None if more is None else more.data_ptr() + begin, more_stride),
+            *(out.data_ptr() + begin, is_bf16, width),
+            *(x.numel() // self.in_features, self.out_features, self.in_features),
+        )
+
+    def forward_torch(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Compute `forward` in torch: its twin.
+
+        Weights are unpacked some rows at a time, which limits memory use.
+        """
+        x_MK = x.reshape(-1, self.in_features).float()
+        starts = range(0, self.out_features, _TWIN_ROWS)
+        parts = [
+            F.linear(x_MK, self.weight(n, min(n + _TWIN_ROWS, self.out_features))) for n in starts
+        ]
+        out_MN = torch.cat(parts, dim=1)
+        if self.bias_N is not None:
+            out_MN = out_MN + self.bias_N
+        out = out_MN.view(*x.shape[:-1], self.out_features)
+        return (out if residual is None else out + residual).to(x.dtype)
+
+    def round_input(self, x_MK: Tensor) -> Tensor:
+        return x_MK.float()
+
+    def weight(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return rows `start` to `stop` of the weights, in float32 `[stop - start, K]`."""
+        codes_NK = _unpack(self.packed[start:stop], self.codes)[:, : self.in_features]
+        return self._weight(codes_NK, slice(start, stop))
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Return rows of the weights by index, float32 `[..., K]`: an embedding lookup in codes."""
+        flat = ids.reshape(-1)
+        codes_NK = _unpack(self.packed[flat], self.codes)[:, : self.in_features]
+        return self._weight(codes_NK, flat).view(*ids.shape, self.in_features)
+
+    def _weight(self, codes_NK: Tensor, rows: slice | Tensor) -> Tensor:
+        shift_NG = None if self.shift_NG is None else self.shift_NG[rows]
+        weight_NK = _stand_for(codes_NK, self.scale_NG[rows], shift_NG, self.group, self.offset)
+        return _in_order(weight_NK, self.order_K)
+
+
+def is_native(x: Tensor) -> bool:
+    """Return True if the native kernel takes rows like x."""
+    return is_cpu(x) and x.dtype in FLOATS and _GROUPED.native() is not None
+
+
+def quantize_float8(weight_NK: Tensor) -> GroupWeights:
+    """Return float8 codes with a scale per output, whose largest code is 448.
+
+    Raises `KernelError` on values that are not finite.
+    """
+    wide_NK = weight_NK.detach().float()
+    if not bool(wide_NK.isfinite().all()):
+        raise KernelError("weight_NK: must be finite; repair the checkpoint")
+    scale_N1 = (wide_NK.abs().amax(1, keepdim=True) / 448).clamp(min=1.2e-38)
+    return GroupWeights(
+        (wide_NK / scale_N1).to(FLOAT8), scale_N1, None, -(-wide_NK.shape[1] // BLOCK) * BLOCK
+    )
+
+
+def _stand_for(
+    codes_NK: Tensor, scale_NG: Tensor, shift_NG: Tensor | None, group: int, offset: float
+) -> Tensor:
+    """Return the float32 weights that codes represent."""
+    inputs = codes_NK.shape[1]
+    weight_NK = scale_NG.repeat_interleave(group, 1)[:, :inputs] * (codes_NK - offset)
+    return (
+        weight_NK
+        if shift_NG is None
+        else weight_NK + shift_NG.repeat_interleave(group, 1)[:, :inputs]
+    )
+
+
+def _in_order(weight_NK: Tensor, order_K: Tensor | None) -> Tensor:
+    return (
+        weight_NK
+        if order_K is None
+        else torch.empty_like(weight_NK).index_copy_(1, order_K.long(), weight_NK)
+    )
+
+
+def _copied(part_NG: Tensor, device: torch.device) -> Tensor:
+    """Return a contiguous copy on `device`, whatever the strides were."""
+    return part_NG.to(device, copy=True, memory_format=torch.contiguous_format)
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _pack(codes_NK: Tensor, form: str) -> Tensor:
+    """Return bytes `[N, …]`, K padded to whole blocks of 32."""
+    padded_NK = F.pad(codes_NK.view(torch.uint8), (0, -codes_NK.shape[1] % BLOCK))
+    if form == "int4":
+        halves = padded_NK.unflatten(1, (-1, 2, BLOCK // 2))
+        padded_NK = (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1)
+    return huge_zeros(tuple(padded_NK.shape), torch.uint8).copy_(padded_NK)
+
+
+def _unpack(packed: Tensor, form: str) -> Tensor:
+    """Return float32 codes `[N, K]`, padding included."""
+    if form == "int4":
+        both = packed.unflatten(1, (-1, BLOCK // 2))
+        return torch.stack((both & 15, both >> 4), dim=2).flatten(1).float()
+    return packed.view(torch.int8 if form == "int8" else FLOAT8).float()

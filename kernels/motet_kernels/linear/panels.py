@@ -1,0 +1,84 @@
+"""Pack weights in the order in which the matrix kernels read them.
+
+That is panels of 32 output features, within a panel by input. Each format has a pack function and
+its inverse over a range of panels; csrc/linear_*.cpp documents the layout of the bytes.
+
+Shapes: N output features, K input features, P = ⌈N/32⌉ panels, G = ⌈K/32⌉ groups.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from motet_kernels.runtime.memory import huge_zeros
+
+from .quantization import GROUP
+
+PANEL = 32
+GROUP_BYTES = 576
+
+
+def pack_floats(weight_NK: Tensor) -> Tensor:
+    """Return `[P, K/2, 2, 32]` float32 or `[P, K/2, 32, 2]` bfloat16, by the weights' type."""
+    blocks = _pad(weight_NK, 2).unflatten(0, (-1, PANEL)).unflatten(2, (-1, 2))
+    return _on_huge_pages(
+        blocks.permute(0, 2, 1, 3)
+        if weight_NK.dtype == torch.bfloat16
+        else blocks.permute(0, 2, 3, 1)
+    )
+
+
+def unpack_floats(packed: Tensor) -> Tensor:
+    """Return the float32 rows `[32 panels, K]` of these panels, padding included."""
+    blocks = (
+        packed.permute(0, 2, 1, 3) if packed.dtype == torch.bfloat16 else packed.permute(0, 3, 1, 2)
+    )
+    return blocks.flatten(2).flatten(0, 1).float()
+
+
+def pack_bytes(q_NK: Tensor) -> Tensor:
+    """Return `[P, K/4, 32, 4]` bytes of w + 128 from int8 weights."""
+    blocks = _pad(q_NK, 4).unflatten(0, (-1, PANEL)).unflatten(2, (-1, 4))
+    return _on_huge_pages(blocks.permute(0, 2, 1, 3).to(torch.int16).add_(128).to(torch.uint8))
+
+
+def unpack_bytes(packed: Tensor) -> Tensor:
+    """Return the int8 weights as float32 `[32 panels, K]`, without their scales."""
+    return packed.permute(0, 2, 1, 3).flatten(2).flatten(0, 1).float() - 128
+
+
+def pack_nibbles(q_NK: Tensor, scale_NG: Tensor) -> Tensor:
+    """Return `[P, G, 576]` bytes: 32 x 32 weights of four bits, then their 32 bfloat16 scales.
+
+    A group of a panel holds 32 inputs of each of its 32 columns, and a scale per column.
+    """
+    blocks = (
+        (_pad(q_NK, GROUP) + 8)
+        .to(torch.uint8)
+        .unflatten(0, (-1, PANEL))
+        .unflatten(2, (-1, 2, 4, 4))
+    )
+    both = blocks[:, :, :, 0] | blocks[:, :, :, 1] << 4  # [P, 32, G, 4, 4]
+    nibbles = both.permute(0, 2, 3, 1, 4).flatten(2)
+    scales = (
+        _pad(scale_NG, 1).unflatten(0, (-1, PANEL)).transpose(1, 2).contiguous().view(torch.uint8)
+    )
+    return _on_huge_pages(torch.cat([nibbles, scales], dim=2))
+
+
+def unpack_nibbles(packed: Tensor) -> Tensor:
+    """Return float32 weights `[32 panels, 32 G]`, scales applied."""
+    both = packed[:, :, :512].unflatten(2, (4, PANEL, 4)).permute(0, 3, 1, 2, 4)
+    q = torch.stack([both & 15, both >> 4], dim=3).flatten(2).float() - 8
+    scales = packed[:, :, 512:].contiguous().view(torch.bfloat16).transpose(1, 2).float()
+    return (q.unflatten(2, (-1, GROUP)) * scales.unsqueeze(3)).flatten(2).flatten(0, 1)
+
+
+def _pad(rows: Tensor, multiple: int) -> Tensor:
+    return F.pad(rows, (0, -rows.shape[1] % multiple, 0, -rows.shape[0] % PANEL))
+
+
+def _on_huge_pages(blocks: Tensor) -> Tensor:
+    return huge_zeros(tuple(blocks.shape), blocks.dtype).copy_(blocks)

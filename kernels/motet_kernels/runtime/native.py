@@ -1,0 +1,269 @@
+"""Choose, load and if necessary build the native library for this CPU, on first use.
+
+A kernel is an `extern "C"` function of csrc/, called through ctypes, which releases the GIL; it
+takes pointers and sizes that its Python wrapper has checked. Where no library is available,
+`Kernel.native()` is None and the wrapper calls its torch twin.
+
+    MOTET_NATIVE   off, or an instruction set: avx512bf16, avx512vnni, avx512, avx2, scalar;
+                   default: the CPU's best. Automatic types follow it too (`preferred`)
+    MOTET_CACHE    where libraries are kept (~/.cache/motet)
+    CXX            the compiler (g++)
+
+`python -m motet_kernels.runtime.native build [--all]` builds in advance for this CPU, or for every
+CPU of its architecture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from .build import ISAS, BuildError, Isa, build, supported
+from .errors import KernelError
+
+TORCH = "torch"
+_CTYPES: dict[str, type[ctypes._SimpleCData]] = {
+    "p": ctypes.c_void_p,
+    "i": ctypes.c_int64,
+    "f": ctypes.c_float,
+}
+
+
+class _Noting(threading.local):
+    """Hold this thread's callback for successful native calls."""
+
+    note: Callable[[Kernel, tuple[object, ...]], None] | None = None
+
+
+log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_kernels: list[Kernel] = []
+_library: ctypes.CDLL | None = None
+_noting = _Noting()
+_naming = False
+_status: dict[str, str] | None = None
+
+
+class Kernel:
+    """Represent a function of the native library.
+
+    `signature` has one letter per argument: p pointer, i int64, f float. The function returns an
+    int64: 0 for success, or a code that its wrapper interprets.
+    """
+
+    def __init__(self, name: str, signature: str):
+        self.name, self.signature = name, signature
+        self._types = [_CTYPES[letter] for letter in signature]
+        self._function: Callable[..., int] | None = None
+        self._plain: Callable[..., int] | None = None
+        _kernels.append(self)
+        if _library is not None:
+            self._bind(_library)
+
+    def native(self) -> Callable[..., int] | None:
+        """Return the C function, or None where torch computes. Loads the library on first use."""
+        if _status is None:
+            load()
+        return self._function if _noting.note is None or self._plain is None else self._noted
+
+    def replayed(self) -> int | None:
+        """Return the address of the entry point for tapes, or None if the kernel has none."""
+        entry = getattr(_library, f"{self.name}_replay", None)
+        return None if entry is None else ctypes.cast(entry, ctypes.c_void_p).value
+
+    def _noted(self, *args: object) -> int:
+        assert self._plain is not None
+        result = self._plain(*args)
+        if result == 0 and _noting.note is not None:
+            _noting.note(self, args)
+        return result
+
+    def _bind(self, library: ctypes.CDLL | None) -> None:
+        self._function = self._plain = None
+        if library is not None:
+            function = library[self.name]
+            function.argtypes = self._types
+            function.restype = ctypes.c_int64
+            self._function = self._plain = function
+
+    def _named(self, *args: object) -> int:
+        import torch
+
+        assert self._plain is not None
+        with torch.profiler.record_function(self.name):
+            return self._plain(*args)
+
+
+def load() -> dict[str, str]:
+    """Load the library that `MOTET_NATIVE`, or else the CPU, selects, and return `status()`.
+
+    Later calls do nothing.
+    """
+    with _lock:
+        if _status is None:
+            _choose(os.environ.get("MOTET_NATIVE", ""))
+    return status()
+
+
+def select(name: str) -> dict[str, str]:
+    """Switch to another instruction set or to `off`, and return `status()`.
+
+    No kernel may be running. The empty name is the CPU's best.
+    """
+    with _lock:
+        _choose(name)
+    return status()
+
+
+def preferred() -> str:
+    """Return the name of the instruction set that automatic choices follow, or `off`.
+
+    Nothing is built or loaded. Raises `KernelError` where `MOTET_NATIVE` names one that does not
+    exist or that this CPU lacks.
+    """
+    name = os.environ.get("MOTET_NATIVE", "")
+    return name if name == "off" else _find(name).name
+
+
+def shortfall() -> str:
+    """Return why kernels run on torch on this machine, or an empty text.
+
+    Builds the library if it is in no cache.
+    """
+    try:
+        name = preferred()
+        if name == "off":
+            return "MOTET_NATIVE=off"
+        build(ISAS[name])
+    except BuildError as error:
+        return str(error)
+    return ""
+
+
+def fallback() -> dict[str, float]:
+    """Return `kernels_on_torch` for a heartbeat if loading left this process without the library.
+
+    It is empty where the library is loaded, or was not asked for yet.
+    """
+    return {"kernels_on_torch": 1.0} if _status is not None and _status["isa"] == TORCH else {}
+
+
+@contextmanager
+def named_calls() -> Iterator[None]:
+    """Make torch's profiler show every native call under its kernel's name, within the context."""
+    global _naming
+    _naming = True
+    for kernel in _kernels:
+        kernel._function = kernel._named if kernel._plain is not None else None
+    try:
+        yield
+    finally:
+        _naming = False
+        for kernel in _kernels:
+            kernel._function = kernel._plain
+
+
+def naming() -> bool:
+    """Return True within `named_calls`."""
+    return _naming
+
+
+@contextmanager
+def noting(note: Callable[[Kernel, tuple[object, ...]], None]) -> Iterator[None]:
+    """Call `note` after every native call of this thread that succeeds, within the context."""
+    _noting.note = note
+    try:
+        yield
+    finally:
+        _noting.note = None
+
+
+def status() -> dict[str, str]:
+    """Return `isa`, what kernels run on (`torch` for the twins), and `reason`.
+
+    `reason` is why that is not the CPU's best, or empty.
+    """
+    return dict(_status or load())
+
+
+def _choose(name: str) -> None:
+    global _library, _status
+    library, isa, reason = None, TORCH, ""
+    try:
+        if name == "off":
+            reason = "MOTET_NATIVE=off"
+        else:
+            chosen = _find(name)
+            library, isa, reason = (
+                _open(chosen),
+                chosen.name,
+                f"MOTET_NATIVE={name}" if name else "",
+            )
+    except BuildError as error:
+        reason = str(error)
+        log.warning("kernels run on torch, several times slower: %s", reason)
+    for kernel in _kernels:
+        kernel._bind(library)
+    _library, _status = library, {"isa": isa, "reason": reason}
+
+
+def _find(name: str) -> Isa:
+    able = supported()
+    if not name:
+        return able[0]
+    if name not in ISAS:
+        raise KernelError(f"MOTET_NATIVE: {name!r} is not one of off, {', '.join(ISAS)}")
+    if ISAS[name] not in able:
+        raise KernelError(
+            f"MOTET_NATIVE: this CPU has no {name}; it has {', '.join(isa.name for isa in able)}"
+        )
+    return ISAS[name]
+
+
+def _open(isa: Isa) -> ctypes.CDLL:
+    import torch  # noqa: F401  (brings the OpenMP runtime that the library needs)
+
+    path = build(isa)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as first:
+        # This torch was built with another OpenMP runtime than GCC's.
+        try:
+            ctypes.CDLL("libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
+            return ctypes.CDLL(str(path))
+        except OSError:
+            raise BuildError(f"cannot load {path}: {first}") from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m motet_kernels.runtime.native", description="Build the native kernels."
+    )
+    parser.add_argument("command", choices=["build"])
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="for every CPU of this architecture, not only for this one",
+    )
+    options = parser.parse_args(arguments)
+    wanted = supported()[:1]
+    if options.all:
+        wanted = [isa for isa in ISAS.values() if platform.machine() == "x86_64" or not isa.needs]
+    for isa in wanted:
+        try:
+            print(f"kernels: {build(isa)}")
+        except BuildError as error:
+            print(f"kernels: not built, torch computes: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Chat: messages in, text out, with failover between tokenizers.
+
+    outcome = Outcome()
+    request = Chat(model="pocket-chat", messages=…, sampling=Sampling())
+    async with aclosing(chat(bus, request, outcome)) as batches:
+        async for batch in batches:  # list[Text]: all that has arrived
+            print("".join(item.text for item in batch), end="", flush=True)
+    print(outcome.end.status, outcome.end.usage)
+
+If the tokenizer dies, the stream continues at another one, which replays the token ids that were
+received: no text is lost, repeated or changed (the seed is part of the request, so the noise
+continues too). Leaving the generator early is a remote cancel; `aclosing` makes that prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import msgspec
+
+from motet_pipelines.failover import Failover, StreamMoves
+from motet_shared.messages import Chat, Complete, End, Resume, Text
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.epochs import NO_EPOCH, Epoch
+
+from .models import CHAT_ROLES, check_known
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome(StreamMoves):
+    """Result of a reply besides its text; complete once the generator has ended."""
+
+    end: End | None = None
+
+
+async def chat(
+    bus: Bus,
+    request: Chat | Complete,
+    outcome: Outcome | None = None,
+    *,
+    deadline: float | None = None,
+    patience: float = 5.0,
+    epoch: Epoch = NO_EPOCH,
+) -> AsyncGenerator[list[Text], None]:
+    """Yield the reply in batches of whatever has arrived.
+
+    `deadline`: seconds for the whole reply. `patience`: seconds without progress, in which an
+    instance may appear or restart, before the last retryable error is raised. Other errors are
+    raised at once, Overloaded too unless text has been sent.
+    """
+    outcome = outcome or Outcome()
+    ids: list[int] = []
+    text_len = 0
+    moves = Failover(
+        bus,
+        "tokenizer",
+        bus.directory.base_of(request.model),  # tokenizers do not announce adapters
+        outcome,
+        lambda: len(ids),
+        patience=patience,
+        deadline=deadline,
+        check=partial(check_known, model=request.model),
+        behind=CHAT_ROLES[1:],
+    )
+    while True:
+        async with moves as instance:
+            stream = bus.open(
+                "tokenizer", request, instance=instance, deadline=moves.left(), epoch=epoch
+            )
+            async with stream:
+                async for batch in cast(AsyncIterator[list[Text]], stream.batches()):
+                    text_len += _note(batch, ids)
+                    yield batch
+                outcome.end = stream.end
+                return
+        request = msgspec.structs.replace(request, resume=Resume(ids, text_len) if ids else None)
+
+
+def _note(batch: list[Text], ids: list[int]) -> int:
+    """Add the token ids of `batch` to `ids`; return its characters, with tool arguments."""
+    length = 0
+    for item in batch:
+        ids += item.ids
+        length += len(item.text)
+        if item.tools:
+            length += sum(len(tool.arguments) for tool in item.tools)
+    return length

@@ -1,0 +1,72 @@
+"""List the chat models that can be served: those announced by a ready tokenizer and a ready decode.
+
+Adapters of a model are announced by decode alone; tokenizers announce the base model.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from motet_shared.errors import Unavailable, UnknownModel
+from motet_shared.messages import ModelCard
+from motet_shared.wire.discovery import Directory
+
+CHAT_ROLES = ("tokenizer", "decode")
+
+
+def servable(directory: Directory) -> dict[str, ModelCard]:
+    """Return the cards of the models that can answer now, by name, then those of their adapters."""
+    known, decoded = (
+        {c.name: c for beat in directory.ready(role) for c in beat.models} for role in CHAT_ROLES
+    )
+    models = {name: card for name, card in sorted(known.items()) if name in decoded}
+    adapters = {
+        name: replace(models[card.parent], name=name, parent=card.parent, created=card.created)
+        for name, card in sorted(decoded.items())
+        if card.parent in models and name not in models
+    }
+    return models | adapters
+
+
+def missing(directory: Directory) -> list[str]:
+    """Return the roles without a ready instance; empty if a model may be served."""
+    return [role for role in CHAT_ROLES if not directory.ready(role)]
+
+
+def check_known(directory: Directory, model: str) -> None:
+    """Raise UnknownModel if instances announce models and `model` is none of them.
+
+    Raises Unavailable while decode announces no model and a role has no ready instance. A tokenizer
+    that is down makes no model unknown; adapters are known to decode alone. A model that is still
+    to come, or that was lost and may return, is known.
+    """
+    beats = [beat for role in CHAT_ROLES for beat in directory.instances(role)]
+    names = sorted({card.name for beat in beats for card in beat.models})
+    if model in names or any(directory.is_coming(role, model) for role in CHAT_ROLES):
+        return
+    decoded = any(beat.models for beat in directory.instances("decode"))
+    if missing(directory) and not decoded:
+        raise Unavailable(
+            f"model {model!r}: no {' and no '.join(missing(directory))} is ready yet", param="model"
+        )
+    message = f"model {model!r} does not exist here; there are: {', '.join(names) or 'none'}"
+    raise UnknownModel(message, param="model")
+
+
+def sees(directory: Directory, model: str) -> bool:
+    """Return True if chats with a model may hold pictures, or if no tokenizer announces it yet."""
+    base = directory.base_of(model)
+    cards = [
+        card for beat in directory.ready("tokenizer") for card in beat.models if card.name == base
+    ]
+    return not cards or any(card.images for card in cards)
+
+
+def without_eyes(directory: Directory) -> list[str]:
+    """Return the servable models that accept pictures but have no ready vision instance."""
+    cards = servable(directory).values()
+    return [
+        c.name
+        for c in cards
+        if c.images and not directory.ready("vision", model=c.parent or c.name)
+    ]

@@ -1,0 +1,95 @@
+"""See: a question about pictures in, text out: vision → chat.
+
+    question = [{"type": "image"}, {"type": "text", "text": "What do you see?"}]
+    messages = [{"role": "user", "content": question}]
+    request = Chat(model="pocket-chat", messages=messages, sampling=Sampling())
+    pictures = [Shown(Path("circles.png").read_bytes())]
+    async with aclosing(see(bus, store, request, pictures)) as batches:
+        async for batch in batches:  # list[Text], as of `chat`
+            print("".join(item.text for item in batch), end="", flush=True)
+
+Each {"type": "image"} in the messages stands for the next of the pictures. They lie in `store`
+during the request; the tokenizer has them encoded by the vision service, which caches a picture by
+its content: one of an earlier turn costs nothing. If either service dies, another instance
+continues. Leaving early is a remote cancel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import msgspec
+
+from motet_pipelines.voice.sound_files import Bytes
+from motet_shared.blobs.store import BlobStore
+from motet_shared.messages import BlobRef, Chat, Image, Text
+from motet_shared.wire.bus import Bus
+
+from .chat import Outcome, chat
+
+_READERS = 1 << 20  # no limit in practice: the file is dropped when the reply has ended
+_TTL = 660.0  # seconds, where there is no deadline
+_SPARE = 60.0  # seconds that a file is kept beyond the deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Picture or video: a file in any format, and the resolution (of each frame) for the model."""
+
+    data: Bytes
+    max_pixels: int = 0  # scale down to about this many; 0: as many as the model takes
+    param: str = ""  # path in the client's request, which errors name
+    is_video: bool = False
+
+
+async def see(
+    bus: Bus,
+    store: BlobStore,
+    request: Chat,
+    pictures: Sequence[Shown],
+    outcome: Outcome | None = None,
+    *,
+    deadline: float | None = None,
+    patience: float = 5.0,
+) -> AsyncGenerator[list[Text], None]:
+    """Yield the reply in batches; `deadline` and `patience` as in `chat`.
+
+    Without pictures it is a chat.
+    """
+    async with lent_pictures(store, pictures, deadline) as images:
+        asked = msgspec.structs.replace(request, images=images)
+        async with aclosing(
+            chat(bus, asked, outcome, deadline=deadline, patience=patience)
+        ) as batches:
+            async for batch in batches:
+                yield batch
+
+
+@asynccontextmanager
+async def lent_pictures(
+    store: BlobStore, pictures: Sequence[Shown], deadline: float | None = None
+) -> AsyncIterator[list[Image]]:
+    """Keep the pictures in `store` while in the block; yield their references for any chats.
+
+    Equal files are stored once.
+    """
+    ttl = _TTL if deadline is None else deadline + _SPARE
+    lent: dict[Bytes, BlobRef] = {}
+    try:
+        for picture in pictures:
+            if picture.data not in lent:
+                lent[picture.data] = await store.put_async(picture.data, readers=_READERS, ttl=ttl)
+        yield [
+            Image(
+                file=lent[one.data],
+                max_pixels=one.max_pixels,
+                param=one.param,
+                is_video=one.is_video,
+            )
+            for one in pictures
+        ]
+    finally:
+        for ref in lent.values():
+            store.drop(ref)

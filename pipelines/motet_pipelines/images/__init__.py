@@ -1,0 +1,1 @@
+"""Draw images: plain drawing, drawing with review, and chats in which pictures are drawn."""

@@ -1,0 +1,99 @@
+"""Imagine: a chat in which the language model draws: think → draw → look → describe.
+
+The model is given the tool `draw`. Where it calls the tool, the picture is drawn and added to the
+chat, and the model continues with the picture as input, if it accepts images:
+
+    brush = Draw(model="pocket-draw", prompt="")
+    async with aclosing(imagine(bus, store, request, brush)) as events:
+        async for event in events:
+            if isinstance(event, Drawing):    # a finished picture
+                Path("drawn.png").write_bytes(event.data)
+            elif isinstance(event, Stroke):   # progress of a picture
+                print(f"{event.step}/{event.steps}")
+            else:                             # list[Text]: text before and after pictures
+                print("".join(item.text for item in event), end="")
+
+A picture that cannot be drawn now, or whose call has invalid arguments, becomes an error result for
+the model, which explains it to the user; an error in `brush` is raised to the caller. Each stage
+fails over to another instance when its service dies, and leaving the generator early cancels what
+is in progress: text, picture or description.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+import msgspec
+
+from motet_pipelines.chat.chat import Outcome
+from motet_pipelines.chat.vision import Shown, see
+from motet_shared.blobs.store import BlobStore
+from motet_shared.errors import MotetError
+from motet_shared.messages import Chat, Draw, Stroke, Text
+from motet_shared.wire.bus import Bus
+
+from .chat_drawing import Conversation, Drawing, Turn, is_told
+from .draw import Drawn, draw
+
+Event = list[Text] | Stroke | Drawing
+
+
+async def imagine(
+    bus: Bus,
+    store: BlobStore,
+    request: Chat,
+    brush: Draw,
+    pictures: Sequence[Shown] = (),
+    outcome: Outcome | None = None,
+    *,
+    sees: bool = False,
+    deadline: float | None = None,
+    patience: float = 5.0,
+) -> AsyncGenerator[Event, None]:
+    """Yield text, strokes and pictures as they come; `outcome` sums up all turns of the model.
+
+    `brush` gives the settings of the pictures: prompts come from the model, seeds follow that of
+    `request`. `pictures` are those of the messages. `sees`: show drawn pictures to the model. Calls
+    of the caller's tools end the reply. `deadline`: seconds for everything; `patience` as in
+    `chat`.
+    """
+    talk = Conversation(request, pictures, outcome or Outcome(), sees=sees)
+    left = _countdown(bus, deadline)
+    while True:
+        turn = Turn()
+        words = see(
+            bus,
+            store,
+            talk.request,
+            talk.pictures,
+            turn.outcome,
+            deadline=left(),
+            patience=patience,
+        )
+        async with aclosing(words):
+            async for batch in words:
+                yield turn.heard(batch)
+        for call in turn.calls:
+            painted = Drawn()
+            try:
+                asked = msgspec.structs.replace(brush, prompt=call.prompt(), seed=talk.next_seed())
+                async with aclosing(
+                    draw(bus, store, asked, painted, deadline=left(), patience=patience)
+                ) as strokes:
+                    async for stroke in strokes:
+                        yield stroke
+                yield talk.shows(call, painted)
+            except MotetError as error:
+                if not is_told(error):
+                    raise
+                talk.tells(call, error)
+        if talk.is_over(turn):
+            return
+
+
+def _countdown(bus: Bus, deadline: float | None) -> Callable[[], float | None]:
+    """Return a function that returns the seconds left of `deadline`, which starts now."""
+    now = bus.clock.now
+    expires = None if deadline is None else now() + deadline
+    return lambda: None if expires is None else expires - now()

@@ -1,0 +1,1 @@
+"""Process voice: speech in, turns, transcription, diarization, and speech out."""

@@ -1,0 +1,180 @@
+"""Caption a turn while it is spoken: live transcription with failover between recognizers.
+
+    captions = Captions(bus, Listen(model="pocket-asr", sample_rate=24000), sound, start)
+    captions.reach(ms)                          # audio up to here belongs to the turn
+    captions.stable, captions.tail              # the transcript; `stable` only grows
+    captions.pause()                            # a pause: transcribe everything so far
+    text = await captions.settled()
+    captions.go_on()                            # the speaker resumes
+    captions.finish()                           # the turn is over
+
+If the recognizer dies, another one transcribes the turn again from its beginning. The same happens
+when the speaker resumes after a pause, as the recognizer took the pause for the end. Stable text
+stays whatever the re-transcription says: only what goes beyond it is added.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from motet_pipelines.failover import Failover, StreamMoves
+from motet_shared.errors import MotetError, as_motet_error
+from motet_shared.messages import Listen, Partial, Segment
+from motet_shared.wire.bus import Bus
+
+from .audio_buffer import AudioBuffer
+from .retranscription import continued
+from .turn_audio import TurnAudio
+
+ROLE = "asr"
+LONG_MS = 20_000  # ms; longer audio transcribed up to a pause is not transcribed again
+
+
+class Captions:
+    """Transcribe the turn that begins at `start`, in ms of `sound`.
+
+    The buffer has to keep the turn until `finish` or `close`. Runs in a task of its own, which ends
+    with the turn, or with an error that `settled` raises.
+    """
+
+    def __init__(
+        self, bus: Bus, request: Listen, sound: AudioBuffer, start: float, *, patience: float = 5.0
+    ):
+        self.stable = ""
+        self.tail = ""  # tentative text after `stable`, until a later result confirms it
+        self.hearings = 0
+        self._bus, self._request, self._patience = bus, request, patience
+        self._excerpt = TurnAudio(sound, start)
+        self._outcome = StreamMoves()
+        self._watchers: list[Callable[[], object]] = []
+        self._before = ""  # transcript of the audio before the excerpt
+        self._settled: asyncio.Future[None] = _future()
+        self._task = asyncio.create_task(self._run(), name="captions")
+
+    # ----------------------------------------------------------------------------------- transcript
+    @property
+    def text(self) -> str:
+        """Return the whole transcript so far."""
+        return (self.stable + self.tail).strip()
+
+    @property
+    def is_settled(self) -> bool:
+        """Return True if all audio so far is transcribed; `tail` is then as certain as `stable`."""
+        return self._settled.done() and not self.failed
+
+    @property
+    def failed(self) -> bool:
+        """Return True if no further text will come."""
+        return self._settled.done() and (
+            self._settled.cancelled() or self._settled.exception() is not None
+        )
+
+    def watch(self, changed: Callable[[], object]) -> None:
+        """Register a callback for every change, including the end and errors."""
+        self._watchers.append(changed)
+
+    async def settled(self) -> str:
+        """Wait for the transcript up to the last pause, or of the whole turn, and return it.
+
+        Raises the error that ended the transcription.
+        """
+        await asyncio.shield(self._settled)
+        return self.text
+
+    # --------------------------------------------------------------------------- extent of the turn
+    def reach(self, until: float) -> None:
+        """Extend the turn to at least `until`, in ms."""
+        self._excerpt.reach(until)
+
+    def pause(self) -> None:
+        """Transcribe up to the reached position as if the turn ended there."""
+        self._excerpt.pause()
+
+    def go_on(self) -> None:
+        """Continue the turn after a pause."""
+        if self.is_settled:
+            self._settled = _future()
+            if self._excerpt.ms > LONG_MS:
+                self._before = self.stable = self.stable + self.tail
+                self.tail = ""
+                self._excerpt.cut()
+        self._excerpt.go_on()
+
+    def finish(self) -> None:
+        """End the turn at the reached position; the buffer may forget its audio."""
+        self._excerpt.finish()
+
+    async def close(self) -> None:
+        """Cancel the transcription."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    # -------------------------------------------------------------------------------- transcription
+    async def _run(self) -> None:
+        try:
+            more = True
+            while more:
+                stretch = self._excerpt.stretch
+                await self._hear(stretch)
+                if stretch == self._excerpt.stretch:
+                    self._settle()
+                more = await self._excerpt.more(stretch)
+        except Exception as error:
+            self._settle(as_motet_error(error))
+        finally:
+            self._settled.cancel()
+
+    def _settle(self, error: MotetError | None = None) -> None:
+        if not self._settled.done():
+            if error is None:
+                self._settled.set_result(None)
+            else:
+                self._settled.set_exception(error)
+        self._tell()
+
+    def _tell(self) -> None:
+        for changed in self._watchers:
+            changed()
+
+    async def _hear(self, stretch: int) -> None:
+        """Transcribe all audio of the turn, and what follows until the next pause."""
+        self._outcome.instance = None  # any instance may be picked, the last one too
+        moves = Failover(
+            self._bus,
+            ROLE,
+            self._request.model,
+            self._outcome,
+            lambda: self.hearings,
+            patience=self._patience,
+        )
+        while True:
+            async with (
+                moves as instance,
+                self._bus.open(ROLE, self._request, instance=instance) as stream,
+            ):
+                sending = asyncio.create_task(self._excerpt.send_to(stream), name="captions")
+                try:
+                    async for body in stream:
+                        if isinstance(body, Partial | Segment):
+                            self._take(body, self._excerpt.lasts(stretch))
+                finally:
+                    sending.cancel()
+                    await asyncio.gather(sending, return_exceptions=True)
+                return
+
+    def _take(self, body: Partial | Segment, lasts: bool) -> None:
+        """Add a result. The end of a stretch is stable only if the speaker does not resume."""
+        self.hearings += 1
+        if isinstance(body, Partial) and lasts:
+            self.stable += continued(self.stable, self._before + body.stable)
+        whole = body.stable + body.tail if isinstance(body, Partial) else body.text
+        self.tail = continued(self.stable, self._before + whole)
+        self._tell()
+
+
+def _future() -> asyncio.Future[None]:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    # Retrieve the exception, so that asyncio logs no warning if it is never awaited.
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future

@@ -1,0 +1,209 @@
+"""Transcribe a sound file with the speaker of each part.
+
+    asked = Diarization()
+    async with aclosing(transcribe_speakers(bus, store, data, request, asked, hearing)) as parts:
+        async for part in parts:
+            print(f"{part.speaker}: {part.segment.text}")
+
+A voice activity service marks the speech; while the first window is transcribed, a speakers service
+returns a voice vector for each stretch of it, far faster than real time. If a service dies, another
+instance continues with what is left. Leaving a generator early is a remote cancel; `aclosing` makes
+that prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import groupby
+from string import ascii_uppercase
+from typing import NamedTuple
+
+import msgspec
+
+from motet_pipelines.failover import Failover, StreamMoves
+from motet_pipelines.instances import served
+from motet_shared.blobs.store import BlobStore
+from motet_shared.errors import Unavailable
+from motet_shared.messages import Segment, Survey, Transcribe, Voice, Voices
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.discovery import Directory
+
+from .diarize import Known, Span, Turn, identify, turns, who_says, windows
+from .file_speech import survey
+from .sound_files import Bytes, lent
+from .transcribe import NO_AUDIO, Hearing, transcribe
+
+ROLE = "speakers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diarization:
+    """Settings of a diarization: how speech is found, and audio of known speakers."""
+
+    speech: Survey = field(default_factory=lambda: Survey(audio=NO_AUDIO))
+    known: tuple[tuple[str, Bytes], ...] = ()
+    model: str = ""  # empty: the first one that is served
+
+
+class Part(NamedTuple):
+    """Text that one speaker says. The segment's id counts these parts."""
+
+    segment: Segment
+    speaker: str
+
+
+class Heard(NamedTuple):
+    """Voice vectors of stretches of a file, in order, and the cosine from which two match."""
+
+    vectors: list[array[float]]
+    alike: float
+
+
+def speakers_model(directory: Directory, name: str = "") -> str:
+    """Return the speakers model, by default the first one served.
+
+    Raises Unavailable if there is none.
+    """
+    names = [name] if name else list(served(directory, ROLE))
+    if not names:
+        raise Unavailable("no speakers service is ready; start one: motet up --speakers")
+    return names[0]
+
+
+async def voices(
+    bus: Bus,
+    store: BlobStore,
+    data: Bytes,
+    request: Voices,
+    *,
+    deadline: float | None = None,
+    patience: float = 5.0,
+) -> Heard:
+    """Return the voice vectors of the request's spans of the file `data`, with failover."""
+    model = speakers_model(bus.directory, request.model)
+    vectors: list[array[float]] = []
+    alike, wanted = 1.0, len(request.spans) or 1
+    what = "comparison of the speakers"
+    moves = Failover(
+        bus,
+        ROLE,
+        model,
+        StreamMoves(),
+        lambda: len(vectors),
+        patience=patience,
+        deadline=deadline,
+        what=what,
+    )
+    while len(vectors) < wanted:
+        async with moves as instance, lent(store, data, instance) as ref:
+            left = request.spans[len(vectors) :]
+            asked = msgspec.structs.replace(request, audio=ref, spans=left, model=model)
+            async with bus.open(ROLE, asked, instance=instance, deadline=moves.left()) as stream:
+                async for item in stream:
+                    if isinstance(item, Voice):
+                        vectors.append(array("f", item.vector))
+                        alike = item.alike
+    return Heard(vectors, alike)
+
+
+async def diarize(
+    bus: Bus,
+    store: BlobStore,
+    data: Bytes,
+    speech: Sequence[Span],
+    asked: Diarization,
+    *,
+    deadline: float | None = None,
+    patience: float = 5.0,
+) -> tuple[list[Turn], dict[int, str]]:
+    """Return the turns in the file `data`, and the names of known speakers.
+
+    `speech`: spans in seconds, in order and disjoint.
+    """
+    if not speech:
+        return [], {}
+
+    async def listen(sound: Bytes, spans: list[Span]) -> Heard:
+        request = Voices(audio=NO_AUDIO, spans=spans, model=asked.model)
+        return await voices(bus, store, sound, request, deadline=deadline, patience=patience)
+
+    heard = await listen(data, windows(speech))
+    known = [Known(name, (await listen(sound, [])).vectors[0]) for name, sound in asked.known]
+    found = await asyncio.to_thread(turns, speech, heard.vectors, heard.alike)
+    return found, identify(found, speech, heard.vectors, known, heard.alike)
+
+
+async def transcribe_speakers(
+    bus: Bus,
+    store: BlobStore,
+    data: Bytes,
+    request: Transcribe,
+    asked: Diarization,
+    outcome: Hearing | None = None,
+    *,
+    deadline: float | None = None,
+    patience: float = 5.0,
+) -> AsyncGenerator[Part, None]:
+    """Yield the text of the file `data` as it becomes final, each part with its speaker.
+
+    Speakers whose audio was given have their names, the others A, B, … in order of appearance.
+    """
+    began = bus.clock.now()
+    spoken = await survey(bus, store, data, asked.speech, deadline=deadline, patience=patience)
+    left = None if deadline is None else deadline - (bus.clock.now() - began)
+    work = diarize(bus, store, data, spoken.spans, asked, deadline=left, patience=patience)
+    telling = asyncio.create_task(work, name="diarize")
+    hearing = msgspec.structs.replace(request, words=True, speech=spoken.spans)
+    segments = transcribe(bus, store, data, hearing, outcome, deadline=left, patience=patience)
+    try:
+        async with aclosing(segments):
+            script: _Script | None = None
+            async for segment in segments:
+                script = script or _Script(*await telling)
+                for part in script.parts(segment):
+                    yield part
+            await telling
+    finally:
+        telling.cancel()
+        await asyncio.gather(telling, return_exceptions=True)
+
+
+class _Script:
+    """Attribute segments of text to named speakers."""
+
+    def __init__(self, turns: list[Turn], known: dict[int, str]):
+        self._turns = turns
+        self._names = dict(known)
+        self._letters = letters(set(known.values()))
+        self._count = 0
+
+    def parts(self, segment: Segment) -> Iterator[Part]:
+        """Yield a segment by its speakers; the texts of all parts joined are the segment's text."""
+        words = segment.words or [(segment.text, segment.start, segment.end)]
+        for who, said in groupby(words, lambda word: who_says(self._turns, word[1], word[2])):
+            own = list(said)
+            text, start, end = "".join(word[0] for word in own), own[0][1], own[-1][2]
+            part = msgspec.structs.replace(
+                segment, id=self._count, start=start, end=end, text=text, words=own
+            )
+            self._count += 1
+            if who not in self._names:
+                self._names[who] = next(self._letters)
+            yield Part(part, self._names[who])
+
+
+def letters(taken: set[str]) -> Iterator[str]:
+    """Yield A, B, … Z, AA, AB, …, without the taken ones."""
+    length = 1
+    while True:
+        for number in range(26**length):
+            name = "".join(
+                ascii_uppercase[number // 26**place % 26] for place in reversed(range(length))
+            )
+            if name not in taken:
+                yield name
+        length += 1

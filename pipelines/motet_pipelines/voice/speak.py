@@ -1,0 +1,153 @@
+"""Speak: text in, PCM out while it is synthesized, with failover between instances.
+
+    async with aclosing(speak(bus, Speak(model="pocket-tts", text="Hello there."))) as batches:
+        async for batch in batches:  # list[Audio]: all that has arrived
+            play(b"".join(item.data for item in batch))
+
+If the instance dies, the stream continues at another one from the last whole sentence: its samples
+are synthesized again (the noise depends on seed, sentence and frame alone) and those already
+received are left out, so no word is lost or repeated. Leaving a generator early is a remote cancel;
+`aclosing` makes that prompt.
+
+`narrate` speaks a text that is still being written: each sentence as soon as it is complete, the
+first clause sooner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import cast
+
+import msgspec
+
+from motet_media.audio import SAMPLE_BYTES
+from motet_pipelines.failover import Failover, StreamMoves
+from motet_shared.messages import Audio, Speak, SpeechResume, Usage
+from motet_shared.text.sentences import Chunk, Cutter
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.epochs import NO_EPOCH, Epoch
+
+RATE = 24_000  # Hz of the PCM
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome(StreamMoves):
+    """Totals of a speech; complete once the generator has ended."""
+
+    samples: int = 0
+    # Of all whole sentences: prompt tokens are those of their text, completion tokens are frames.
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """Position of the caller: the end of the last whole sentence, and samples of the next one."""
+
+    text: int = 0
+    samples: int = 0
+    skip: int = 0
+
+    def note(self, batch: Iterable[Audio], outcome: Outcome) -> None:
+        """Add a batch to the position and to the outcome."""
+        for item in batch:
+            here = len(item.data) // SAMPLE_BYTES
+            outcome.samples += here
+            self.skip += here
+            if item.text > self.text:
+                self.text, self.samples, self.skip = item.text, self.samples + self.skip, 0
+            if item.usage is not None:
+                outcome.usage.prompt_tokens += item.usage.prompt_tokens
+                outcome.usage.completion_tokens += item.usage.completion_tokens
+
+    def resume(self) -> SpeechResume:
+        return SpeechResume(self.text, self.samples, self.skip)
+
+
+async def speak(
+    bus: Bus,
+    request: Speak,
+    outcome: Outcome | None = None,
+    *,
+    deadline: float | None = None,
+    patience: float = 5.0,
+    epoch: Epoch = NO_EPOCH,
+) -> AsyncGenerator[list[Audio], None]:
+    """Yield the speech in batches of whatever has arrived.
+
+    `deadline`: seconds for everything. `patience`: seconds without progress, in which an instance
+    may appear or restart, before the last retryable error is raised. Other errors are raised at
+    once, Overloaded too unless audio was sent.
+    """
+    outcome = outcome or Outcome()
+    heard = _Heard()
+    moves = Failover(
+        bus,
+        "tts",
+        request.model,
+        outcome,
+        lambda: outcome.samples,
+        patience=patience,
+        deadline=deadline,
+        what="speech",
+    )
+    while True:
+        async with moves as instance:
+            stream = bus.open("tts", request, instance=instance, deadline=moves.left(), epoch=epoch)
+            async with stream:
+                async for batch in cast(AsyncIterator[list[Audio]], stream.batches()):
+                    heard.note(batch, outcome)
+                    yield batch
+                return
+        request = msgspec.structs.replace(request, resume=heard.resume())
+
+
+async def narrate(
+    bus: Bus,
+    request: Speak,
+    pieces: AsyncIterator[str],
+    outcome: Outcome | None = None,
+    *,
+    deadline: float | None = None,
+    patience: float = 5.0,
+    epoch: Epoch = NO_EPOCH,
+) -> AsyncGenerator[list[Audio], None]:
+    """Speak `pieces` while they come; `request.text` is not used.
+
+    The audio equals `speak` of all of it.
+
+    Items count over the whole text: their sentences, the times of their words, and their positions
+    in the text. `deadline`: seconds for each sentence.
+    """
+    outcome = outcome or Outcome()
+    async for number, chunk in _chunks(pieces):
+        part = msgspec.structs.replace(request, text=chunk.text, sentence=number)
+        base = round(outcome.samples / RATE * 1000)
+        spoken = speak(bus, part, outcome, deadline=deadline, patience=patience, epoch=epoch)
+        async with aclosing(_counted(spoken, base, chunk)) as batches:
+            async for batch in batches:
+                yield batch
+
+
+async def _chunks(pieces: AsyncIterator[str]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    cutter, number = Cutter(), 0
+    async for piece in pieces:
+        for chunk in cutter.push(piece):
+            yield number, chunk
+            number += 1
+    for chunk in cutter.flush():
+        yield number, chunk
+        number += 1
+
+
+async def _counted(
+    batches: AsyncGenerator[list[Audio], None], base: int, chunk: Chunk
+) -> AsyncGenerator[list[Audio], None]:
+    """Yield the items of one sentence with times and positions of the whole text."""
+    async with aclosing(batches):
+        async for batch in batches:
+            for item in batch:
+                item.words = [(word, start + base, end + base) for word, start, end in item.words]
+                item.text = chunk.end if item.text else 0
+            yield batch

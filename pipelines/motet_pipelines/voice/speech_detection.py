@@ -1,0 +1,104 @@
+"""Detect speech: live audio in, edges of speech out, with failover between VAD services.
+
+    sound = AudioBuffer(24000)
+    async with aclosing(listen(bus, Detect(sample_rate=24000), sound)) as edges:
+        async for edge in edges:                # another task calls `await sound.hear(pcm)`
+            if edge.kind == "start":
+                sound.hold(start := edge.ms)
+            elif edge.kind == "stop":
+                turn = sound.between(start, edge.ms)
+                sound.settle(edge.ms)
+
+If the service dies, another one processes what still matters again: the current turn, or the last
+moments of the pause. No edge is reported twice. Leaving the generator early is a remote cancel;
+`aclosing` makes it prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Literal
+
+from motet_pipelines.failover import EndlessFailover
+from motet_shared.messages import Detect, SpeechEdge
+from motet_shared.wire.bus import Bus
+
+from .audio_buffer import AudioBuffer
+
+ROLE, MODEL = "vad", "silero-vad"
+# Frames of two instances begin at different samples. Edges up to this many ms before the last
+# reported position count as new, or a final end of speech might never be reported.
+FRAMES_MS = 64
+
+
+async def listen(
+    bus: Bus, request: Detect, sound: AudioBuffer, *, patience: float = 5.0
+) -> AsyncGenerator[SpeechEdge, None]:
+    """Yield the edges of speech, in times of `sound`.
+
+    `patience`: seconds in which a service may appear or restart before the last retryable error is
+    raised.
+    """
+    known = _Told()
+    moves = EndlessFailover(bus, ROLE, request.model or MODEL, patience=patience)
+    while True:
+        async with moves as instance, bus.open(ROLE, request, instance=instance) as stream:
+            base = sound.begin
+            known.restart()
+            sending = asyncio.create_task(sound.send_to(stream), name="listen")
+            try:
+                async for edge in stream:
+                    if (
+                        isinstance(edge, SpeechEdge)
+                        and (told := known.take(edge, base)) is not None
+                    ):
+                        yield told
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+            return
+
+
+class _Told:
+    """Record reported edges, as an instance that takes over reprocesses audio and may differ."""
+
+    def __init__(self) -> None:
+        self._until = 0  # ms up to which audio was processed
+        self._state = self._seen = "silent"  # as reported, and as the current instance sees it
+
+    def restart(self) -> None:
+        """Start with another instance."""
+        self._seen = "silent"
+
+    def take(self, edge: SpeechEdge, base: float) -> SpeechEdge | None:
+        """Return the edge to report, in times of the sound, or None if it is known.
+
+        The instance received the sound from `base` ms on.
+        """
+        self._seen = _STATES.get(edge.kind, self._seen)
+        ms, speech_ms, heard_ms = (
+            round(base + time) for time in (edge.ms, edge.speech_ms, edge.heard_ms)
+        )
+        if heard_ms < self._until - FRAMES_MS:
+            return None
+        self._until = heard_ms = max(heard_ms, self._until)
+        kind = edge.kind
+        if self._seen != self._state:
+            kind = _CHANGES[self._state, self._seen]
+            self._state = _STATES[kind]
+        elif kind in _STATES:
+            return None
+        return SpeechEdge(kind, ms, speech_ms, heard_ms)
+
+
+Kind = Literal["start", "stop", "idle", "pause", "resume", "heard"]
+_STATES = {"start": "talking", "resume": "talking", "pause": "pausing", "stop": "silent"}
+_CHANGES: dict[tuple[str, str], Kind] = {
+    ("silent", "talking"): "start",
+    ("silent", "pausing"): "start",  # the next edge reports the pause
+    ("talking", "pausing"): "pause",
+    ("pausing", "talking"): "resume",
+    ("talking", "silent"): "stop",
+    ("pausing", "silent"): "stop",
+}

@@ -1,0 +1,144 @@
+"""Transcribe: a sound file in, final segments out, with failover between recognizers.
+
+    outcome = Hearing()
+    request = Transcribe(model="pocket-asr", audio=NO_AUDIO)
+    async with aclosing(transcribe(bus, store, data, request, outcome)) as segments:
+        async for segment in segments:
+            print(segment.text, end="", flush=True)
+    print(outcome.duration, outcome.language)
+
+If the recognizer dies, another one continues at the window that was not complete: no segment is
+lost or repeated. With `speech`, a voice activity service first finds the speech: the file is cut
+there, and long silences are skipped. Without one the audio level decides. The file lies in `store`
+only while an instance fetches it. Leaving the generator early is a remote cancel; `aclosing` makes
+that prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+import msgspec
+
+from motet_pipelines.failover import RETRYABLE, Failover, StreamMoves
+from motet_shared.blobs.store import BlobStore
+from motet_shared.messages import (
+    BlobRef,
+    End,
+    HearingResume,
+    Recording,
+    Segment,
+    Survey,
+    Transcribe,
+)
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.stream import Stream
+
+from . import file_speech as survey
+from . import speech_detection as listen
+from .sound_files import Bytes, lent
+
+ROLE = "asr"
+NO_AUDIO = BlobRef("shm", "", "", 0)  # placeholder in a request whose file is passed separately
+
+
+@dataclass(slots=True, kw_only=True)
+class Hearing(StreamMoves):
+    """Facts about a recording besides its text; complete once the generator has ended."""
+
+    duration: float = 0.0
+    language: str = ""
+    language_name: str = ""
+    end: End | None = None
+
+
+async def transcribe(
+    bus: Bus,
+    store: BlobStore,
+    data: Bytes,
+    request: Transcribe,
+    outcome: Hearing | None = None,
+    *,
+    speech: Survey | None = None,
+    deadline: float | None = None,
+    patience: float = 5.0,
+) -> AsyncGenerator[Segment, None]:
+    """Yield the segments of the file `data` as they become final.
+
+    `speech`: how speech is found; None: as the request says. `deadline`: seconds for everything.
+    `patience`: seconds without progress, in which an instance may appear or restart, before the
+    last retryable error is raised. Other errors are raised at once, Overloaded too unless there was
+    text.
+    """
+    outcome = outcome or Hearing()
+    progress = _Progress()
+    moves = Failover(
+        bus,
+        ROLE,
+        request.model,
+        outcome,
+        lambda: progress.count,
+        patience=patience,
+        deadline=deadline,
+        what="transcription",
+    )
+    if speech is not None:
+        spans = await _spans(bus, store, data, speech, moves.left())
+        request = msgspec.structs.replace(request, speech=spans)
+    while True:
+        async with moves as instance, lent(store, data, instance) as ref:
+            asked = msgspec.structs.replace(
+                request, audio=ref, resume=progress.resume(outcome.language)
+            )
+            async with bus.open(ROLE, asked, instance=instance, deadline=moves.left()) as stream:
+                async for segment in _segments(stream, outcome, progress):
+                    yield segment
+                outcome.end = stream.end
+                return
+
+
+async def _spans(
+    bus: Bus, store: BlobStore, data: Bytes, request: Survey, deadline: float | None
+) -> list[tuple[float, float]] | None:
+    """Return the spans of speech, or None if no voice activity service is available."""
+    if not bus.directory.ready(listen.ROLE, model=request.model or listen.MODEL):
+        return None
+    try:
+        return (
+            await survey.survey(bus, store, data, request, deadline=deadline, patience=0.0)
+        ).spans
+    except RETRYABLE:
+        return None
+
+
+class _Progress:
+    """Track how far the segments have come, in the recognizer's terms."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._window = 0
+        self._first = 0  # id of the window's first segment
+
+    def note(self, segment: Segment) -> None:
+        if segment.window != self._window:
+            self._window, self._first = segment.window, segment.id
+        self.count = segment.id + 1
+
+    def resume(self, language: str) -> HearingResume | None:
+        if not self.count:
+            return None
+        return HearingResume(self._window, self._first, self.count - self._first, language)
+
+
+async def _segments(
+    stream: Stream, outcome: Hearing, progress: _Progress
+) -> AsyncGenerator[Segment, None]:
+    async for batch in stream.batches():
+        for item in batch:
+            if isinstance(item, Segment):
+                progress.note(item)
+                yield item
+            elif isinstance(item, Recording):
+                outcome.duration = item.duration
+                outcome.language, outcome.language_name = item.language, item.language_name

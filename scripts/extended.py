@@ -1,0 +1,200 @@
+"""Run a part of `make extended`, and write what came out to tests/extended/results/PART.json, to be committed.
+
+    scripts/extended.py PART [arguments of the steps that are pytest's]
+    MOTET_EXTENDED_FRESH=1   begin anew instead of going on behind the last step that passed
+
+A part is a list of steps. Each that has passed at this commit is written down at once, so that a run that was broken
+off goes on behind it. A result names date, processor, commit, seconds and the end of the output of each step.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "tests" / "extended" / "results"
+TAIL = 2000  # characters of a step's output that are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A command and the environment that it adds. seconds: after which it is ended, and has failed."""
+
+    name: str
+    argv: Sequence[str]
+    seconds: int
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def pytest_step(name: str, seconds: int, *argv: str, **env: str) -> Step:
+    """Return a step that runs pytest."""
+    return Step(name=name, argv=("-m", "pytest", "-q", *argv), seconds=seconds, env=env)
+
+
+def storm(name: str, length: int, *argv: str) -> Step:
+    """Return a step of mixed traffic for `length` seconds while processes fail."""
+    path = os.pathsep.join(str(ROOT / folder) for folder in ("tests", "models/recipes"))
+    options = ("-m", "chaos.storm", "--seconds", str(length), *argv)
+    return Step(name=name, argv=options, seconds=length + 120, env={"PYTHONPATH": path})
+
+
+def marked(part: str, seconds: int) -> Step:
+    """Return a step that runs the tests that carry `extended(part)`."""
+    return pytest_step(f"tests of {part}", seconds, f"--tier=extended-{part}")
+
+
+PARTS: dict[str, list[Step]] = {
+    "peers": [
+        marked("peers", 600),
+        *(
+            Step(
+                name=f"benchmarks/{name}.py --quick",
+                argv=(f"benchmarks/{name}.py", "--quick"),
+                seconds=1000,
+            )
+            for name in ("llm", "images", "voice")
+        ),
+    ],
+    "conformance": [
+        marked("conformance", 1800),
+        pytest_step(
+            "long schedules of all families",
+            1800,
+            "tests/unit/motet_llm/test_llm_exactness.py",
+            "-k",
+            "at_length",
+            MOTET_SCHEDULES="5",
+        ),
+    ],
+    "storm": [
+        marked("storm", 300),
+        *(storm(f"storm of seed {seed}", 900, "--seed", str(seed)) for seed in (1, 2, 3)),
+    ],
+    "soak": [
+        marked("soak", 300),
+        pytest_step("fuzzed frames", 1800, "tests/fuzz/test_frames.py", MOTET_FUZZ_FRAMES="200000"),
+        pytest_step("fuzzed requests", 800, "tests/fuzz/test_http.py", MOTET_FUZZ_EXAMPLES="100"),
+        pytest_step(
+            "fuzzed sessions", 500, "tests/fuzz/test_realtime.py", MOTET_FUZZ_SESSIONS="300"
+        ),
+        storm("traffic with few failures", 1700, "--every", "300", "--seed", "4"),
+    ],
+    "groups": [marked("groups", 3600)],
+    "gpu": [
+        marked("gpu", 2400),
+        Step(name="benchmarks/gpu_kernels.py", argv=("benchmarks/gpu_kernels.py",), seconds=1200),
+    ],
+}
+
+
+def git(*argv: str) -> str:
+    """Return what a git command prints."""
+    return subprocess.run(
+        ["git", *argv], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def processor() -> str:
+    """Return the model name of the processor and its number of threads."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else 'unknown'}, {os.cpu_count()} threads"
+
+
+def commit() -> str:
+    """Return the commit that is checked out, with `+` where tracked files differ from it, results left out."""
+    changed = git(
+        "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS.relative_to(ROOT)}"
+    )
+    return git("rev-parse", "HEAD") + ("+" if changed else "")
+
+
+def run_step(step: Step, extra: Sequence[str]) -> dict[str, Any]:
+    """Run a step and return its result: `passed`, `seconds`, `output`."""
+    argv = [sys.executable, *step.argv, *(extra if "pytest" in step.argv else ())]
+    began, env = time.monotonic(), {**os.environ, **step.env}
+    lines: list[str] = []
+    with subprocess.Popen(
+        ["timeout", "--kill-after=30", str(step.seconds), *argv],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    # pytest ends with 5 where it has selected nothing: a part without tests of its own.
+    passed = process.returncode == 0 or (process.returncode == 5 and "pytest" in step.argv)
+    seconds = round(time.monotonic() - began, 1)
+    return {
+        "name": step.name,
+        "passed": passed,
+        "seconds": seconds,
+        "output": "".join(lines)[-TAIL:],
+    }
+
+
+def load(path: Path, at: str) -> list[dict[str, Any]]:
+    """Return the steps that a run of the same commit has passed; none of a tree with changes."""
+    if not path.exists() or at.endswith("+") or os.environ.get("MOTET_EXTENDED_FRESH") == "1":
+        return []
+    document = json.loads(path.read_text(encoding="utf-8"))
+    return (
+        [step for step in document["steps"] if step["passed"]] if document["commit"] == at else []
+    )
+
+
+def run_part(
+    name: str, steps: Sequence[Step], extra: Sequence[str] = (), results: Path = RESULTS
+) -> bool:
+    """Run the steps of a part that have not passed yet; return whether all have. Results go to `results`/NAME.json."""
+    results.mkdir(parents=True, exist_ok=True)
+    path, at = results / f"{name}.json", commit()
+    done = load(path, at)
+    for step in steps:
+        if step.name in {one["name"] for one in done}:
+            print(f"extended: {step.name} has passed already at {at[:12]}")
+            continue
+        print(f"extended: {step.name}", flush=True)
+        done.append(run_step(step, extra))
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        document = {
+            "part": name,
+            "date": date,
+            "processor": processor(),
+            "commit": at,
+            "steps": done,
+        }
+        path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    for one in done:
+        print(
+            f"extended: {'passed' if one['passed'] else 'FAILED'} {one['name']} ({one['seconds']:g} s)"
+        )
+    return all(one["passed"] for one in done)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run as a script: exit status 0 if every step passed, 2 for a wrong part."""
+    if not argv or argv[0] not in PARTS:
+        print(
+            f"extended: PART={argv[0] if argv else ''}: give one of {', '.join(PARTS)}",
+            file=sys.stderr,
+        )
+        return 2
+    return 0 if run_part(argv[0], PARTS[argv[0]], argv[1:]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,182 @@
+"""Define the engine and model family interfaces: audio windows in, decoded results out.
+
+Windows join at any time and every step serves all that are present. `add` and `cancel` are called
+between steps, by the thread that steps; after its `StepOutput` a window is gone and its key may be
+reused.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from motet_asr.config import EngineConfig
+from motet_kernels.runtime.device import describe, dtype_name
+from motet_shared.errors import (
+    BadRequest,
+    InternalError,
+    MotetError,
+    Overloaded,
+    UnsupportedParameter,
+)
+
+from .request import Heard, Key, Options, Piece, StepOutput
+
+SAMPLE_RATE = 16_000
+Audio = np.ndarray[tuple[int], np.dtype[np.float32]]
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A window that has not been encoded yet. `features`: as prepared by its family."""
+
+    key: Key
+    options: Options
+    features: Tensor
+    seconds: float
+
+
+@dataclass(slots=True)
+class Counts:
+    steps: int = 0
+    encoded: int = 0
+    tokens: int = 0
+    audio_seconds: float = 0.0
+    fallbacks: int = 0
+    batch_size: int = 0
+
+
+class Family(ABC):
+    """Implement a kind of model, without its scheduling.
+
+    window: longest audio at a time, in seconds.
+    vocab: number of token ids.
+    device, dtype: where and in which type the model computes.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    window: float
+    vocab: int
+    translates = False
+    prompts = False  # whether it can continue from a text given as prompt
+    languages: frozenset[str] = frozenset()  # that may be requested; empty: none
+
+    @abstractmethod
+    def features(self, audio: Audio) -> Tensor:
+        """Compute the encoder's input from at most `window` seconds of audio. Thread-safe."""
+
+    @abstractmethod
+    def pieces(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:
+        """Return text with times. `seconds`: length of the window. Thread-safe."""
+
+    def describe(self) -> dict[str, str]:
+        """Return what was chosen when the model was loaded, such as dtype and device."""
+        return {"dtype": dtype_name(self.dtype), **describe(self.device)}
+
+    def code(self, language: str) -> str:
+        """Return the code of a language given by code or name; unchanged if it is neither."""
+        return language.strip().lower()
+
+    def language_name(self, code: str) -> str:
+        return code
+
+    def check(self, options: Options) -> None:
+        """Raise BadRequest or UnsupportedParameter for options that the model does not support."""
+        if options.task == "translate" and not self.translates:
+            raise BadRequest(
+                "this model only transcribes; translation needs a multilingual Whisper",
+                param="task",
+            )
+        if options.prompt.strip() and not self.prompts:
+            raise UnsupportedParameter(
+                "`prompt`: this model cannot go on from a text; leave it out", param="prompt"
+            )
+        if options.language and self.languages and options.language not in self.languages:
+            known = ", ".join(sorted(self.languages))
+            raise BadRequest(
+                f"language {options.language!r} is not known to this model; it knows {known}"
+            )
+
+
+class Engine(ABC):
+    """Queue windows and collect outputs; base class of the engines."""
+
+    def __init__(self, config: EngineConfig, family: Family):
+        self.config = config
+        self.family = family
+        self.counts = Counts()
+        self._waiting: list[Waiting] = []
+        self._pending: list[StepOutput] = []
+
+    def prepare(self, audio: Audio) -> Tensor:
+        """Compute a window's features for `add`. Thread-safe. Raises BadRequest if too long."""
+        seconds = len(audio) / SAMPLE_RATE
+        if seconds > self.family.window + 1e-6:
+            raise BadRequest(
+                f"a window has {seconds:.2f} s; the model takes at most {self.family.window:g} s"
+            )
+        with torch.inference_mode():
+            return self.family.features(audio)
+
+    def add(self, key: Key, features: Tensor, seconds: float, options: Options) -> None:
+        """Queue a window. Raises BadRequest, or Overloaded when the queue is full."""
+        self.family.check(options)
+        if self.holds(key):
+            raise BadRequest(f"window {key!r} is being heard already")
+        if len(self._waiting) >= self.config.max_waiting:
+            raise Overloaded(f"{len(self._waiting)} windows are waiting (max_waiting)")
+        self._waiting.append(Waiting(key, options, features, seconds))
+
+    def cancel(self, key: Key) -> None:
+        """Drop a window and free its resources at once; unknown keys have ended, so are ignored."""
+        self._waiting = [waiting for waiting in self._waiting if waiting.key != key]
+
+    def holds(self, key: Key) -> bool:
+        return any(waiting.key == key for waiting in self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._pending)
+
+    @torch.inference_mode()
+    def step(self) -> list[StepOutput]:
+        """Encode one batch, decode one step and return the windows that ended, possibly none."""
+        self.counts.steps += 1
+        self._step()
+        outputs, self._pending = self._pending, []
+        return outputs
+
+    @abstractmethod
+    def _step(self) -> None: ...
+
+    def _take(self, room: int) -> list[Waiting]:
+        """Remove the next windows to encode together from the queue."""
+        count = min(room, self.config.encode_batch)
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+    def _end(self, key: Key, heard: Heard | None = None, error: MotetError | None = None) -> None:
+        self._pending.append(StepOutput(key, heard, error))
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "waiting": len(self._waiting),
+            "running": 0,
+            "steps": self.counts.steps,
+            "windows_encoded": self.counts.encoded,
+            "tokens": self.counts.tokens,
+            "audio_seconds": self.counts.audio_seconds,
+            "fallbacks": self.counts.fallbacks,
+            "batch_size": self.counts.batch_size,
+        }
+
+    def check_integrity(self) -> None:
+        """Raise InternalError if the engine's records are inconsistent."""
+        keys = [waiting.key for waiting in self._waiting]
+        if len(set(keys)) != len(keys):
+            raise InternalError("a window waits twice")

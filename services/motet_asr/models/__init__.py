@@ -1,0 +1,1 @@
+"""Load and run recognizers: Whisper, Moonshine and Parakeet-CTC on our kernels."""

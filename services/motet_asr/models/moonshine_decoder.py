@@ -1,0 +1,125 @@
+"""Decode Moonshine over slots: rotary positions, gated feed-forward, audio of varying length.
+
+B rows · T tokens · E model size · H heads · D head size · V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.moonshine.modeling_moonshine import apply_rotary_pos_emb
+
+from motet_asr.engine.slots import Slots
+
+from .decoder import Decoder, cross_matrix, matrix
+
+
+class _Layer:
+    """Hold one decoder layer's weights in the layout that this decoder uses."""
+
+    def __init__(self, layer: Any):
+        own, cross = layer.self_attn, layer.encoder_attn
+        self.norms = (layer.input_layernorm, layer.post_attention_layernorm, layer.final_layernorm)
+        biases = [part.bias for part in (own.q_proj, own.k_proj, own.v_proj)]
+        weight = torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight])
+        self.qkv = matrix(weight, None if biases[0] is None else torch.cat(biases))
+        self.query, self.own_out, self.cross_out = cross.q_proj, own.o_proj, cross.o_proj
+        self.mlp = layer.mlp
+        self.scale: float = own.scaling
+
+
+class MoonshineDecoder(Decoder):
+    """Decode with a transformers `MoonshineForConditionalGeneration`; it has no alignment heads."""
+
+    def __init__(self, model: Any):
+        decoder = model.model.decoder
+        self.num_heads: int = model.config.decoder_num_attention_heads
+        self.head_size: int = decoder.layers[0].self_attn.head_dim
+        self.length: int = model.config.max_position_embeddings
+        self.device = decoder.embed_tokens.weight.device
+        self.dtype = self.kv_dtype = decoder.embed_tokens.weight.dtype
+        self._tokens, self._rotary = decoder.embed_tokens.weight, decoder.rotary_emb
+        self._head, self._norm = model.proj_out, decoder.norm
+        self._cross_kv = cross_matrix(decoder.layers)
+        self._layers = [_Layer(layer) for layer in decoder.layers]
+
+    def _prefill(self, slots: Slots, first: int, ids_BT: Tensor) -> Tensor:
+        rows, count = ids_BT.shape
+        positions_BT = torch.arange(count, device=self.device).expand(rows, count)
+        return self._read(slots, slice(first, first + rows), ids_BT, positions_BT, count, None)
+
+    def _step(
+        self, slots: Slots, ids_B: Tensor, before_B: Tensor, watch: list[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        length, mask = slots.own_mask()
+        states_BTE = self._read(
+            slots, slice(0, len(ids_B)), ids_B[:, None], before_B[:, None], length, mask
+        )
+        return states_BTE[:, 0], None
+
+    def _read(
+        self,
+        slots: Slots,
+        rows: slice,
+        ids_BT: Tensor,
+        positions_BT: Tensor,
+        length: int,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Store keys and values of the tokens and return their states [B, T, E].
+
+        Each token attends to those up to itself in its row.
+
+        length: tokens of the longest row afterwards.
+        mask: which of them each row may attend to, if rows differ.
+        """
+        x_BTE = F.embedding(ids_BT, self._tokens)
+        turn = self._rotary(x_BTE, positions_BT)
+        places = (
+            torch.arange(rows.start, rows.stop, device=self.device)[:, None],
+            slice(None),
+            positions_BT,
+        )
+        causal = ids_BT.shape[1] > 1
+        frames, cross_mask = slots.cross_mask(rows.start, rows.stop)
+        for index, layer in enumerate(self._layers):
+            q, k, v = self._qkv(layer, x_BTE, turn)
+            keys, values = slots.own[index]
+            keys[places], values[places] = k.transpose(1, 2), v.transpose(1, 2)
+            keys, values = keys[rows, :, :length], values[rows, :, :length]
+            attended = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=mask, is_causal=causal, scale=layer.scale
+            )
+            x_BTE = x_BTE + _out(layer.own_out, attended)
+            x_BTE = self._rest(layer, x_BTE, slots.cross[index, :, rows, :, :frames], cross_mask)
+        states_BTE: Tensor = self._norm(x_BTE)
+        return states_BTE
+
+    def _qkv(
+        self, layer: _Layer, x_BTE: Tensor, turn: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length, _ = x_BTE.shape
+        qkv = layer.qkv(layer.norms[0](x_BTE))
+        q, k, v = qkv.view(batch, length, 3, self.num_heads, self.head_size).permute(2, 0, 3, 1, 4)
+        return *apply_rotary_pos_emb(q, k, *turn), v
+
+    def _rest(self, layer: _Layer, x_BTE: Tensor, cross: Tensor, mask: Tensor | None) -> Tensor:
+        """Apply cross-attention and feed-forward of a layer."""
+        batch, length, _ = x_BTE.shape
+        query = (
+            layer.query(layer.norms[1](x_BTE))
+            .view(batch, length, self.num_heads, self.head_size)
+            .transpose(1, 2)
+        )
+        attended = F.scaled_dot_product_attention(
+            query, cross[0], cross[1], attn_mask=mask, scale=layer.scale
+        )
+        x_BTE = x_BTE + _out(layer.cross_out, attended)
+        return x_BTE + layer.mlp(layer.norms[2](x_BTE))
+
+
+def _out(out: Any, heads_BHTD: Tensor) -> Tensor:
+    return out(heads_BHTD.transpose(1, 2).flatten(2))

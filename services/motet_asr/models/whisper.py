@@ -1,0 +1,285 @@
+"""Run Whisper checkpoints of every size, distilled ones included: prompts, passes, segments.
+
+Checked against `transformers`: the tokens of a window equal those of its `generate`, passes
+included. M mel bins · F feature frames of 10 ms · S encoder frames of 20 ms · E model size · V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.models.whisper.tokenization_whisper import LANGUAGES, TO_LANGUAGE_CODE
+
+from motet_asr.config import TEMPERATURES, EngineConfig
+from motet_asr.engine.engine import SAMPLE_RATE, Audio
+from motet_asr.engine.request import Heard, Options, Pass, Piece
+from motet_asr.engine.slot_engine import Run, SlotFamily, Verdict, stacked
+from motet_kernels.runtime.device import dtype_name, upload_all
+from motet_shared.errors import BadRequest, ConfigError
+
+from .rules import State, WhisperRules, repetition
+from .whisper_decoder import WhisperDecoder
+from .whisper_encoder import WhisperEncoder
+from .whisper_features import WhisperFeatures
+from .whisper_pieces import WhisperPieces
+
+_STRIDE = 2  # feature frames per encoder frame
+
+
+class Whisper(SlotFamily):
+    """Transcribe with a `WhisperForConditionalGeneration`, its extractor and its tokenizer."""
+
+    def __init__(self, config: EngineConfig, model: Any, extractor: Any, tokenizer: Any):
+        generation = model.generation_config
+        self.config = config
+        self._extractor, self._tokenizer = extractor, tokenizer
+        self.device, self.dtype = model.device, model.dtype
+        self._frames: int = model.config.max_source_positions * _STRIDE
+        self._hop: int = extractor.hop_length
+        longest = self._frames * self._hop / SAMPLE_RATE
+        self.window = min(config.window or longest, longest)
+        if extractor.nb_max_frames != self._frames:
+            raise ConfigError(
+                f"{config.model}: the features have {extractor.nb_max_frames} frames (chunk_length), "
+                f"the encoder takes {self._frames} (2 × max_source_positions); one of the two files is of another model"
+            )
+        self.vocab = model.config.vocab_size
+        self.rules = WhisperRules(generation, self.vocab, self.device)
+        self.eos = self.rules.eos
+        self.detector = generation.decoder_start_token_id
+        self._generation = generation
+        multilingual = getattr(generation, "is_multilingual", True)
+        self._language_ids: dict[str, int] = {
+            token.strip("<|>"): id
+            for token, id in (getattr(generation, "lang_to_id", None) or {}).items()
+            if multilingual
+        }
+        self._codes = [
+            code for code, _ in sorted(self._language_ids.items(), key=lambda pair: pair[1])
+        ]
+        ids = np.array([self._language_ids[code] for code in self._codes], dtype=np.int64)
+        (self._code_ids,) = upload_all([ids], self.device)
+        self._tasks: dict[str, int] = getattr(generation, "task_to_id", None) or {}
+        self.languages = frozenset(self._language_ids)
+        self.translates = bool(self._language_ids) and "translate" in self._tasks
+        self._prompt_start = self._start_of_prompts()
+        self.prompts = self._prompt_start is not None
+        self._longest: int = model.config.max_target_positions
+        heads = [tuple(pair) for pair in getattr(generation, "alignment_heads", None) or ()]
+        self._form = dtype_name(self.dtype) if config.weights == "auto" else config.weights
+        self.decoder = WhisperDecoder(model, heads, self._form)
+        self._features = WhisperFeatures(extractor, self.device)
+        # Only one of the two is kept: the packed matrices replace the model's.
+        self._encoder = None if self._form == "torch" else WhisperEncoder(model, self._form)
+        self._whole_encoder = model.model.encoder if self._encoder is None else None
+        self._padding = self._padding_frames()
+        self._pieces = WhisperPieces(
+            tokenizer,
+            self.rules,
+            2 * self._hop / SAMPLE_RATE,
+            getattr(model.config, "median_filter_width", 7),
+        )
+        self._prompt_ids = functools.lru_cache(256)(self._encode_prompt)
+
+    def _padding_frames(self) -> int | None:
+        """Return how many feature frames after the audio the encoder reads; None: whole windows."""
+        seconds: float = getattr(self._extractor, "motet_padding", -1.0)
+        if self.config.padding >= 0:
+            seconds = self.config.padding
+            if self._encoder is None:
+                raise ConfigError(
+                    f"padding={seconds:g}: torch's own encoder takes whole windows only; choose other weights"
+                )
+        return (
+            None
+            if seconds < 0 or self._encoder is None
+            else round(seconds * SAMPLE_RATE / self._hop)
+        )
+
+    def describe(self) -> dict[str, str]:
+        return {"weights": self._form, **super().describe()}
+
+    # ---------------------------------------------------------------------------------------- audio
+    def features(self, audio: Audio) -> Tensor:
+        """Return log-mel features [M, F] of a whole window, including silence after the audio."""
+        samples = -(-(len(audio) + 2 * self._extractor.n_fft) // self._hop) * self._hop
+        features_MF = self._features(audio, min(samples, self._extractor.n_samples))
+        # Its last frame is silence already, and so are all that follow.
+        return F.pad(features_MF, (0, self._frames - features_MF.shape[1]), mode="replicate")
+
+    def encode(self, runs: Sequence[Run]) -> list[Tensor]:
+        windows = [self._heard_now(run) for run in runs]
+        if self._encoder is not None:
+            return self._encoder(windows)
+        assert self._whole_encoder is not None
+        return list(
+            self._whole_encoder(torch.stack(windows).to(self.decoder.dtype)).last_hidden_state
+        )
+
+    def _heard_now(self, run: Run) -> Tensor:
+        """Return a pass's features from its beginning, as long as a window or padding requires."""
+        frames = self._frames
+        if self._padding is not None:
+            needed = self.content(run) - run.seek + self._padding
+            frames = min(frames, -(-needed // _STRIDE) * _STRIDE)
+        features_MF = run.waiting.features[:, run.seek : run.seek + frames]
+        return F.pad(features_MF, (0, frames - features_MF.shape[1]))
+
+    def content(self, run: Run) -> int:
+        """Return how many feature frames of a window hold its audio."""
+        return min(self._frames, math.ceil(run.waiting.seconds * SAMPLE_RATE / self._hop - 1e-6))
+
+    # -------------------------------------------------------------------------------------- prompts
+    def check(self, options: Options) -> None:
+        super().check(options)
+        self._prompt_ids(options.prompt)
+
+    def code(self, language: str) -> str:
+        language = super().code(language)
+        code: str = TO_LANGUAGE_CODE.get(language, language)
+        return code
+
+    def language_name(self, code: str) -> str:
+        name: str = LANGUAGES.get(code, code)
+        return name
+
+    def undetected(self, run: Run) -> bool:
+        return bool(self._language_ids) and not run.language
+
+    def detect(self, logits_BV: Tensor) -> list[str]:
+        return [self._codes[best] for best in logits_BV[:, self._code_ids].argmax(dim=-1).tolist()]
+
+    def prompt(self, run: Run) -> list[int]:
+        return self._prompt_ids(run.waiting.options.prompt) + self._opening(run)
+
+    def _opening(self, run: Run) -> list[int]:
+        opening = [self.detector]
+        if self._language_ids:
+            opening.append(self._language_ids[run.language])
+            opening += (
+                [self._tasks[run.waiting.options.task]]
+                if run.waiting.options.task in self._tasks
+                else []
+            )
+        else:
+            forced = getattr(self._generation, "forced_decoder_ids", None) or ()
+            opening += [id for _, id in forced if id is not None and id != self.rules.no_timestamps]
+        if not self._timed(run) and self.rules.no_timestamps is not None:
+            opening.append(self.rules.no_timestamps)
+        return opening
+
+    def _timed(self, run: Run) -> bool:
+        return run.waiting.options.timestamps and self.rules.has_timestamps
+
+    def _start_of_prompts(self) -> int | None:
+        """Return the token before a prompt; None if the model has none or cannot read prompts.
+
+        A model that was not trained to read prompts has `motet_prompts: false` in
+        generation_config.json.
+        """
+        if not getattr(self._generation, "motet_prompts", True):
+            return None
+        start: int | None = getattr(self._generation, "prev_sot_token_id", None)
+        if start is None:
+            start = self._tokenizer.convert_tokens_to_ids("<|startofprev|>")
+        return None if start == self._tokenizer.unk_token_id else start
+
+    def _encode_prompt(self, text: str) -> list[int]:
+        """Return the tokens of a preceding text after its start token; only the end of a long text.
+
+        Raises BadRequest for special tokens in the text.
+        """
+        if not text.strip():
+            return []
+        ids = self._tokenizer(" " + text.strip(), add_special_tokens=False).input_ids
+        if special := set(ids) & set(self._tokenizer.all_special_ids):
+            raise BadRequest(
+                f"the prompt contains {self._tokenizer.decode(sorted(special))!r}; leave it out",
+                param="prompt",
+            )
+        return [
+            *([] if self._prompt_start is None else [self._prompt_start]),
+            *ids[-(self._longest // 2 - 1) :],
+        ]
+
+    # ------------------------------------------------------------------------------------- decoding
+    def limit(self, run: Run) -> int:
+        given: int | None = getattr(self._generation, "max_length", None)
+        if given is None:
+            return self._longest
+        return min(given + min(self._longest // 2 - 1, len(run.prompt)), self._longest)
+
+    def observe(self, run: Run, states_TE: Tensor) -> None:
+        if self.rules.no_timestamps is not None:
+            start = len(run.prompt) - len(self._opening(run))
+            probs_V = self.decoder.logits(states_TE[start]).softmax(dim=-1)
+            run.no_speech_prob = float(probs_V[self.rules.no_timestamps - 1])
+
+    def pick(self, logits_BV: Tensor, runs: Sequence[Run]) -> tuple[list[int], list[float]]:
+        return self.rules.pick(logits_BV, [self._state(run) for run in runs])
+
+    def _state(self, run: Run) -> State:
+        temperature = self._temperatures(run)[run.attempt]
+        noise = hash((run.waiting.options.seed, run.seek, run.attempt, len(run.said))) & (2**63 - 1)
+        return State(run.said, self._timed(run), temperature, noise)
+
+    def _temperatures(self, run: Run) -> tuple[float, ...]:
+        given = run.waiting.options.temperature
+        return (given,) if given > 0 or not self.config.fallback else TEMPERATURES
+
+    def conclude(self, run: Run) -> Verdict:
+        whole = run.said + [self.eos] * (run.last == self.eos)
+        avg_logprob = run.logprob / max(len(whole), 1)
+        skipped = self._is_silent(avg_logprob, run)
+        last_attempt = run.attempt == len(self._temperatures(run)) - 1
+        if (
+            self.config.fallback
+            and not skipped
+            and not last_attempt
+            and self._is_wrong(whole, avg_logprob)
+        ):
+            run.attempt += 1
+            return "retry"
+        seen = self.content(run) - run.seek
+        run.heard.language = run.language
+        run.heard.passes.append(
+            Pass(
+                tokens=run.said,
+                seek=run.seek,
+                frames=seen,
+                avg_logprob=avg_logprob,
+                no_speech_prob=run.no_speech_prob,
+                temperature=self._temperatures(run)[run.attempt],
+                skipped=skipped,
+                attention_NTF=stacked(run.attention),
+            )
+        )
+        run.attempt = 0
+        run.seek += seen if skipped else self._progress(run)
+        return "again" if run.seek < self.content(run) else "done"
+
+    def _is_wrong(self, tokens: list[int], avg_logprob: float) -> bool:
+        repeats = repetition(tokens, self.vocab) > self.config.compression_threshold
+        return repeats or avg_logprob < self.config.logprob_threshold
+
+    def _is_silent(self, avg_logprob: float, run: Run) -> bool:
+        sure = run.no_speech_prob > self.config.no_speech_threshold
+        return self.config.fallback and sure and avg_logprob < self.config.logprob_threshold
+
+    def _progress(self, run: Run) -> int:
+        """Return the feature frames that a pass settled: up to its last timestamp pair, or all."""
+        cut = self._pieces.cut(run.said)
+        frames = 0 if cut is None else _STRIDE * (run.said[cut - 1] - self.rules.first_time)
+        return frames if frames > 0 else self._frames
+
+    # ----------------------------------------------------------------------------------------- text
+    def pieces(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:
+        return self._pieces.of(heard, seconds, words)

@@ -1,0 +1,122 @@
+"""Encode Whisper's windows with packed weights and attention to all frames.
+
+M mel bins · F feature frames of 10 ms · S encoder frames of 20 ms · N those of all windows · E
+model size · H heads · D head size. On a CPU windows are encoded one by one: each has enough rows to
+saturate the processor, and its states are bit-identical in any batch. On a GPU they are packed into
+one row, so that a layer takes the same number of launches for any number of windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.activations import GELUActivation
+
+from motet_kernels import gpu
+from motet_kernels.full_attention import full_attention, packed_attention
+from motet_kernels.gates import gelu
+from motet_kernels.linear.linear import Linear
+from motet_kernels.runtime.device import dtype_name
+from motet_kernels.spans import Spans
+
+from .decoder import norm
+
+_TAPS = 3  # frames per convolution kernel
+
+
+class _Convolution:
+    """Compute a convolution over three frames, GELU included, as one matrix product."""
+
+    def __init__(self, conv: nn.Conv1d, form: str):
+        self._stride = int(conv.stride[0])
+        self._width = conv.in_channels
+        weight = conv.weight.permute(0, 2, 1).flatten(
+            1
+        )  # by frame, then by channel, as the input lies in memory
+        self._matrix = Linear.pack(weight, conv.bias, form)
+
+    def __call__(self, x_FE: Tensor) -> Tensor:
+        padded = F.pad(x_FE, (0, 0, 1, 1)).contiguous()
+        count = (len(padded) - _TAPS) // self._stride + 1
+        steps = (self._stride * self._width, 1)
+        return F.gelu(self._matrix(padded.as_strided((count, _TAPS * self._width), steps)))
+
+
+class _Layer:
+    """Hold one layer's weights in the layout that this encoder uses."""
+
+    def __init__(self, layer: Any, form: str, on_gpu: bool):
+        own = layer.self_attn
+        self.norm, self.last_norm = (
+            norm(layer.self_attn_layer_norm, on_gpu),
+            norm(layer.final_layer_norm, on_gpu),
+        )
+        weight = torch.cat([own.q_proj.weight * own.scaling, own.k_proj.weight, own.v_proj.weight])
+        bias = torch.cat(
+            [own.q_proj.bias * own.scaling, torch.zeros_like(own.v_proj.bias), own.v_proj.bias]
+        )
+        self.qkv = Linear.pack(weight, bias, form)
+        self.out = Linear.pack(own.out_proj.weight, own.out_proj.bias, form)
+        self.up = Linear.pack(layer.fc1.weight, layer.fc1.bias, form)
+        self.down = Linear.pack(layer.fc2.weight, layer.fc2.bias, form)
+        self.activation = (
+            gelu
+            if on_gpu and isinstance(layer.activation_fn, GELUActivation)
+            else layer.activation_fn
+        )
+
+
+class WhisperEncoder:
+    """Encode with a transformers `WhisperForConditionalGeneration`.
+
+    form: format of the layers' matrices, one of `motet_kernels.linear.linear`. Convolutions are
+    never rounded.
+    """
+
+    def __init__(self, model: Any, form: str):
+        encoder = model.model.encoder
+        self.num_heads: int = model.config.encoder_attention_heads
+        self._on_gpu = gpu.is_gpu(model.device)
+        exact = dtype_name(encoder.conv1.weight.dtype) if form == "int8" else form
+        self._convolutions = [_Convolution(conv, exact) for conv in (encoder.conv1, encoder.conv2)]
+        self._positions = encoder.embed_positions.weight
+        self._layers = [_Layer(layer, form, self._on_gpu) for layer in encoder.layers]
+        self._norm = norm(encoder.layer_norm, self._on_gpu)
+        self._rounded = form == "int8"
+
+    def __call__(self, windows: Sequence[Tensor]) -> list[Tensor]:
+        """Return states [S, E] of windows [M, F], F = 2S.
+
+        Windows may be shorter than those that the model was made for.
+        """
+        begun = [self._begun(features_MF) for features_MF in windows]
+        if not self._on_gpu:
+            return [self._encoded(x_SE, None) for x_SE in begun]
+        lengths = [len(x_SE) for x_SE in begun]
+        together_NE = self._encoded(torch.cat(begun), Spans.of(lengths, begun[0].device))
+        return list(together_NE.split(lengths))
+
+    def _begun(self, features_MF: Tensor) -> Tensor:
+        """Return the input of the layers, [S, E]."""
+        x_SE = features_MF.T.to(self._positions.dtype)
+        for convolution in self._convolutions:
+            x_SE = convolution(x_SE)
+        return x_SE + self._positions[: len(x_SE)]
+
+    def _encoded(self, x_NE: Tensor, spans: Spans | None) -> Tensor:
+        """Apply the layers; return states [N, E] of the windows of `spans`, or of one window."""
+        for layer in self._layers:
+            x_NE = layer.out(self._attended(layer.qkv(layer.norm(x_NE)), spans), x_NE)
+            x_NE = layer.down(layer.activation(layer.up(layer.last_norm(x_NE))), x_NE)
+        return self._norm(x_NE)
+
+    def _attended(self, qkv_NE: Tensor, spans: Spans | None) -> Tensor:
+        """Attend with packed queries (already scaled), keys and values."""
+        query, key, value = qkv_NE.unflatten(1, (3, self.num_heads, -1)).unbind(1)
+        if spans is None:
+            return full_attention(query, key, value, scale=1.0, rounded=self._rounded).flatten(1)
+        return packed_attention(query, key, value, spans, scale=1.0).flatten(1)

@@ -1,0 +1,121 @@
+"""Turn Whisper's tokens, timestamps among them, into text with times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from motet_asr.engine.request import Heard, Pass, Piece, Word
+from motet_asr.transcription.align import UNSPACED, spread, token_ends, words_of
+
+from .rules import WhisperRules, text_compression
+
+
+class WhisperPieces:
+    """Build pieces from passes.
+
+    step: seconds per timestamp and encoder frame.
+    filter_width: of the attention's median filter.
+    """
+
+    def __init__(self, tokenizer: Any, rules: WhisperRules, step: float, filter_width: int):
+        self._tokenizer = tokenizer
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._begin = rules.first_time
+        self._step = step
+        self._filter_width = filter_width
+
+    def of(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:
+        """Return the pieces with text, in order; seconds from the start of the window."""
+        spaced = heard.language not in UNSPACED
+        pieces: list[Piece] = []
+        for one in heard.passes:
+            if not one.skipped:
+                pieces += self._of_pass(one, seconds, words, spaced)
+        return [piece for piece in pieces if piece.text.strip()]
+
+    def cut(self, tokens: Sequence[int]) -> int | None:
+        """Return where the settled part ends: between the last two consecutive timestamps.
+
+        None if there is no such pair, or if a single timestamp at the end marks that no speech
+        follows it: then all is settled.
+        """
+        times = [token >= self._begin for token in tokens]
+        if times[-2:] == [False, True]:
+            return None
+        pairs = [index for index in range(1, len(times)) if times[index - 1] and times[index]]
+        return pairs[-1] if pairs else None
+
+    def _of_pass(self, one: Pass, seconds: float, words: bool, spaced: bool) -> Iterator[Piece]:
+        offset = one.seek * self._step / 2
+        ends = self._token_ends(one) if words else None
+        compression = text_compression(self._text(one.tokens))
+        for first, last, start, end in self._spans(one):
+            tokens = one.tokens[first:last]
+            start, end = min(offset + start, seconds), min(offset + end, seconds)
+            text = self._text(tokens)
+            if ends is not None:
+                timed = [word.moved(offset) for word in self._words(one, first, last, ends, spaced)]
+            else:
+                timed = spread(text, start, end, spaced) if words else []
+            yield Piece(
+                text,
+                start,
+                end,
+                tokens,
+                timed,
+                one.avg_logprob,
+                one.no_speech_prob,
+                one.temperature,
+                compression,
+            )
+
+    def _spans(self, one: Pass) -> Iterator[tuple[int, int, float, float]]:
+        """Yield (first token, end token, start, end) per piece, in seconds from the pass start."""
+        tokens = one.tokens
+        times = [token >= self._begin for token in tokens]
+        bounds = [index for index in range(1, len(times)) if times[index - 1] and times[index]]
+        if not bounds:
+            said = [token for token in tokens if token >= self._begin]
+            until = said[-1] - self._begin if said and said[-1] != self._begin else one.frames // 2
+            yield 0, len(tokens), 0.0, until * self._step
+            return
+        if times[-2:] == [False, True]:
+            bounds.append(len(tokens))
+        first = 0
+        for last in bounds:
+            start, end = self._time(tokens[first]), self._time(tokens[last - 1])
+            yield first, last, start, end
+            first = last
+
+    def _time(self, token: int) -> float:
+        return max(token - self._begin, 0) * self._step
+
+    def _token_ends(self, one: Pass) -> list[float] | None:
+        if one.attention_NTF is None:
+            return None
+        frames = max(one.frames // 2, 1)
+        return token_ends(one.attention_NTF[..., :frames], self._step, self._filter_width)
+
+    def _words(
+        self, one: Pass, first: int, last: int, ends: list[float], spaced: bool
+    ) -> list[Word]:
+        """Return the words of a token range, timed by the attention of their tokens."""
+        texts = [index for index in range(first, last) if self._is_text(one.tokens[index])]
+        found = words_of([one.tokens[index] for index in texts], self._decode, spaced)
+        words = []
+        for text, indices in found:
+            begin, end = texts[indices[0]], texts[indices[-1]]
+            start = ends[min(begin, len(ends)) - 1] if begin else 0.0
+            words.append(Word(text, start, max(start, ends[min(end, len(ends) - 1)])))
+        return words
+
+    def _is_text(self, token: int) -> bool:
+        return token < self._begin and token not in self._special
+
+    def _text(self, tokens: list[int]) -> str:
+        return self._decode([token for token in tokens if self._is_text(token)])
+
+    def _decode(self, tokens: list[int]) -> str:
+        text: str = self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+        return text

@@ -1,0 +1,1 @@
+"""Transcribe recordings and live speech: windows, stitching, word times."""

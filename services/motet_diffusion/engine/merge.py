@@ -1,0 +1,101 @@
+"""Merge calls of one denoiser: which of them fit, how they are batched, how answers are split.
+
+A call is what a pipeline passes to its denoiser, by parameter name. Its rows are the first
+dimension of the denoiser's first parameter, the noisy latents. Tensors with as many rows are
+concatenated, a timestep shared by all rows is expanded to each, everything else must be equal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Call = Mapping[str, Any]
+
+_TIMES = frozenset({"timestep", "timesteps"})
+# Positions of a sequence: their first dimension is no batch dimension, though it may be as long.
+_POSITIONS = frozenset({"img_ids", "txt_ids", "image_rotary_emb"})
+
+
+def rows_of(call: Call) -> int:
+    """Return the number of batch rows of a call."""
+    return int(next(iter(call.values())).shape[0])
+
+
+def fits(call: Call) -> Hashable:
+    """Return a key: calls with equal keys can be merged."""
+    rows = rows_of(call)
+    return tuple((name, _shape(name, value, rows)) for name, value in call.items())
+
+
+def joined(calls: Sequence[Call]) -> dict[str, Any]:
+    """Return one call for all, in order. A single call is returned unchanged."""
+    if len(calls) == 1:
+        return dict(calls[0])
+    rows = [rows_of(call) for call in calls]
+    return {name: _join(name, [call[name] for call in calls], rows) for name in calls[0]}
+
+
+def parted(answer: Any, rows: Sequence[int]) -> list[Any]:
+    """Return the answer of each call.
+
+    `answer` is a tensor, or a tuple, list or mapping (diffusers' outputs) of tensors.
+    """
+    if isinstance(answer, Tensor):
+        return list(answer.split(list(rows)))
+    if isinstance(answer, Mapping):
+        parts = {name: parted(value, rows) for name, value in answer.items()}
+        return [
+            type(answer)(**{name: values[index] for name, values in parts.items()})
+            for index in range(len(rows))
+        ]
+    if isinstance(answer, (tuple, list)):
+        return [
+            type(answer)(values)
+            for values in zip(*(parted(value, rows) for value in answer), strict=True)
+        ]
+    return [answer] * len(rows)
+
+
+def _shape(name: str, value: Any, rows: int) -> Hashable:
+    if isinstance(value, Tensor):
+        if name in _TIMES:
+            return ("time", value.dtype)
+        if _has_rows(name, value, rows):
+            return ("rows", value.dtype, value.shape[1:])
+        content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        return ("same", value.dtype, value.shape, hashlib.blake2b(content).digest())
+    if isinstance(value, Mapping):
+        return tuple((key, _shape(key, entry, rows)) for key, entry in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(_shape(name, entry, rows) for entry in value)
+    try:
+        hash(value)
+    except TypeError:
+        return ("alone", id(value))
+    return (type(value), value)
+
+
+def _join(name: str, values: list[Any], rows: list[int]) -> Any:
+    first = values[0]
+    if isinstance(first, Tensor):
+        if name in _TIMES:
+            return torch.cat(
+                [value.reshape(-1).expand(count) for value, count in zip(values, rows, strict=True)]
+            )
+        return torch.cat(values) if _has_rows(name, first, rows[0]) else first
+    if isinstance(first, Mapping):
+        return {key: _join(key, [value[key] for value in values], rows) for key in first}
+    if isinstance(first, (tuple, list)):
+        return type(first)(
+            _join(name, list(entries), rows) for entries in zip(*values, strict=True)
+        )
+    return first
+
+
+def _has_rows(name: str, value: Tensor, rows: int) -> bool:
+    return name not in _POSITIONS and value.ndim > 0 and value.shape[0] == rows

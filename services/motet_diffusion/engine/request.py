@@ -1,0 +1,78 @@
+"""Define the engine's requests, one picture each, and the events that it emits."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from PIL.Image import Image
+from torch import Tensor
+
+from motet_shared.errors import MotetError
+
+Key = Hashable
+
+
+class Lora(NamedTuple):
+    """Adapter that takes part in a picture, and its scale."""
+
+    name: str
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """Request for one picture.
+
+    Zeros and Nones stand for the model's defaults; `Rules.settled` fills them.
+
+    image: RGB, the picture to change; mask: L, white where it changes. strength: how far from the
+    image, above 0 and at most 1. previews: number of estimates, the first after a fifth of the
+    steps. checkpoint_every: steps; 0: none. loras: adapters of the model that take part. resume: a
+    checkpoint (see `checkpoint`); resume_step: the steps done in it.
+    """
+
+    prompt: str
+    negative_prompt: str = ""
+    width: int = 0
+    height: int = 0
+    steps: int = 0
+    guidance_scale: float | None = None
+    seed: int = 0
+    image: Image | None = None
+    mask: Image | None = None
+    strength: float | None = None
+    previews: int = 0
+    checkpoint_every: int = 0
+    loras: tuple[Lora, ...] = ()
+    resume: bytes = b""
+    resume_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Event: a step is done.
+
+    estimate: the expected finished latents, `[1, channels, height, width]` in the scale of the VAE,
+    where a preview is due. checkpoint: safetensors, where one is due.
+    """
+
+    key: Key
+    step: int  # from 1
+    steps: int
+    estimate: Tensor | None = None
+    checkpoint: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Event: the finished picture, or the error."""
+
+    key: Key
+    picture: Image | None = None
+    steps: int = 0
+    error: MotetError | None = None
+
+
+Event = Step | Done

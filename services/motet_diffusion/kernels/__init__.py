@@ -1,0 +1,1 @@
+"""Run denoisers on Motet's kernels: fused layers, packed convolutions, guidance."""

@@ -1,0 +1,1 @@
+"""Adapt diffusers' pipelines: loading, rules, editing, shared modules, adapters and previews."""

@@ -1,0 +1,230 @@
+"""Validate requests for a model: sizes, defaults, and the arguments of its pipelines."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from motet_diffusion.config import EngineConfig
+from motet_diffusion.engine.request import Drawing
+from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedParameter
+
+from .image_to_image import STRENGTH, can_reenter
+
+OWN_DEFAULTS = "generation_config.json"  # beside model_index.json; diffusers has no such file
+# Known names with their least values.
+_DEFAULTS = {
+    "num_inference_steps": 1,
+    "guidance_scale": 0.0,
+    "strength": 0.0,
+    "max_sequence_length": 1,
+}
+_GUIDANCE = 100.0  # largest guidance scale; more is taken for a mistake
+
+
+def kind_of(drawing: Drawing) -> str:
+    """Return the kind of pipeline: "draw", "change" (with an image), "fill" (with a mask too)."""
+    if drawing.mask is not None:
+        return "fill"
+    return "draw" if drawing.image is None else "change"
+
+
+def own_defaults(folder: Path) -> dict[str, float]:
+    """Return the defaults that a model's folder declares; {} for most models.
+
+    Raises ConfigError if the file is invalid.
+    """
+    file = folder / OWN_DEFAULTS
+    if not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text())
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ConfigError(f"{file}: not JSON ({error}); mend it, or take it away") from None
+    for name, value in found.items() if isinstance(found, dict) else [(OWN_DEFAULTS, found)]:
+        least = _DEFAULTS.get(name)
+        if least is None:
+            raise ConfigError(
+                f"{file}: {name}: not known; give an object with any of {', '.join(_DEFAULTS)}"
+            )
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (type(least), int))
+            or not least <= value < math.inf
+        ):
+            raise ConfigError(f"{file}: {name}: {value!r}; give a number of at least {least}")
+    return dict(found)
+
+
+class Rules:
+    """Validate and complete requests.
+
+    `pipelines` by kind; `shape` is the denoiser's config; `defaults` override those of the
+    pipelines.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pipelines: Mapping[str, Any],
+        shape: Any,
+        defaults: Mapping[str, float],
+    ):
+        self._config, self._shape, self._pipeline = config, shape, pipelines["draw"]
+        self._defaults = defaults
+        self._parameters = {
+            kind: inspect.signature(p.__call__).parameters for kind, p in pipelines.items()
+        }
+        self._reenters = (
+            {"change", "fill"} - self._parameters.keys() if can_reenter(self._pipeline) else set()
+        )
+        for kind in self._reenters:
+            self._parameters[kind] = self._parameters["draw"]
+
+    @property
+    def edits(self) -> list[str]:
+        """Return the kinds of editing: changing pictures ("change"), and parts of them ("fill")."""
+        return [kind for kind in self._parameters if kind != "draw"]
+
+    def reenters(self, drawing: Drawing) -> bool:
+        """Return True if the picture is changed by entering the drawing pipeline midway."""
+        return kind_of(drawing) in self._reenters
+
+    @property
+    def unit(self) -> int:
+        """Return the number that width and height are multiples of, in pixels."""
+        patch = getattr(self._shape, "patch_size", None)
+        patch = patch if isinstance(patch, int) else 1
+        packed = 2 if hasattr(self._pipeline, "_unpack_latents") else 1
+        return int(self._pipeline.vae_scale_factor) * max(patch, packed)
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """Return (width, height) in pixels."""
+        size = getattr(self._shape, "sample_size", None)
+        size = getattr(self._pipeline, "default_sample_size", None) if size is None else size
+        height, width = size if isinstance(size, (list, tuple)) else (size or 64, size or 64)
+        scale = int(self._pipeline.vae_scale_factor)
+        return int(width) * scale, int(height) * scale
+
+    def settled(self, drawing: Drawing, kind: str = "") -> Drawing:
+        """Return the request with defaults filled in, checked; `kind` if its image is not here yet.
+
+        Raises BadRequest or a subclass that names the field. Computes nothing.
+        """
+        kind = kind or kind_of(drawing)
+        self._check_kind(kind)
+        width, height = self._size(drawing)
+        steps = self._steps(drawing, kind)
+        if drawing.negative_prompt and "true_cfg_scale" in self._parameters[kind]:
+            message = (
+                "negative_prompt: the guidance of this model is part of its weights; leave it out"
+            )
+            raise UnsupportedParameter(message, param="negative_prompt")
+        return replace(
+            drawing,
+            width=width,
+            height=height,
+            steps=steps,
+            guidance_scale=self._guidance(drawing, kind),
+            strength=self._strength(drawing, kind, steps),
+        )
+
+    def arguments(self, drawing: Drawing, generator: torch.Generator) -> dict[str, Any]:
+        """Return the pipeline's `__call__` arguments for a settled request: those that it knows."""
+        size = (drawing.width, drawing.height)
+        given = {
+            "prompt": drawing.prompt,
+            # Some pipelines treat an empty negative prompt differently from None.
+            "negative_prompt": drawing.negative_prompt or None,
+            "width": drawing.width,
+            "height": drawing.height,
+            "num_inference_steps": drawing.steps,
+            "guidance_scale": drawing.guidance_scale,
+            "generator": generator,
+            "output_type": "pt",
+            "image": None if drawing.image is None else drawing.image.resize(size),
+            "mask_image": None if drawing.mask is None else drawing.mask.resize(size),
+            "strength": drawing.strength,
+            "max_sequence_length": self._config.text_length
+            or self._defaults.get("max_sequence_length"),
+            "use_resolution_binning": False,  # else PixArt draws in another size than requested
+            "clean_caption": False,
+        }
+        known = self._parameters[kind_of(drawing)]
+        return {name: value for name, value in given.items() if name in known and value is not None}
+
+    # --------------------------------------------------------------------------------------- checks
+    def _check_kind(self, kind: str) -> None:
+        if kind not in self._parameters:
+            family = type(self._pipeline).__name__
+            message = f"image: {self._config.model_name} ({family}) does not change pictures; leave it out"
+            raise UnsupportedParameter(message, param="image")
+
+    def _size(self, drawing: Drawing) -> tuple[int, int]:
+        default = drawing.image.size if drawing.image is not None else self.default_size
+        if drawing.image is not None:
+            default = (
+                max(default[0] // self.unit, 1) * self.unit,
+                max(default[1] // self.unit, 1) * self.unit,
+            )
+        width, height = drawing.width or default[0], drawing.height or default[1]
+        if width * height > self._config.max_pixels:
+            message = (
+                f"size: {width}x{height} is more than {self._config.max_pixels} pixels (max_pixels)"
+            )
+            raise PayloadTooLarge(message, param="size")
+        if width < 1 or height < 1 or width % self.unit or height % self.unit:
+            message = f"size: {width}x{height}; width and height must be multiples of {self.unit}, above 0"
+            raise BadRequest(message, param="size")
+        return width, height
+
+    def _steps(self, drawing: Drawing, kind: str) -> int:
+        most = self._config.max_steps
+        steps = (
+            drawing.steps
+            or self._config.steps
+            or min(self._default(kind, "num_inference_steps", 20), most)
+        )
+        if not 1 <= steps <= most:
+            raise BadRequest(f"steps: {steps}; give 1 to {most} (max_steps)", param="steps")
+        return steps
+
+    def _guidance(self, drawing: Drawing, kind: str) -> float:
+        guidance = drawing.guidance_scale
+        if guidance is None:
+            own = self._config.guidance
+            guidance = own if own >= 0 else float(self._default(kind, "guidance_scale", 0.0))
+        if not 0 <= guidance <= _GUIDANCE:
+            raise BadRequest(
+                f"guidance_scale: {guidance}; give 0 to {_GUIDANCE:.0f}", param="guidance_scale"
+            )
+        return guidance
+
+    def _strength(self, drawing: Drawing, kind: str, steps: int) -> float:
+        strength = drawing.strength
+        if strength is None:
+            strength = float(self._default(kind, "strength", STRENGTH))
+        if not 0 < strength <= 1:
+            raise BadRequest(
+                f"strength: {strength}; give more than 0, and at most 1", param="strength"
+            )
+        if strength * steps < 1 and kind != "draw":
+            message = f"strength: {strength} of {steps} steps is less than one; raise either"
+            raise BadRequest(message, param="strength")
+        return strength
+
+    def _default(self, kind: str, name: str, otherwise: Any) -> Any:
+        """Return the default of the model's folder, else the pipeline's, else `otherwise`."""
+        if name in self._defaults:
+            return self._defaults[name]
+        parameter = self._parameters[kind].get(name)
+        own = None if parameter is None else parameter.default
+        return otherwise if own in (None, inspect.Parameter.empty) else own

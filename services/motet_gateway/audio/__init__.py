@@ -1,0 +1,1 @@
+"""Serve transcriptions and speech in OpenAI's protocol."""

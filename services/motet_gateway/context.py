@@ -1,0 +1,145 @@
+"""Hold what all endpoints share: bus, settings, authentication, limits and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from motet_gateway.http.connections.counts import ConnectionCounts
+from motet_gateway.http.hosts import Hosts
+from motet_gateway.openai.aliases import CHAT, model_of
+from motet_gateway.operations.heartbeat_history import HeartbeatHistory
+from motet_gateway.operations.metrics import GatewayMetrics
+from motet_gateway.operations.readiness import Readiness
+from motet_gateway.realtime.sessions import Sessions
+from motet_gateway.tenancy.auth import Authenticator
+from motet_gateway.tenancy.buckets import Clock
+from motet_gateway.tenancy.concurrency import ConcurrencyLimits
+from motet_gateway.tenancy.tenants_file import TenantsFile
+from motet_shared.blobs.store import BlobStore
+from motet_shared.errors import Draining
+from motet_shared.process.telemetry import Metrics
+from motet_shared.tenants import Tenants
+from motet_shared.wire.bus import Bus
+
+from .config import GatewayConfig
+
+if TYPE_CHECKING:
+    from motet_gateway.images.jobs import ImageJobs
+    from motet_gateway.images.store import JetStreamStore
+
+
+class GatewayContext:
+    """Hold the shared state of one gateway process.
+
+    Raises ConfigError for a tenants file that cannot be used.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, bus: Bus, metrics: Metrics, clock: Clock = time.monotonic_ns
+    ):
+        self.config = config
+        self.bus = bus
+        bus.directory.presence.expect(config.expect)
+        self.limits = ConcurrencyLimits(config.max_streams)
+        self.metrics = GatewayMetrics(metrics)
+        self.readiness = Readiness(bus, self.limits)
+        self.looks = HeartbeatHistory(bus.directory)
+        bus.monitor.duties.append(self.looks.tick)
+        # Created before the authenticator reads the file, so that a change in between is noticed.
+        self.tenants_file = (
+            TenantsFile(path, self._use) if (path := config.tenants_file) is not None else None
+        )
+        self.connections = ConnectionCounts(
+            config.max_connections,
+            config.max_connections_per_address,
+            config.trusted_proxies,
+            self.metrics.refuse_connection,
+        )
+        self.metrics.connections.set_function(lambda: self.connections.total)
+        self.hosts = Hosts(config.allowed_hosts, config.host)
+        self.door = Authenticator(config, self.limits, self.metrics, clock)
+        self.metrics.streams.set_function(lambda: self.limits.active)
+        self.sessions = Sessions(config.session_keep, config.max_kept_sessions)
+        self.metrics.sockets.set_function(lambda: self.sessions.connected)
+        self.keep: JetStreamStore | None = None  # set if NATS has JetStream
+        self.jobs: ImageJobs | None = None
+        self._uploads: asyncio.Task[BlobStore] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def watch(self) -> None:
+        """Start to follow changes of the tenants file, if there is one."""
+        if self.tenants_file is not None:
+            self._watching = asyncio.create_task(self.tenants_file.watch(), name="tenants")
+
+    def _use(self, tenants: Tenants) -> None:
+        """Apply changed tenants and keys.
+
+        Sessions whose key is no longer accepted are closed.
+        """
+        self.door.use(tenants)
+        for session in self.sessions:
+            if not self.door.still_takes(session.caller):
+                leaving = asyncio.create_task(
+                    session.expel("the API key is no longer accepted"), name="expel"
+                )
+                self._leaving.add(leaving)
+                leaving.add_done_callback(self._leaving.discard)
+
+    def admit(self, model: str) -> str:
+        """Return the served chat model that `model` refers to, before any work is done for it.
+
+        Raises Draining while stopping, and UnknownModel, WrongModelKind or Unavailable if the model
+        cannot be used.
+        """
+        self.check_open()
+        return model_of(self.bus.directory, CHAT, model)
+
+    def check_open(self) -> None:
+        """Raise Draining while the gateway is stopping."""
+        if self.limits.draining:
+            raise Draining("this server is stopping; try again in a moment")
+
+    async def uploads(self) -> BlobStore:
+        """Return the blob store for files that other services read.
+
+        It is created on first use, since many gateways never need it; a failed start is retried.
+        """
+        if self._uploads is None or (
+            self._uploads.done() and self._uploads.exception() is not None
+        ):
+            store = BlobStore.of(self.config, self.bus.instance, self.config.upload_memory)
+            self._uploads = asyncio.create_task(store.start(), name="uploads")
+        return await asyncio.shield(self._uploads)
+
+    async def open_keep(self) -> None:
+        """Open the store of images, and run image jobs, if NATS has JetStream."""
+        from motet_gateway.images.jobs import ImageJobs
+        from motet_gateway.images.store import JetStreamStore
+
+        config = self.config
+        self.keep = await JetStreamStore.open(
+            self.bus,
+            config.picture_ttl,
+            config.job_ttl,
+            config.job_patience,
+            lambda owner: self.door.limits_of(owner).stored_bytes,
+        )
+        if self.keep is not None:
+            self.jobs = ImageJobs(self.bus, self.keep, self.uploads, config.request_timeout)
+            self.jobs.start(config.jobs)
+
+    async def close(self) -> None:
+        """Close sessions, stop the tenants watch and jobs, and close the blob store."""
+        await self.sessions.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
+        if self.jobs is not None:
+            await self.jobs.close()
+        if self._uploads is not None:
+            await asyncio.wait([self._uploads])
+            if self._uploads.exception() is None:
+                await self._uploads.result().close()

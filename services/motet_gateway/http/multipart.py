@@ -1,0 +1,89 @@
+"""Parse multipart/form-data requests into files and fields."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+
+from starlette.datastructures import FormData, Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from motet_gateway.openai.hints import Surface
+from motet_shared.errors import BadRequest, PayloadTooLarge
+
+from .asgi import Exchange, header
+
+_MAX_FIELDS = 64
+_MAX_FIELD = 4 << 20  # bytes; recordings of known speakers are sent as text
+_PATIENCE = (256 << 20, 10.0)  # bytes and seconds of an oversized body to discard
+
+
+@dataclass(slots=True)
+class Form:
+    """A parsed form.
+
+    `file` is the content of the file named `file`, or None. `files` and `fields` hold all values by
+    name, in order; `name[]` is stored as `name`.
+    """
+
+    file: bytes | None = None
+    filename: str = ""
+    files: dict[str, list[bytes]] = field(default_factory=dict)
+    fields: dict[str, list[str]] = field(default_factory=dict)
+
+
+async def read_form(
+    http: Exchange, limit: int, files: Sequence[str] = ("file",), surface: Surface | None = None
+) -> Form:
+    """Return the form of a request, in which only the names in `files` may be files.
+
+    There may be at most as many files as `files` has names. Hints of `surface` are removed from the
+    form. Raises BadRequest if the body is not a valid form, PayloadTooLarge if it exceeds `limit`
+    bytes.
+    """
+    kind = header(http.scope, b"content-type")
+    if not kind.lower().startswith(b"multipart/form-data"):
+        raise BadRequest(
+            f"the body must be multipart/form-data, not {kind.decode('latin-1') or 'without a type'}"
+        )
+    try:
+        body = await http.body(limit)
+    except PayloadTooLarge:
+        await http.discard(*_PATIENCE)
+        raise
+
+    async def whole() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    headers = Headers(raw=list(http.scope["headers"]))
+    parser = MultiPartParser(
+        headers, whole(), max_files=len(files), max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD
+    )
+    try:
+        parts = await parser.parse()
+    except MultiPartException as error:
+        raise BadRequest(f"the form cannot be read: {error.message}") from None
+    try:
+        form = await _read(parts, files)
+    finally:
+        await parts.close()
+    if surface is not None and (ignored := http.hints(surface)) is not None:
+        ignored.prune_form(form.fields)
+    return form
+
+
+async def _read(parts: FormData, files: Sequence[str]) -> Form:
+    form = Form()
+    for key, value in parts.multi_items():
+        name = key.removesuffix("[]")
+        if not isinstance(value, UploadFile):
+            form.fields.setdefault(name, []).append(value)
+            continue
+        if name not in files:
+            known = " and ".join(f"`{file}`" for file in files)
+            raise BadRequest(f"`{name}` must not be a file; only {known} may be", param=name)
+        data = await value.read()
+        form.files.setdefault(name, []).append(data)
+        if name == "file":
+            form.file, form.filename = data, value.filename or ""
+    return form

@@ -1,0 +1,126 @@
+"""Extend uvicorn's WebSocket protocol to batch messages in one write and confirm their arrival.
+
+ASGI sends one message per call, and each pays for the whole stack. An application that finds
+`BURST` in the scope's extensions has a `Burst` there. Messages are not compressed: deltas are
+short, and a deflate context per socket costs more memory than it saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from websockets.frames import Opcode
+from websockets.protocol import State
+
+from motet_gateway.http.connections.closing import ClosingTimer
+from motet_gateway.http.connections.counts import Lease
+
+from . import chunks
+from .readers import SlowReaders
+
+BURST = "motet.websocket.burst"
+
+_TEXT = 0x80 | Opcode.TEXT  # one whole message
+_SHORT = [bytes((_TEXT, size)) for size in range(126)]
+_MEDIUM = bytes((_TEXT, 126))
+_LONG = bytes((_TEXT, 127))
+_MARK_BYTES = 8  # uvicorn's own pings carry four
+_LAST_WORDS = 2.0  # seconds for the close frame of a peer that answers no pings
+
+
+class BurstProtocol(WebSocketsSansIOProtocol):
+    """Extend uvicorn's sans-IO protocol by the ASGI extension `BURST`."""
+
+    burst: Burst | None = None
+    lease: Lease | None = None  # of the connection, released when it is lost
+
+    def __init__(self, config: Config, server_state: ServerState, *more: Any, **options: Any):
+        super().__init__(config, server_state, *more, **options)
+        self._closing = ClosingTimer()
+        self.readers = (
+            server_state.readers if isinstance(server_state, chunks.State) else SlowReaders()
+        )
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if self.response.status_code == 101:
+            # The task that reads the scope has been created but has not run yet.
+            self.burst = Burst(self)
+            cast(dict[str, Any], self.scope["extensions"])[BURST] = self.burst
+
+    def handle_pong(self, event: Any) -> None:
+        if self.burst is not None and len(event.data) == _MARK_BYTES:
+            self.burst.on_arrived(int.from_bytes(event.data))
+        else:
+            super().handle_pong(event)
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        # A full buffer would never be flushed, and the application would not see the disconnect.
+        self.loop.call_later(_LAST_WORDS, self.transport.abort)
+
+    def check_time(self, now: float) -> None:
+        """Abort the connection if its client delays the closing; `now` is on the loop's clock."""
+        self._closing.check(self.transport, now, self.close_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn reports 1005, which means a close frame without a code. The application reads only
+        # the first disconnect, so this one is ignored after a real close frame.
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": 1006})
+        super().connection_lost(exc)
+        if self.lease is not None:
+            self.lease.release()
+
+
+class Burst:
+    """Send messages in batches, bypassing ASGI."""
+
+    def __init__(self, protocol: BurstProtocol):
+        self._protocol = protocol
+        self.on_arrived: Callable[[int], None] = lambda mark: None
+
+    @property
+    def clogged(self) -> bool:
+        """Return True if the peer does not read, so that `send` would wait."""
+        return not self._protocol.writable.is_set()
+
+    async def send(self, take: Callable[[], Iterable[bytes]]) -> None:
+        """Send each text returned by `take` as one message, all in a single write.
+
+        `take` is called once the peer reads. Raises OSError, without calling `take`, if the
+        connection is closing.
+        """
+        peer = self._protocol
+        if not peer.writable.is_set():
+            with peer.readers.waiting():
+                await peer.writable.wait()
+        if peer.disconnected or peer.close_sent or peer.conn.state is not State.OPEN:
+            raise ClientDisconnected
+        peer.transport.write(
+            b"".join([part for text in take() for part in (frame_head(len(text)), text)])
+        )
+
+    def ask(self, mark: int) -> None:
+        """Request a call of `on_arrived(mark)` once everything sent so far has arrived."""
+        peer = self._protocol
+        if not (peer.disconnected or peer.close_sent) and peer.conn.state is State.OPEN:
+            peer.conn.send_ping(mark.to_bytes(_MARK_BYTES))
+            peer.transport.write(b"".join(peer.conn.data_to_send()))
+
+    def drop(self) -> None:
+        """Abort the connection at once."""
+        self._protocol.transport.abort()
+
+
+def frame_head(size: int) -> bytes:
+    """Return the head of an unmasked, unfragmented text frame (RFC 6455, section 5.2)."""
+    if size < 126:
+        return _SHORT[size]
+    if size < 65536:
+        return _MEDIUM + size.to_bytes(2, "big")
+    return _LONG + size.to_bytes(8, "big")

@@ -1,0 +1,1 @@
+"""Serve image generation in OpenAI's protocol: generations, edits, jobs and their store."""

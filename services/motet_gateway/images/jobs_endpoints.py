@@ -1,0 +1,128 @@
+"""Serve image jobs and stored images.
+
+POST /v1/images/jobs, GET and DELETE /v1/images/jobs/{id}, and GET /images/{name}.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Request
+from fastapi.responses import Response
+from msgspec import Meta
+
+from motet_gateway.context import GatewayContext
+from motet_gateway.http.asgi import Exchange, Scope
+from motet_gateway.http.decoding import Decoder
+from motet_gateway.http.hosts import checked_host
+from motet_gateway.http.json_size import check_json
+from motet_gateway.http.problems import NotFound
+from motet_gateway.http.routes import Access, Router
+from motet_gateway.tenancy.tenant import Tenant
+from motet_shared.errors import Unavailable
+
+from .jobs import ImageJobs, JobNote, public_id
+from .schema import GenerationBody
+
+_ID = "[A-Za-z0-9_-]{1,64}"
+_NO_STORE = (
+    "pictures and jobs are not kept here; the server needs JetStream (motet up --store FOLDER)"
+)
+
+
+class JobBody(GenerationBody, kw_only=True):
+    """An image generation with an optional `id`.
+
+    A job is run once, however often it is submitted with the same id.
+    """
+
+    id: Annotated[str, Meta(pattern=f"^{_ID}$")] | None = None
+
+
+_decoder = Decoder(JobBody)
+
+
+def picture_url(scope: Scope, name: str) -> str:
+    """Return the URL of a stored image, with the host that the client used."""
+    return f"{scope.get('scheme', 'http')}://{checked_host(scope)}/images/{name}"
+
+
+def jobs_of(service: GatewayContext) -> ImageJobs:
+    """Return the gateway's jobs; raises Unavailable without a store."""
+    if service.jobs is None:
+        raise Unavailable(_NO_STORE)
+    return service.jobs
+
+
+async def submit(service: GatewayContext, http: Exchange) -> None:
+    """Accept a job; answers 202 with its state."""
+    jobs = jobs_of(service)
+    service.check_open()
+    data = await http.body(service.config.max_body)
+    check_json(data, http.tenant, "prompt")
+    given = _decoder.decode(data, http.hints("images"))
+    fields = msgspec.structs.asdict(given)
+    job = _owned(fields.pop("id") or "job-" + secrets.token_hex(12), http.tenant)
+    count = given.n or 1
+    with http.tenant.take(
+        images=0 if await jobs.has(job) else count
+    ) as ticket:  # a job is charged once
+        note, fresh = await jobs.submit(job, GenerationBody(**fields))
+        ticket.images.use(count if fresh else 0)
+    await http.reply(202, msgspec.json.encode(_shape(note, None, http.scope)))
+
+
+def jobs_router(service: GatewayContext) -> Router:
+    router = Router()
+
+    @router.get("/v1/images/jobs/{job}", Access.TENANT)
+    async def job_status(job: str, request: Request) -> dict[str, Any]:
+        note, position = await jobs_of(service).status(_owned(job, request.state.tenant))
+        return _shape(note, position, request.scope)
+
+    @router.delete("/v1/images/jobs/{job}", Access.TENANT)
+    async def cancel_job(job: str, request: Request) -> dict[str, Any]:
+        return _shape(
+            await jobs_of(service).cancel(_owned(job, request.state.tenant)), None, request.scope
+        )
+
+    @router.get("/images/{name}", Access.PUBLIC)
+    async def kept_picture(name: str) -> Response:
+        """Return an image without authentication: its name is unguessable."""
+        if service.keep is None:
+            raise Unavailable(_NO_STORE)
+        kind = name.rpartition(".")[2]
+        data = await service.keep.picture(name)
+        headers = {"cache-control": "private, immutable", "x-content-type-options": "nosniff"}
+        return Response(data, media_type=f"image/{kind}", headers=headers)
+
+    return router
+
+
+def _owned(job: str, tenant: Tenant) -> str:
+    """Return the id under which a tenant's job is stored, which is distinct for each tenant.
+
+    Raises NotFound for a malformed id.
+    """
+    if not re.fullmatch(_ID, job):
+        raise NotFound(f"job {job[:60]!r} is not here; an id has letters, digits, _ and -")
+    return f"of.{tenant.owner}.{job}" if tenant.owner else job
+
+
+def _shape(note: JobNote, position: int | None, scope: Scope) -> dict[str, Any]:
+    return {
+        "id": public_id(note.id),
+        "object": "image.job",
+        "created_at": note.created,
+        "status": note.status,
+        "position": position,
+        "step": note.step,
+        "steps": note.steps,
+        "data": [{"url": picture_url(scope, name)} for name in note.pictures]
+        if note.status == "done"
+        else [],
+        "error": note.error,
+    }

@@ -1,0 +1,1 @@
+"""Serve chat, completions, embeddings and models in OpenAI's protocol."""

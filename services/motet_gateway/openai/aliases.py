@@ -1,0 +1,121 @@
+"""Map OpenAI's model names to the models of the same kind that are served here.
+
+Clients send these names by default.
+"""
+
+from __future__ import annotations
+
+from motet_gateway.http.problems import WrongModelKind
+from motet_pipelines.chat.models import CHAT_ROLES, check_known, servable
+from motet_pipelines.instances import check_served, served
+from motet_shared.errors import Unavailable, UnknownModel
+from motet_shared.wire.discovery import Directory
+
+CHAT = "chat"  # the roles of CHAT_ROLES, which jointly serve chats, completions and sessions
+
+# By role: names, each also with a suffix after "-" or "." (a date, a size). The longest match
+# decides.
+_KNOWN = {
+    CHAT: (
+        "gpt-3.5-turbo",
+        "gpt-4",
+        "gpt-4o",
+        "gpt-5",
+        "gpt-audio",
+        "gpt-realtime",
+        "chatgpt-4o-latest",
+        "o1",
+        "o3",
+        "o4-mini",
+    ),
+    "asr": (
+        "whisper-1",
+        "gpt-transcribe",
+        "gpt-live-transcribe",
+        "gpt-4o-transcribe",
+        "gpt-4o-mini-transcribe",
+        "gpt-realtime-whisper",
+    ),
+    "tts": ("tts-1", "tts-1-hd", "gpt-4o-mini-tts"),
+    "diffusion": (
+        "dall-e-2",
+        "dall-e-3",
+        "gpt-image-1",
+        "gpt-image-1-mini",
+        "gpt-image-1.5",
+        "gpt-image-2",
+    ),
+    "embedding": ("text-embedding-3-small", "text-embedding-3-large", "text-embedding-ada-002"),
+}
+
+# By role: the name of its kind of model, and the endpoint that serves it.
+_KINDS = {
+    CHAT: ("a chat model", "/v1/chat/completions"),
+    "asr": ("a transcription model", "/v1/audio/transcriptions"),
+    "tts": ("a speech model", "/v1/audio/speech"),
+    "diffusion": ("an image model", "/v1/images/generations"),
+    "embedding": ("an embedding model", "/v1/embeddings"),
+    "speakers": ("a model that tells speakers apart", "/v1/audio/transcriptions (diarized_json)"),
+    "vad": ("a voice activity model", "/v1/realtime"),
+}
+
+
+def model_of(directory: Directory, role: str, name: str) -> str:
+    """Return the served model of `role` that `name` refers to.
+
+    One of OpenAI's names for the role refers to any of its models; an empty name does too, except
+    in chats. Raises UnknownModel, Unavailable, or WrongModelKind for a model of another role.
+    """
+    if role == CHAT:
+        return _chat_model(directory, name)
+    models = served(directory, role)
+    if name not in models:
+        _check_kind(directory, role, name)
+        if not name or stands_for(name) == role:
+            name = next(iter([*models, *directory.presence.models(role)]), name or "any")
+    check_served(directory, role, name)
+    return name
+
+
+def stands_for(name: str) -> str:
+    """Return the role of which `name` means any model, or "" if it is not an OpenAI name."""
+    fits = [
+        (len(known), role)
+        for role, names in _KNOWN.items()
+        for known in names
+        if name == known or name.startswith((f"{known}-", f"{known}."))
+    ]
+    return max(fits)[1] if fits else ""
+
+
+def _chat_model(directory: Directory, name: str) -> str:
+    try:
+        check_known(directory, name)
+        return name
+    except (UnknownModel, Unavailable):
+        _check_kind(directory, CHAT, name)
+        if stands_for(name) == CHAT and (
+            models := [*servable(directory), *directory.presence.models("decode")]
+        ):
+            return models[0]
+        raise
+
+
+def _check_kind(directory: Directory, role: str, name: str) -> None:
+    """Raise WrongModelKind if `name`, or the model that it stands for, has another role."""
+    for other, (kind, endpoint) in _KINDS.items():
+        if other != role and name in _names(directory, other):
+            message = f"`model`: {name!r} is {kind}; {endpoint} serves it"
+            raise WrongModelKind(message, param="model")
+    other = stands_for(name)
+    if other not in ("", role) and (names := _names(directory, other)):
+        kind, endpoint = _KINDS[other]
+        message = f"`model`: {name!r} stands for {kind}, here {names[0]!r}; {endpoint} serves it"
+        raise WrongModelKind(message, param="model")
+
+
+def _names(directory: Directory, role: str) -> list[str]:
+    roles = CHAT_ROLES if role == CHAT else (role,)
+    return sorted(
+        {card.name for one in roles for beat in directory.instances(one) for card in beat.models}
+    )

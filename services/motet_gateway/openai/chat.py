@@ -1,0 +1,118 @@
+"""Serve POST /v1/chat/completions and POST /v1/completions."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from motet_gateway.context import GatewayContext
+from motet_gateway.http.asgi import Exchange
+from motet_gateway.images.chat_drawings import ChatDrawing, DrawnChatChunks, collected, painted
+from motet_gateway.tenancy.tenant import Ticket
+from motet_gateway.tenancy.usage import expected_tokens
+from motet_pipelines.chat.chat import Outcome, chat
+from motet_pipelines.chat.models import sees
+from motet_pipelines.chat.vision import Shown
+from motet_shared.messages import Chat, Complete, Text
+
+from .chat_images import given_pictures, lent
+from .generate import ChoiceStreams, Source
+from .prompt_size import PromptSize, read_prompt
+from .render import ChatChunks, CompletionChunks
+from .requests import chat_requests, completion_requests, wire_tools
+from .results import chat_result, completion_result
+from .schema import ChatBody, SamplingFields, parse_chat, parse_completion
+
+Head = tuple[str, int, str]
+
+
+async def chat_completions(service: GatewayContext, http: Exchange) -> None:
+    """Answer a chat request, streamed or whole, with or without generated images."""
+    body = parse_chat(await read_prompt(service, http, "messages"), http.hints("chat"))
+    body.model = service.admit(body.model)
+    size = PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant)
+    size.check_count(len(body.messages), "messages")
+    size.check_tools(wire_tools(body.tools or []))
+    is_seeing = sees(service.bus.directory, body.model)
+    painting = ChatDrawing.of(service, body, http.request_id)
+    requests = chat_requests(body, http.request_id, http.tenant.rights, sees=is_seeing)
+    size.check_chat(requests[0])
+    head = ("chatcmpl-" + secrets.token_hex(12), int(time.time()), body.model)
+    images = len(requests) if painting is not None else 0
+    with http.tenant.take(len(requests), tokens=expected_tokens(requests), images=images) as ticket:
+        pictures = await given_pictures(service, body, sees=is_seeing)
+        if painting is None:
+            await _plain(service, http, body, requests, pictures, head, ticket)
+            return
+        store = await service.uploads()
+        source = partial(painted, service, store, painting, pictures, is_seeing)
+        generation = ChoiceStreams(service, http, requests, source, ticket)
+        if body.stream:
+            await generation.stream(DrawnChatChunks(painting, *head, **_usage(body)))
+        else:
+            await generation.collect(partial(chat_result, *head), collected(painting))
+
+
+async def _plain(
+    service: GatewayContext,
+    http: Exchange,
+    body: ChatBody,
+    requests: list[Chat],
+    pictures: list[Shown],
+    head: Head,
+    ticket: Ticket,
+) -> None:
+    """Answer a chat request without image generation; its choices share the input images."""
+    async with await lent(service, pictures) as images:
+        requests = [msgspec.structs.replace(request, images=images) for request in requests]
+        generation = ChoiceStreams(service, http, requests, _pipeline(service), ticket)
+        if body.stream:
+            await generation.stream(ChatChunks(*head, **_usage(body)))
+        else:
+            await generation.collect(partial(chat_result, *head))
+
+
+async def completions(service: GatewayContext, http: Exchange) -> None:
+    """Answer a plain completion request of one or several prompts, streamed or whole."""
+    body = parse_completion(await read_prompt(service, http, "prompt"), http.hints("completions"))
+    body.model = service.admit(body.model)
+    requests = completion_requests(body, http.request_id, http.tenant.rights)
+    PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant).check_completions(
+        requests
+    )
+    prompts = len(requests) // (body.n or 1)
+    with http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
+        generation = ChoiceStreams(service, http, requests, _pipeline(service), ticket, prompts)
+        head = ("cmpl-" + secrets.token_hex(12), int(time.time()), body.model)
+        if body.stream:
+            await generation.stream(CompletionChunks(*head, **_usage(body)))
+        else:
+            await generation.collect(partial(completion_result, *head))
+
+
+def _usage(body: SamplingFields) -> dict[str, Any]:
+    """Return the options of the chunk renderer: which events of a stream carry the usage."""
+    options = body.stream_options
+    if options is None:
+        return {}
+    return {
+        "include_usage": bool(options.include_usage),
+        "continuous": bool(options.continuous_usage_stats),
+    }
+
+
+def _pipeline(service: GatewayContext) -> Source:
+    """Return the source of replies for requests without image generation."""
+    config = service.config
+
+    def asked(request: Chat | Complete, outcome: Outcome) -> AsyncGenerator[list[Text], None]:
+        return chat(
+            service.bus, request, outcome, deadline=config.request_timeout, patience=config.patience
+        )
+
+    return asked

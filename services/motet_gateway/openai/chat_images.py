@@ -1,0 +1,158 @@
+"""Read the images of a chat from the URLs in its messages, for the vision service.
+
+Only the URL is checked here; the vision service decodes and checks the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import re
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+
+from motet_gateway.config import GatewayConfig
+from motet_gateway.context import GatewayContext
+from motet_gateway.http.remote import fetch
+from motet_pipelines.chat.vision import Shown, lent_pictures
+from motet_shared.errors import BadRequest, PayloadTooLarge, UnsupportedParameter
+from motet_shared.messages import Image
+
+from .schema import AssistantMessage, ChatBody, ImagePart, ImageUrl, UserMessage, VideoPart
+
+LOW_DETAIL = 512 * 512  # pixels
+_DATA = re.compile(r"data:(?P<type>[^;,]*)(?P<options>(?:;[^;,]*)*),", re.IGNORECASE)
+_EXAMPLES = {False: "data:image/png;base64,…", True: "data:video/mp4;base64,…"}
+_INLINE = 256 << 10  # characters; longer data URIs are decoded in a thread
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An image as the client sent it; `param` is its path in the request."""
+
+    param: str
+    image: ImageUrl
+    is_video: bool = False
+    is_url: bool = False  # `param` is the path of the URL itself, not of an object with a URL
+
+    @property
+    def url_param(self) -> str:
+        """Return the path of the URL in the request, for errors."""
+        return self.param if self.is_url else f"{self.param}.url"
+
+    def max_pixels(self, config: GatewayConfig) -> int:
+        """Return the most pixels of the image; 0: as many as the model accepts."""
+        if self.image.max_pixels is not None:
+            return self.image.max_pixels
+        return {"low": LOW_DETAIL, "high": 0}.get(self.image.detail or "auto", config.image_pixels)
+
+
+def sources(body: ChatBody, *, sees: bool) -> list[Source]:
+    """Return the images of a chat in the order of its parts.
+
+    Images of earlier replies are included only if the model accepts images (`sees`).
+    """
+    return list(_sources(body, sees))
+
+
+def _sources(body: ChatBody, sees: bool) -> Iterator[Source]:
+    for number, message in enumerate(body.messages):
+        if isinstance(message, UserMessage) and not isinstance(message.content, str):
+            for index, part in enumerate(message.content):
+                if isinstance(part, ImagePart):
+                    yield Source(f"messages[{number}].content[{index}].image_url", part.image_url)
+                elif isinstance(part, VideoPart):
+                    yield Source(
+                        f"messages[{number}].content[{index}].video_url",
+                        part.video_url,
+                        is_video=True,
+                    )
+        elif isinstance(message, AssistantMessage) and sees:
+            for index, image in enumerate(message.images or []):
+                yield Source(f"messages[{number}].images[{index}].image_url", image.image_url)
+
+
+async def given_pictures(service: GatewayContext, body: ChatBody, *, sees: bool) -> list[Shown]:
+    """Read the images of a chat.
+
+    Raises UnsupportedParameter if the model accepts no images, BadRequest if a URL is not of an
+    image.
+    """
+    given = sources(body, sees=sees)
+    if given and not sees:
+        param = given[0].param
+        raise UnsupportedParameter(
+            f"`{param}`: model {body.model!r} reads no images; send text", param=param
+        )
+    config = service.config
+    return [
+        Shown(
+            await read_picture(source, config),
+            source.max_pixels(config),
+            source.param,
+            source.is_video,
+        )
+        for source in given
+    ]
+
+
+async def lent(
+    service: GatewayContext, pictures: list[Shown]
+) -> AbstractAsyncContextManager[list[Image]]:
+    """Return a context manager that leases the images to the services for a chat's duration."""
+    if not pictures:
+        return nullcontext([])
+    return lent_pictures(await service.uploads(), pictures, service.config.request_timeout)
+
+
+async def read_picture(source: Source, config: GatewayConfig) -> bytes:
+    """Return the file at a data URI or http(s) URL.
+
+    Raises BadRequest, PayloadTooLarge or UnsupportedParameter; all name the parameter.
+    """
+    url, param = source.image.url, source.url_param
+    example, what = _EXAMPLES[source.is_video], "a video" if source.is_video else "an image"
+    if url[:5].lower() == "data:":
+        if len(url) <= _INLINE:
+            return _decoded(url, param, config.max_image, example)
+        return await asyncio.to_thread(_decoded, url, param, config.max_image, example)
+    if not re.match("https?://", url, re.IGNORECASE):
+        raise BadRequest(
+            f"`{param}`: {url[:40]!r} is no URL of {what}; send {example}", param=param
+        )
+    if not config.remote_images:
+        message = (
+            f"`{param}`: this server fetches nothing (--remote-images allows it); send {example}"
+        )
+        raise UnsupportedParameter(message, param=param)
+    return await fetch(url, param, most=config.max_image, seconds=config.image_timeout)
+
+
+def _decoded(url: str, param: str, most: int, example: str) -> bytes:
+    """Return the bytes of a base64 data URI whose media type must match that of `example`.
+
+    Raises BadRequest if it is malformed or empty, PayloadTooLarge beyond `most` bytes.
+    """
+    head = _DATA.match(url)
+    if (
+        head is None
+        or not head["type"].lower().startswith(example[5:11])
+        or ";base64" not in head["options"].lower()
+    ):
+        shown = url.partition(",")[0][:60]
+        raise BadRequest(f"`{param}`: begins with {shown!r}; send {example}", param=param)
+    if (len(url) - head.end()) * 3 // 4 > most + 2:
+        raise PayloadTooLarge(
+            f"`{param}`: the file has more than {most} bytes (--max-image)", param=param
+        )
+    try:
+        data = base64.b64decode(url[head.end() :].encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError) as error:
+        raise BadRequest(
+            f"`{param}`: is no base64 ({error}); encode the file anew", param=param
+        ) from None
+    if not data:
+        raise BadRequest(f"`{param}`: is empty; send {example}", param=param)
+    return data

@@ -1,0 +1,143 @@
+"""Run the requests of one HTTP call, streamed or whole.
+
+The endpoints differ only in the renderer that they pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from motet_gateway.context import GatewayContext
+from motet_gateway.http.asgi import Exchange
+from motet_gateway.http.problems import Problem
+from motet_gateway.operations.metrics import server_timing
+from motet_gateway.tenancy.tenant import Ticket
+from motet_gateway.tenancy.usage import ReplyMeter, prompt_tokens
+from motet_pipelines.chat.chat import Outcome
+from motet_shared.errors import InternalError, MotetError
+from motet_shared.messages import Chat, Complete, End, Usage
+
+from .render import DONE, Chunks, error_event
+from .results import Collected, add_usage
+
+Source = Callable[
+    [Any, Outcome], AsyncGenerator[list[Any], None]
+]  # runs the pipeline of a request; yields batches of its results
+
+
+class ChoiceStreams:
+    """Run the choices of one call, each as a stream of its own."""
+
+    def __init__(
+        self,
+        service: GatewayContext,
+        http: Exchange,
+        requests: Sequence[Chat | Complete],
+        source: Source,
+        ticket: Ticket,
+        prompts: int = 1,
+    ):
+        self._http = http
+        self._requests = requests
+        self._source = source
+        self._prompts = prompts
+        self._outcomes = [Outcome() for _ in requests]
+        self._tracks = [
+            service.metrics.begin(request.model, outcome, meter)
+            for request, outcome, meter in zip(
+                requests, self._outcomes, self._meters(ticket), strict=True
+            )
+        ]
+
+    def _meters(self, ticket: Ticket) -> list[ReplyMeter]:
+        """Return one meter per choice.
+
+        Only the first choice of each prompt is charged for the prompt, as in the usage of the
+        reply.
+        """
+        share = max(len(self._requests) // self._prompts, 1)
+        return [
+            ReplyMeter(ticket, None if index % share else prompt_tokens(request))
+            for index, request in enumerate(self._requests)
+        ]
+
+    async def stream(self, chunks: Chunks) -> None:
+        """Send server-sent events.
+
+        An error before the first text is raised; a later one is sent as an event and ends the
+        stream.
+        """
+        try:
+            async with self._http.while_connected():
+                await self._each(lambda index: self._stream_one(chunks, index))
+                timing = {
+                    stage: round(seconds, 6)
+                    for stage, seconds in self._tracks[0].stopwatch.as_dict().items()
+                }
+                await self._http.finish(chunks.usage(self._usage(), timing) + DONE)
+        except MotetError as error:
+            if not self._http.started:
+                raise
+            await self._http.finish(error_event(Problem.of(error)))
+
+    async def collect(
+        self,
+        render: Callable[[list[Collected], Usage], bytes],
+        collected: type[Collected] = Collected,
+    ) -> None:
+        """Send the whole reply as one JSON body."""
+        choices = [collected() for _ in self._requests]
+        async with self._http.while_connected():
+            await self._each(lambda index: self._collect_one(choices[index], index))
+            timing = (b"server-timing", server_timing(self._tracks[0].stopwatch))
+            await self._http.reply(200, render(choices, self._usage()), [timing])
+
+    async def _each(self, run: Callable[[int], Coroutine[Any, Any, None]]) -> None:
+        """Run all choices concurrently; the first error ends them all and is raised."""
+        if len(self._requests) == 1:
+            await run(0)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(self._requests)):
+                    group.create_task(run(index))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _stream_one(self, chunks: Chunks, index: int) -> None:
+        choice, track = chunks.choice(index), self._tracks[index]
+        opening = choice.start()
+        with track:
+            async with aclosing(self._open(index)) as batches:
+                async for batch in batches:
+                    track.got(batch)
+                    # Blocks while the client does not read: its stream then gets no more credit,
+                    # and other streams are not affected.
+                    if data := opening + choice.batch(batch):
+                        await self._http.write(data)
+                        opening = b""
+        self._http.hold(opening + choice.finish(self._end(index)))
+
+    async def _collect_one(self, choice: Collected, index: int) -> None:
+        track = self._tracks[index]
+        with track:
+            async with aclosing(self._open(index)) as batches:
+                async for batch in batches:
+                    track.got(batch)
+                    choice.add(batch)
+        choice.end = self._end(index)
+
+    def _open(self, index: int) -> AsyncGenerator[list[Any], None]:
+        return self._source(self._requests[index], self._outcomes[index])
+
+    def _end(self, index: int) -> End:
+        end = self._outcomes[index].end
+        if end is None:
+            raise InternalError("a reply ended without its End frame")
+        return end
+
+    def _usage(self) -> Usage:
+        return add_usage([outcome.end for outcome in self._outcomes], self._prompts)

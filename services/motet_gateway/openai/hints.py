@@ -1,0 +1,235 @@
+"""Ignore parameters of other clients that cannot change an answer, according to one table.
+
+A request is first decoded strictly (`decoding.Decoder`), so that ordinary requests cost nothing
+extra. A parameter in the table is removed, and named in the response header `motet-ignored` and in
+the log. Any other unknown parameter is refused by name; with `--strict`, those in the table are
+refused too. Header and log contain only names from the table, never text of the client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET
+
+log = logging.getLogger(__name__)
+
+HEADER = b"motet-ignored"
+Surface = Literal[
+    "chat", "completions", "embeddings", "speech", "transcription", "images", "realtime"
+]
+
+_HTTP: tuple[Surface, ...] = (
+    "chat",
+    "completions",
+    "embeddings",
+    "speech",
+    "transcription",
+    "images",
+)
+_TEXT: tuple[Surface, ...] = ("chat", "completions")
+_MEDIA: tuple[Surface, ...] = ("embeddings", "speech", "transcription", "images")
+_CHAT: tuple[Surface, ...] = ("chat",)
+_REALTIME: tuple[Surface, ...] = ("realtime",)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A parameter that requests nothing; `values` are those that are ignored, None: all.
+
+    `path` has names joined by dots; `name[]` is a list and applies to each entry.
+    """
+
+    path: str
+    on: tuple[Surface, ...]
+    values: tuple[Any, ...] | None = None
+
+    def covers(self, value: Any) -> bool:
+        """Return True if this value requests nothing.
+
+        Types must match (0 is not False), except that a string matches a value's text form, such as
+        "false" in a form.
+        """
+        if self.values is None or value is None:
+            return True
+        texts = (str(ok).lower() for ok in self.values) if isinstance(value, str) else ()
+        return any(type(value) is type(ok) and value == ok for ok in self.values) or (
+            isinstance(value, str) and value.lower() in texts
+        )
+
+
+def _each(
+    prefix: str, names: str, on: tuple[Surface, ...], values: tuple[Any, ...] | None = None
+) -> list[Hint]:
+    return [Hint(prefix + name, on, values) for name in names.split()]
+
+
+# Added by clients for their own records: Open WebUI, LibreChat, Continue, LiteLLM, LangChain, the
+# AI SDK, LiveKit.
+_RECORDS = "chat_id session_id conversation_id thread_id message_id parent_message_id request_id trace_id run_id"
+_LITELLM = "litellm_metadata litellm_call_id litellm_session_id litellm_trace_id"
+_OF_MESSAGES = (
+    "id cache_control reasoning_content reasoning reasoning_details thinking_blocks annotations parsed metadata"
+    " timestamp created_at createdAt model usage finish_reason logprobs provider_specific_fields"
+    " provider_options providerOptions providerMetadata"
+)
+_OF_PARTS = "id cache_control annotations logprobs metadata provider_options providerOptions providerMetadata"
+_OF_CALLS = "index cache_control provider_specific_fields extra_content"
+
+HINTS: tuple[Hint, ...] = (
+    *_each("", _RECORDS, _HTTP),
+    *_each("", _LITELLM, _HTTP),
+    *_each("", "metadata prompt_cache_key keep_alive", _HTTP),
+    *_each("", "store", _HTTP, (False,)),
+    *_each("", "user", ("embeddings", "speech", "transcription", "images")),
+    *_each("", "safety_identifier", ("completions", *_MEDIA)),
+    *_each("", "service_tier", _MEDIA),
+    *_each("", "verbosity prompt_cache_options prompt_cache_retention", _TEXT),
+    # Defaults of other servers, which their clients send explicitly.
+    *_each("", "skip_special_tokens spaces_between_special_tokens detokenize", _TEXT, (True,)),
+    *_each(
+        "",
+        "use_beam_search include_stop_str_in_output early_stopping return_token_ids",
+        _TEXT,
+        (False,),
+    ),
+    *_each("", "return_tokens_as_token_ids", _TEXT, (False,)),
+    *_each("", "length_penalty", _TEXT, (1, 1.0)),
+    *_each("", "add_generation_prompt", _CHAT, (True,)),
+    *_each("", "continue_final_message echo safe_prompt", _CHAT, (False,)),
+    *_each("", "chat_template_kwargs options", _TEXT, ({},)),
+    *_each("messages[].", _OF_MESSAGES, _CHAT),
+    *_each("messages[].", "prefix", _CHAT, (False,)),
+    *_each("messages[].", "type", _CHAT, ("message",)),
+    *_each("messages[].content[].", _OF_PARTS, _CHAT),
+    *_each("messages[].tool_calls[].", _OF_CALLS, _CHAT),
+    *_each("messages[].tool_calls[].function.", "parsed_arguments provider_specific_fields", _CHAT),
+    *_each("tools[].", "id cache_control metadata", _CHAT),
+    *_each("tools[].function.", "cache_control metadata", _CHAT),
+    # How the audio is sent; it is streamed in any case.
+    *_each("", "stream", ("speech",), (True, False)),
+    *_each("", "return_download_link", ("speech",), (False,)),
+    *_each("", "volume_multiplier", ("speech",), (1, 1.0)),
+    *_each("", "moderation", ("images",), ("auto", "low")),
+    *_each("", "input_fidelity", ("images",), ("low",)),
+    *_each(
+        "session.",
+        "tracing safety_identifier prompt_cache_key metadata client_secret expires_at",
+        _REALTIME,
+    ),
+    *_each("session.", "id input_audio_noise_reduction", _REALTIME),
+    *_each("session.", "object", _REALTIME, ("realtime.session", "realtime.transcription_session")),
+    *_each("session.audio.input.", "noise_reduction", _REALTIME),
+    *_each("item.", "metadata created_at", _REALTIME),
+    *_each("item.content[].", "id metadata annotations logprobs", _REALTIME),
+    *_each("response.", "id prompt_cache_key safety_identifier", _REALTIME),
+    *_each("response.", "object", _REALTIME, ("realtime.response",)),
+)
+
+_Tree = dict[str, Any]  # by name: a Hint or a subtree; "[]" holds the subtree of list entries
+
+
+@cache
+def _tree(surface: Surface) -> _Tree:
+    root: _Tree = {}
+    for hint in HINTS:
+        if surface in hint.on:
+            *above, last = hint.path.replace("[]", ".[]").split(".")
+            node = root
+            for name in above:
+                node = node.setdefault(name, {})
+            node[last] = hint
+    return root
+
+
+@cache
+def _members(
+    surface: Surface, cls: type[msgspec.Struct]
+) -> tuple[tuple[tuple[str, ...], str, Hint], ...]:
+    """Return hints outside of lists that a struct may have as fields.
+
+    Each is (path of the owner, name of the field, hint).
+    """
+    paths = [
+        (hint.path.split("."), hint)
+        for hint in HINTS
+        if surface in hint.on and "[]" not in hint.path
+    ]
+    return tuple(
+        (tuple(above), last, hint)
+        for (*above, last), hint in paths
+        if (*above, last)[0] in cls.__struct_fields__
+    )
+
+
+class Ignored:
+    """Collect the parameters that were ignored in one request, by their paths in the table."""
+
+    __slots__ = ("_surface", "paths")
+
+    def __init__(self, surface: Surface):
+        self._surface = surface
+        self.paths: dict[str, None] = {}  # an ordered set: in the order in which they were found
+
+    def prune(self, value: Any) -> bool:
+        """Remove the hints from decoded JSON, in place; return True if there were any."""
+        before = len(self.paths)
+        self._prune(value, _tree(self._surface))
+        return len(self.paths) > before
+
+    def _prune(self, value: Any, tree: _Tree) -> None:
+        if isinstance(value, list) and (below := tree.get("[]")) is not None:
+            for entry in value:
+                self._prune(entry, below)
+        elif isinstance(value, dict):
+            for name in tree.keys() & value.keys():
+                below = tree[name]
+                if not isinstance(below, Hint):
+                    self._prune(value[name], below)
+                elif below.covers(value[name]):
+                    del value[name]
+                    self.paths[below.path] = None
+
+    def prune_form(self, fields: dict[str, list[str]]) -> None:
+        """Remove the hints from a form's fields, in place; `metadata[key]` counts as `metadata`."""
+        tree = _tree(self._surface)
+        for name in list(fields):
+            hint = tree.get(name.partition("[")[0])
+            if isinstance(hint, Hint) and all(hint.covers(value) for value in fields[name]):
+                del fields[name]
+                self.paths[hint.path] = None
+
+    def clear(self, body: msgspec.Struct) -> None:
+        """Reset hints that the struct has as fields to their defaults."""
+        for above, last, hint in _members(self._surface, type(body)):
+            owner: Any = body
+            for name in above:
+                owner = getattr(owner, name, None)
+            value = getattr(owner, last, None)
+            if (
+                value is not None
+                and value is not UNSET
+                and isinstance(owner, msgspec.Struct)
+                and hint.covers(value)
+            ):
+                setattr(owner, last, _default(type(owner), last))
+                self.paths[hint.path] = None
+
+    @property
+    def names(self) -> str:
+        """Return the ignored paths joined by commas, as shown in header and log."""
+        return ", ".join(self.paths)
+
+
+@cache
+def _defaults(cls: type[msgspec.Struct]) -> Mapping[str, Any]:
+    return {field.name: field.default for field in msgspec.structs.fields(cls)}
+
+
+def _default(cls: type[msgspec.Struct], name: str) -> Any:
+    return _defaults(cls)[name]

@@ -1,0 +1,110 @@
+"""Serve GET /v1/models, GET /v1/models/{id} and GET /v1/audio/voices.
+
+The lists contain models that are ready, and expected ones that are still starting.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from motet_gateway.context import GatewayContext
+from motet_gateway.http.routes import Access, Router
+from motet_gateway.operations.readiness import KINDS
+from motet_pipelines.chat.models import servable
+from motet_pipelines.instances import served
+from motet_shared.errors import UnknownModel
+from motet_shared.messages import ModelCard
+
+
+def models_router(service: GatewayContext) -> Router:
+    router = Router()
+
+    @router.get("/v1/models", Access.TENANT)
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": _models(service)}
+
+    @router.get("/v1/models/{name:path}", Access.TENANT)
+    async def get_model(name: str) -> dict[str, Any]:
+        models = {model["id"]: model for model in _models(service)}
+        if name not in models:
+            known = ", ".join(models) or "none"
+            raise UnknownModel(
+                f"model {name!r} cannot be served here; there are: {known}", param="model"
+            )
+        return models[name]
+
+    @router.get("/v1/audio/voices", Access.TENANT)
+    async def list_voices() -> dict[str, Any]:
+        """List the voices of all speech models; an extension, since OpenAI has no such route."""
+        cards = served(service.bus.directory, "tts").values()
+        voices = [
+            {"id": voice, "object": "audio.voice", "model": card.name}
+            for card in cards
+            for voice in card.voices
+        ]
+        return {"object": "list", "data": voices}
+
+    return router
+
+
+def _models(service: GatewayContext) -> list[dict[str, Any]]:
+    """List chat models with their adapters, then speech, transcription, embedding and image models.
+
+    `kind` names the type. `status` is "ready", or "starting" for an expected model that cannot be
+    used yet; requests for it wait.
+    """
+    directory = service.bus.directory
+    found = {role: _starting(service, role) for role in KINDS}
+    chat = [
+        _shape(card)
+        | {
+            "kind": "chat",
+            "context_length": card.context,
+            "images": card.images,
+            "tools": card.tools,
+        }
+        | ({"parent": card.parent} if card.parent else {})
+        for card in servable(directory).values()
+    ]
+    speech = [
+        _shape(card) | {"kind": "speech", "voices": card.voices}
+        for card in served(directory, "tts").values()
+    ]
+    listening = [
+        _shape(card) | {"kind": "transcription"} for card in served(directory, "asr").values()
+    ]
+    embedding = [
+        _shape(card) | {"kind": "embedding", "context_length": card.context}
+        for card in served(directory, "embedding").values()
+    ]
+    drawing = [_shape(card) | {"kind": "image"} for card in served(directory, "diffusion").values()]
+    ready = {
+        "decode": chat,
+        "tts": speech,
+        "asr": listening,
+        "embedding": embedding,
+        "diffusion": drawing,
+    }
+    return [model for role in KINDS for model in ready[role] + found[role]]
+
+
+def _starting(service: GatewayContext, role: str) -> list[dict[str, Any]]:
+    """List expected models that are not ready yet.
+
+    Their creation time is unknown before they are loaded.
+    """
+    names = service.readiness.starting(role)
+    return [
+        _shape(ModelCard(name=name, context=0), "starting") | {"kind": KINDS[role]}
+        for name in names
+    ]
+
+
+def _shape(card: ModelCard, status: str = "ready") -> dict[str, Any]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "motet",
+        "status": status,
+    }

@@ -1,0 +1,19 @@
+"""Refuse transcription prompts for models that cannot use them."""
+
+from __future__ import annotations
+
+from motet_pipelines.instances import served
+from motet_pipelines.voice.transcribe import ROLE
+from motet_shared.errors import UnsupportedParameter
+from motet_shared.wire.discovery import Directory
+
+
+def check_prompt(directory: Directory, model: str, prompt: str | None, param: str) -> None:
+    """Raise UnsupportedParameter, naming `param`, if the model was not trained with prompts.
+
+    Such a model takes the prompt for earlier speech and omits the beginning of the audio.
+    """
+    card = served(directory, ROLE).get(model)
+    if prompt and prompt.strip() and card is not None and not card.prompts:
+        message = f"`{param}`: model {model!r} cannot go on from a text; leave it out"
+        raise UnsupportedParameter(message, param=param)

@@ -1,0 +1,347 @@
+"""Define the request bodies of OpenAI-compatible endpoints as structs that reject everything else.
+
+Every parameter is in one of four places: a typed field (implemented), `NO_EFFECT` (accepted at
+values that request nothing), the table of `hints.py` (cannot change the answer: ignored, and named
+in the response header `motet-ignored`; refused with `--strict`), or nowhere (refused by name as
+unknown). `requests.py` converts a valid body to requests for the tokenizer.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from motet_gateway.http.decoding import Decoder
+from motet_gateway.http.fields import Count, Int64, Metadata, Name, Penalty, Positive, Ratio, Strict
+from motet_gateway.images.options import ImageTool
+from motet_pipelines.images.chat_drawing import TOOL
+from motet_shared.errors import BadRequest, UnsupportedParameter
+
+from .hints import Ignored
+from .structured import (
+    ResponseFormat,
+    StructuredOutputs,
+    check_tool_choice,
+    grammar_of,
+    tool_choice_of,
+)
+
+MAX_CHOICES = 8
+MAX_STOPS = 4
+
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+
+
+# -------------------------------------------------------------------------------------------------- chat messages
+class TextPart(Strict, tag="text"):
+    text: str
+
+
+class ImageUrl(Strict):
+    """URL of an image; the extension `max_pixels` takes precedence over `detail`."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+    max_pixels: Positive | None = None
+
+
+class ImagePart(Strict, tag="image_url"):
+    image_url: ImageUrl
+
+
+class VideoPart(Strict, tag="video_url"):
+    """A video, in the format that servers of open models share; an extension of OpenAI's.
+
+    `max_pixels` applies to each frame.
+    """
+
+    video_url: ImageUrl
+
+
+class AudioPart(Strict, tag="input_audio"):
+    input_audio: Any
+
+
+class FilePart(Strict, tag="file"):
+    file: Any
+
+
+class RefusalPart(Strict, tag="refusal"):
+    refusal: str
+
+
+Part = TextPart | ImagePart | VideoPart | AudioPart | FilePart | RefusalPart
+Content = str | list[Part]
+
+
+class FunctionCall(Strict):
+    name: str
+    arguments: str
+
+
+class ToolCall(Strict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class SystemMessage(Strict, tag_field="role", tag="system"):
+    content: Content
+    name: str | None = None
+
+
+class DeveloperMessage(Strict, tag_field="role", tag="developer"):
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Strict, tag_field="role", tag="user"):
+    content: Content
+    name: str | None = None
+
+
+class DrawnImage(ImagePart, tag="image_url"):
+    """An image of an earlier reply, as it was returned; `revised_prompt` describes it."""
+
+    index: int | None = None
+    revised_prompt: str | None = None
+
+
+class AssistantMessage(Strict, tag_field="role", tag="assistant"):
+    """An earlier reply, as clients send it back.
+
+    `refusal`, `annotations`, `audio` and `function_call` are accepted as null or empty.
+    """
+
+    content: Content | None = None
+    images: list[DrawnImage] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: str | None = None
+    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class ToolMessage(Strict, tag_field="role", tag="tool"):
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+
+
+# --------------------------------------------------------------------------------------------------- chat request
+class Function(Strict):
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(Strict, tag="function"):
+    function: Function
+
+
+Tool = FunctionTool | ImageTool
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = (
+        None  # extension that servers of open models share: usage in every chunk
+    )
+
+
+class SamplingFields(Strict):
+    """Fields that chat and plain completions share.
+
+    The last seven are extensions that servers of open models share.
+    """
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Ratio | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    seed: Int64 | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[Count, Bias] | None = None
+    max_tokens: Positive | None = None
+    user: str | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**63 - 1)] | None = None
+    min_p: Ratio | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    response_format: ResponseFormat | None = None  # OpenAI has it in chats only
+    structured_outputs: StructuredOutputs | None = None
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    # They cannot change the answer, so any value of the right type is accepted.
+    metadata: Metadata | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    # See NO_EFFECT.
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    store: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class CompletionBody(SamplingFields, kw_only=True):
+    """Body of POST /v1/completions; `prompt` is a text, token ids, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    # See NO_EFFECT.
+    best_of: Any = None
+    suffix: Any = None
+
+
+# Values of `modalities` that enable the tool `image_generation` with its defaults.
+DRAWING = (["text", "image"], ["image", "text"])
+
+# Values, besides null, at which a parameter requests nothing. Any other value is refused with an
+# error that names the parameter.
+NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "function_call": (),
+    "functions": (),
+    "modalities": (["text"], *DRAWING),
+    "moderation": (),
+    "prediction": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
+    "reasoning_effort": ("none",),
+    "store": (False,),
+    "suffix": ("",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+_chat = Decoder(ChatBody)
+_completion = Decoder(CompletionBody)
+
+
+def parse_chat(body: bytes, ignored: Ignored | None = None) -> ChatBody:
+    """Validate a chat body; without `ignored`, hints are refused.
+
+    Raises BadRequest or UnsupportedParameter, which name the parameter.
+    """
+    request = _chat.decode(body, ignored)
+    _check_common(request)
+    if request.top_logprobs is not None and not request.logprobs:
+        raise BadRequest("`top_logprobs` needs `logprobs: true`", param="top_logprobs")
+    both = (request.max_tokens, request.max_completion_tokens)
+    if None not in both and both[0] != both[1]:
+        message = f"`max_tokens` ({both[0]}) and `max_completion_tokens` ({both[1]}) disagree; give only the latter"
+        raise BadRequest(message, param="max_tokens")
+    _check_tools(request)
+    return request
+
+
+def parse_completion(body: bytes, ignored: Ignored | None = None) -> CompletionBody:
+    """Validate a completion body; without `ignored`, hints are refused.
+
+    Raises BadRequest or UnsupportedParameter, which name the parameter.
+    """
+    request = _completion.decode(body, ignored)
+    _check_common(request)
+    if request.echo and request.logprobs is not None:
+        message = "`logprobs` with `echo`: the log-probabilities of a prompt are not computed; give one of them"
+        raise UnsupportedParameter(message, param="logprobs")
+    return request
+
+
+def _check_tools(request: ChatBody) -> None:
+    """Check the tools of a chat.
+
+    There is at most one image tool, no function has its name, required functions exist, and no call
+    is required if images are generated. Raises BadRequest or UnsupportedParameter.
+    """
+    tools = request.tools or []
+    draws = [index for index, tool in enumerate(tools) if isinstance(tool, ImageTool)]
+    if len(draws) > 1:
+        where = f"tools[{draws[1]}]"
+        raise BadRequest(
+            f"`{where}`: there is one `image_generation` already; leave it out", param=where
+        )
+    names = [tool.function.name for tool in tools if isinstance(tool, FunctionTool)]
+    for index, tool in enumerate(tools):
+        if draws and isinstance(tool, FunctionTool) and tool.function.name == TOOL:
+            where = f"tools[{index}].function.name"
+            message = (
+                f"`{where}` {TOOL!r} is that of `image_generation` for the model; choose another"
+            )
+            raise BadRequest(message, param=where)
+    choice = tool_choice_of(request.tool_choice)
+    if choice.kind == "required" and (draws or request.modalities in DRAWING):
+        message = "`tool_choice`: a call cannot be required where pictures are drawn; send 'auto' or 'none'"
+        raise UnsupportedParameter(message, param="tool_choice")
+    check_tool_choice(choice, names)
+
+
+def _check_common(request: ChatBody | CompletionBody) -> None:
+    for name, accepted in NO_EFFECT.items():
+        value = getattr(request, name, None)
+        if value is not None and not any(
+            value == ok and type(value) is type(ok) for ok in accepted
+        ):
+            raise UnsupportedParameter(_refusal(name, value, accepted), param=name)
+    if request.stream_options is not None:
+        _check_stream_options(request.stream_options, request.stream)
+    grammar_of(request.response_format, request.structured_outputs)
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    if len(stops) > MAX_STOPS:
+        raise BadRequest(
+            f"`stop` has {len(stops)} strings; at most {MAX_STOPS} are possible", param="stop"
+        )
+    if "" in stops:
+        raise BadRequest("`stop` must not contain an empty string", param="stop")
+
+
+def _check_stream_options(options: StreamOptions, stream: bool | None) -> None:
+    if not stream:
+        raise BadRequest("`stream_options` needs `stream: true`", param="stream_options")
+    if options.include_obfuscation:
+        name = "stream_options.include_obfuscation"
+        raise UnsupportedParameter(_refusal(name, True, (False,)), param=name)
+
+
+def _refusal(name: str, value: Any, accepted: tuple[Any, ...]) -> str:
+    allowed = " or ".join(["null", *map(_shown, accepted)])
+    return f"`{name}` {_shown(value)} is not supported; omit it or send {allowed}"
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 80 else text[:77] + "..."

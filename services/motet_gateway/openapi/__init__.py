@@ -1,0 +1,1 @@
+"""Describe every endpoint as an OpenAPI document."""

@@ -1,0 +1,289 @@
+"""Describe the answers to clients as structs, for the OpenAPI document.
+
+Tests compare them with real answers.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+Count = Annotated[int, Meta(ge=0)]
+Unix = Annotated[int, Meta(ge=0, description="Unix time in seconds")]
+Seconds = Annotated[float, Meta(ge=0)]
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+class ErrorDetail(Struct):
+    """An error; `param` is the wrong parameter's path, `message` has its value and a remedy."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(Struct):
+    error: ErrorDetail
+
+
+# ------------------------------------------------------------------------------------------------- chat and completions
+class CachedDetails(Struct):
+    cached_tokens: Count
+    image_tokens: Count = 0
+
+
+class ReasoningDetails(Struct):
+    reasoning_tokens: Count
+    accepted_prediction_tokens: Count = 0
+    rejected_prediction_tokens: Count = 0
+
+
+class TokenUsage(Struct):
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    prompt_tokens_details: CachedDetails
+    completion_tokens_details: ReasoningDetails
+
+
+class LikelyToken(Struct):
+    """A token and its log-probability; `bytes` is exact if the token is part of a character."""
+
+    token: str
+    logprob: float
+    bytes: list[Annotated[int, Meta(ge=0, le=255)]]
+
+
+class ChosenToken(LikelyToken):
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(Struct):
+    content: list[ChosenToken]
+    refusal: None
+
+
+class CalledFunction(Struct):
+    name: str
+    arguments: Annotated[str, Meta(description="JSON, as the model wrote it")]
+
+
+class CalledTool(Struct):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class DataUrl(Struct):
+    url: str
+
+
+class PaintedImage(Struct):
+    """An image that was generated in a chat, as a data URL."""
+
+    type: Literal["image_url"]
+    image_url: DataUrl
+    index: Count
+    revised_prompt: str | None = None
+
+
+class ChatMessage(Struct):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[CalledTool] = []
+    images: list[PaintedImage] = []
+
+
+class ChatChoice(Struct):
+    index: Count
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"]
+
+
+class ChatCompletion(Struct):
+    id: str
+    object: Literal["chat.completion"]
+    created: Unix
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+
+
+class CompletionLogprobs(Struct):
+    """Log-probabilities of tokens, as parallel lists."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[Count]
+
+
+class CompletionChoice(Struct):
+    index: Count
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+
+
+class Completion(Struct):
+    id: str
+    object: Literal["text_completion"]
+    created: Unix
+    model: str
+    choices: list[CompletionChoice]
+    usage: TokenUsage
+
+
+# ------------------------------------------------------------------------------------------------------- models, voices
+class Model(Struct):
+    """A model that is ready or starting.
+
+    `context_length`, `images` and `tools` are of chat models, `voices` of speech models. `parent`
+    is the base model of an adapter. `status` is "starting" for an expected model that cannot be
+    used yet; requests for it wait.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: Unix
+    owned_by: str
+    kind: Literal["chat", "speech", "transcription", "embedding", "image"]
+    status: Literal["ready", "starting"]
+    context_length: Count = 0
+    images: bool = False
+    tools: bool = False
+    parent: str = ""
+    voices: list[str] = []
+
+
+class ModelList(Struct):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class SpeechVoice(Struct):
+    id: str
+    object: Literal["audio.voice"]
+    model: str
+
+
+class VoiceList(Struct):
+    object: Literal["list"]
+    data: list[SpeechVoice]
+
+
+# ----------------------------------------------------------------------------------------------------------- embeddings
+class EmbeddingUsage(Struct):
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Embedding(Struct):
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | Annotated[str, Meta(description="base64 of little-endian float32")]
+
+
+class EmbeddingList(Struct):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+# ----------------------------------------------------------------------------------------------------------- recordings
+class DurationUsage(Struct):
+    type: Literal["duration"]
+    seconds: Count
+
+
+class TimedWord(Struct):
+    word: str
+    start: Seconds
+    end: Seconds
+
+
+class TimedSegment(Struct):
+    id: Count
+    seek: Count
+    start: Seconds
+    end: Seconds
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class SpokenSegment(Struct):
+    type: Literal["transcript.text.segment"]
+    id: str
+    start: Seconds
+    end: Seconds
+    text: str
+    speaker: str
+
+
+class Transcription(Struct, forbid_unknown_fields=True):
+    """Answer for `response_format` json."""
+
+    text: str
+    usage: DurationUsage
+
+
+class VerboseTranscription(Struct, forbid_unknown_fields=True):
+    """Answer for `response_format` verbose_json."""
+
+    task: Literal["transcribe", "translate"]
+    language: str
+    duration: Seconds
+    text: str
+    usage: DurationUsage
+    segments: list[TimedSegment] = []
+    words: list[TimedWord] = []
+
+
+class DiarizedTranscription(Struct, forbid_unknown_fields=True):
+    """Answer for `response_format` diarized_json."""
+
+    task: Literal["transcribe"]
+    duration: Seconds
+    text: str
+    segments: list[SpokenSegment]
+    usage: DurationUsage
+
+
+# --------------------------------------------------------------------------------------------------------------- images
+class ImageData(Struct):
+    """An image: its data in base64, or a URL that expires."""
+
+    b64_json: str = ""
+    url: str = ""
+
+
+class Images(Struct):
+    created: Unix
+    data: list[ImageData]
+    background: Literal["opaque"]
+    output_format: Literal["png", "jpeg", "webp"]
+    quality: str
+    size: Annotated[str, Meta(pattern="^[0-9]+x[0-9]+$")]
+
+
+class ImageJob(Struct):
+    """A job; `position` in the queue while queued, `data` once done, `error` once failed."""
+
+    id: str
+    object: Literal["image.job"]
+    created_at: Unix
+    status: Literal["queued", "running", "done", "failed", "cancelled"]
+    position: int | None
+    step: Count
+    steps: Count
+    data: list[ImageData]
+    error: ErrorDetail | None

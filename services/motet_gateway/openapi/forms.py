@@ -1,0 +1,91 @@
+"""Describe form bodies, in which audio and images are sent as files, as JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from motet_gateway.audio.known_speakers import MOST
+from motet_gateway.audio.transcription_schema import DIARIZED, FORMATS, GRANULARITIES, Task
+from motet_gateway.images.schema import EditBody
+
+Schema = dict[str, Any]
+
+_FILE: Schema = {
+    "type": "string",
+    "contentMediaType": "application/octet-stream",
+    "format": "binary",
+}
+
+
+def transcription_form(task: Task) -> Schema:
+    """Return the schema of POST /v1/audio/transcriptions or /translations."""
+    formats = [*FORMATS, DIARIZED] if task == "transcribe" else list(FORMATS)
+    fields: Schema = {
+        "file": {**_FILE, "description": "A sound or a film in any format."},
+        "model": {"type": "string", "minLength": 1},
+        "prompt": {"type": "string", "description": "What was said before, and how it is written."},
+        "response_format": {"enum": formats, "default": "json"},
+        "temperature": {"type": "number", "minimum": 0, "maximum": 1, "default": 0},
+    }
+    if task == "transcribe":
+        fields |= _of_transcriptions()
+    return _form(fields, "file", "model")
+
+
+def _of_transcriptions() -> Schema:
+    return {
+        "language": {
+            "type": "string",
+            "description": "Code or name; without it the language is found out.",
+        },
+        "stream": {"type": "boolean", "default": False},
+        "timestamp_granularities": {
+            "type": "array",
+            "items": {"enum": list(GRANULARITIES)},
+            "description": "With verbose_json, or with a stream of json.",
+        },
+        "chunking_strategy": {
+            "type": "string",
+            "description": 'auto, or JSON with the type "server_vad".',
+        },
+        "known_speaker_names": {"type": "array", "items": {"type": "string"}, "maxItems": MOST},
+        "known_speaker_references": {
+            "type": "array",
+            "items": {"type": "string", "description": "A data URL of a sound of 2 to 10 seconds."},
+            "maxItems": MOST,
+        },
+    }
+
+
+def edit_form() -> Schema:
+    """Return the schema of POST /v1/images/edits."""
+    schema = msgspec.json.schema_components([EditBody], ref_template="#/components/schemas/{name}")[
+        1
+    ]["EditBody"]
+    fields = {name: _as_text(field) for name, field in schema["properties"].items()}
+    files = {
+        "image": {**_FILE, "description": "The picture that is changed."},
+        "mask": {**_FILE, "description": "Where it may be changed: transparent, or else white."},
+    }
+    return _form(files | fields, "image", "prompt")
+
+
+def _as_text(field: Schema) -> Schema:
+    """Convert a field's schema to a form's, which has no null: the field is omitted instead."""
+    if "anyOf" not in field:
+        return field
+    kinds = [kind for kind in field["anyOf"] if kind != {"type": "null"}]
+    if any(kind.get("type") == "array" for kind in kinds):
+        return {"type": "string", "contentMediaType": "application/json"}
+    return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+
+
+def _form(fields: Schema, *required: str) -> Schema:
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(required),
+        "additionalProperties": False,
+    }

@@ -1,0 +1,1 @@
+"""Report the state of the stack to operators: health, metrics, recent replies, heartbeats."""

@@ -1,0 +1,42 @@
+"""Serve GET /metrics/doctor: bottlenecks of the stack and the settings that remedy them.
+
+It needs access to /metrics.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Query
+
+from motet_doctor import Window, diagnose
+from motet_gateway.context import GatewayContext
+from motet_gateway.http.routes import Access, Router
+
+from .heartbeat_history import LONGEST
+
+Seconds = Annotated[float, Query(gt=0, le=LONGEST)]
+
+
+def doctor_router(service: GatewayContext) -> Router:
+    router = Router()
+
+    @router.get("/metrics/doctor", Access.METRICS)
+    async def doctor(window: Seconds = 10.0) -> dict[str, Any]:
+        """Report bottlenecks in the last `window` seconds of heartbeats and of own replies.
+
+        `window_seconds`: the seconds that were available. `findings`: those with the largest effect
+        first; an empty list means healthy.
+        """
+        recent, looks = service.metrics.recent, service.looks
+        seen = Window.of(
+            looks.last(window), [reply.timing for reply in recent.since(recent.clock() - window)]
+        )
+        return {
+            "time": recent.clock(),
+            "window_seconds": round(looks.seconds(window), 3),
+            "findings": msgspec.to_builtins(diagnose(seen)),
+        }
+
+    return router

@@ -1,0 +1,55 @@
+"""Serve GET /health/live, /health/ready (also as /health) and /metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Response
+from fastapi.responses import JSONResponse
+
+from motet_gateway.context import GatewayContext
+from motet_gateway.http.problems import RETRY_AFTER
+from motet_gateway.http.routes import Access, Router
+from motet_gateway.realtime.audio_settings import Speech
+from motet_pipelines.chat.models import servable, without_eyes
+
+
+def health_router(service: GatewayContext) -> Router:
+    router = Router()
+
+    @router.get("/health/live", Access.PUBLIC)
+    async def live() -> dict[str, str]:
+        return {"status": "live"}
+
+    @router.get("/health", Access.PUBLIC)  # vLLM's path: load balancers and benchmarks use it
+    @router.get("/health/ready", Access.PUBLIC)
+    async def ready(model: str = "") -> JSONResponse:
+        """Answer 200 once all configured models have served and while any serves; else 503.
+
+        A 503 lists what is missing. `?model=` asks for one model: 200 while it can be used, 404 for
+        a name that is unknown. `models`: chat models. `speech.missing`: roles. `images.models`:
+        models that read images but cannot be given any now.
+        """
+        lacking = service.readiness.lacking(model)
+        models = list(servable(service.bus.directory))
+        blind = without_eyes(service.bus.directory)
+        body: dict[str, Any] = {
+            "models": models,
+            "speech": {"missing": Speech.here(service.bus.directory).missing},
+            "images": {"missing": ["vision"] if blind else [], "models": blind},
+        }
+        if not lacking:
+            return JSONResponse({"status": "ready", **body})
+        return JSONResponse(
+            {"status": "unavailable", "missing": lacking, **body},
+            503,
+            {"retry-after": str(RETRY_AFTER)},
+        )
+
+    @router.get("/metrics", Access.METRICS)
+    async def metrics() -> Response:
+        return Response(
+            service.metrics.registry.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    return router

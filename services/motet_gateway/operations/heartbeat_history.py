@@ -1,0 +1,53 @@
+"""Keep the heartbeats of the stack: all of the last seconds, and a few of the minute before."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from motet_doctor import Look
+from motet_shared.wire.discovery import HEARTBEAT_EVERY, Directory
+
+LONGEST = 60.0  # seconds that are kept
+_CLOSE = 10.0  # seconds of which every snapshot is kept
+_SPARSE = 10  # one in so many is kept of those before
+
+
+class HeartbeatHistory:
+    """Keep snapshots of the directory, one per heartbeat interval, taken by the bus (`tick`).
+
+    Time is that of its ticks. A snapshot refers to received heartbeats and copies none; of an
+    instance thirty are kept, about 60 kB.
+    """
+
+    def __init__(self, directory: Directory):
+        self._directory = directory
+        self._kept: deque[tuple[int, Look]] = deque()
+        self._count = 0
+        self._now = 0.0
+
+    async def tick(self, elapsed: float) -> None:
+        self._now += elapsed
+        if self._now >= self._count * HEARTBEAT_EVERY:
+            self._count += 1
+            self._kept.append((self._count, Look(self._now, self._directory.everyone())))
+            self._thin()
+
+    def _thin(self) -> None:
+        close, oldest = self._now - _CLOSE, self._now - LONGEST - HEARTBEAT_EVERY
+        kept = [
+            (number, look)
+            for number, look in self._kept
+            if look.time >= close or (number % _SPARSE == 0 and look.time >= oldest)
+        ]
+        self._kept = deque(kept)
+
+    def last(self, seconds: float) -> list[Look]:
+        """Return the snapshots of the last `seconds`, oldest first; at least two if there are."""
+        looks = [look for _, look in self._kept]
+        inside = sum(look.time >= self._now - seconds for look in looks)
+        return looks[-max(inside, 2) :]
+
+    def seconds(self, seconds: float) -> float:
+        """Return how many of the last `seconds` the snapshots cover."""
+        looks = self.last(seconds)
+        return looks[-1].time - looks[0].time if looks else 0.0

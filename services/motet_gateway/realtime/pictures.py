@@ -1,0 +1,100 @@
+"""Handle images in a conversation: `input_image` parts of user items, as data URLs.
+
+They are checked when their item is created, kept with it unchanged, and lent to the model with each
+response. The vision service decodes the files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from motet_gateway.config import GatewayConfig
+from motet_gateway.openai.chat_images import Source, read_picture
+from motet_gateway.openai.schema import ImageUrl
+from motet_pipelines.chat.models import sees
+from motet_pipelines.chat.vision import Shown
+from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_shared.wire.discovery import Directory
+
+from .conversation import Stored
+from .events import IMAGE, ContentPart, Item, MessageItem
+
+_DETAILS = ("auto", "low", "high")
+
+
+async def check_pictures(
+    item: Item, where: str, directory: Directory, model: str, config: GatewayConfig
+) -> None:
+    """Check the images of an item, naming the part in errors.
+
+    Raises UnsupportedParameter if the session's model reads no images, BadRequest or
+    PayloadTooLarge for parts that are no valid images.
+    """
+    if not isinstance(item, MessageItem):
+        return
+    for index, part in enumerate(item.content):
+        if part.type != IMAGE:
+            continue
+        param = f"{where}.content[{index}]"
+        if item.role != "user":
+            message = f"`{param}.type` is {IMAGE!r}, which a {item.role} message cannot have"
+            raise BadRequest(message, param=f"{param}.type")
+        if not model or not sees(directory, model):
+            reader = f"model {model!r}" if model else "a transcription session"
+            raise UnsupportedParameter(
+                f"`{param}`: {reader} reads no images; send text", param=param
+            )
+        await _check_part(part, param, config)
+
+
+async def _check_part(part: ContentPart, param: str, config: GatewayConfig) -> None:
+    if part.image_url is None:
+        raise BadRequest(f"`{param}.image_url` is required", param=f"{param}.image_url")
+    if part.detail not in (None, *_DETAILS):
+        message = f"`{param}.detail` {part.detail[:40]!r} is not one of {', '.join(_DETAILS)}"
+        raise BadRequest(message, param=f"{param}.detail")
+    if part.image_url[:5].lower() != "data:":
+        message = f"`{param}.image_url`: conversations take data URLs; send data:image/png;base64,…"
+        raise UnsupportedParameter(message, param=f"{param}.image_url")
+    await read_picture(_source(part.image_url, part.detail, f"{param}.image_url"), config)
+
+
+def without_files(item: Stored) -> Stored:
+    """Return an item as events show it, without image data: the client has the files."""
+    if not any(part["type"] == IMAGE for part in item.get("content", ())):
+        return item
+    return {
+        **item,
+        "content": [
+            {k: v for k, v in part.items() if k != "image_url"} for part in item["content"]
+        ],
+    }
+
+
+async def shown(
+    messages: list[dict[str, Any]], config: GatewayConfig
+) -> tuple[list[dict[str, Any]], list[Shown]]:
+    """Return chat messages with a placeholder for each image, and the images in their order."""
+    plain, pictures = [], []
+    for message in messages:
+        if isinstance(message["content"], list):
+            for part in message["content"]:
+                if part["type"] == "image":
+                    source = _source(part["image_url"], part["detail"], "conversation")
+                    pictures.append(
+                        Shown(
+                            await read_picture(source, config),
+                            source.max_pixels(config),
+                            source.param,
+                        )
+                    )
+            content = [
+                part if part["type"] == "text" else {"type": "image"} for part in message["content"]
+            ]
+            message = {**message, "content": content}
+        plain.append(message)
+    return plain, pictures
+
+
+def _source(url: str, detail: Any, param: str) -> Source:
+    return Source(param, ImageUrl(url=url, detail=detail), is_url=True)

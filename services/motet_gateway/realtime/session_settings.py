@@ -1,0 +1,177 @@
+"""Define the settings of a session, and what a client may change in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET
+
+from motet_gateway.openai.aliases import CHAT, stands_for
+from motet_gateway.openai.structured import AS_THE_MODEL_LIKES, ToolChoice, tool_choice_of
+from motet_shared.errors import BadRequest, UnsupportedParameter
+
+from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, Speech, Transcription
+from .events import Common, RealtimeTool, ResponsePatch, SessionPatch
+from .turn_detection import ServerVad
+
+Kind = Literal["realtime", "transcription"]
+
+# Values at which a setting has no effect; any other is refused by name.
+_NO_EFFECT: dict[str, tuple[Any, ...]] = {
+    "parallel_tool_calls": (None, True),
+    "prompt": (None,),
+    "reasoning": (None,),
+    "tracing": (None,),
+    "include": (None, []),
+}
+_UNMENTIONED = ("instructions", "tools", "temperature")  # null means the same as an absent field
+_INHERITED = ("instructions", "tools", "tool_choice", "max_output_tokens", "temperature")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Settings of a session, or of one of its responses."""
+
+    model: str
+    instructions: str = ""
+    tools: tuple[RealtimeTool, ...] = ()
+    tool_choice: ToolChoice = AS_THE_MODEL_LIKES
+    max_output_tokens: int | Literal["inf"] = "inf"
+    temperature: float = 0.8
+    truncation: Literal["auto", "disabled"] = "auto"
+    kind: Kind = "realtime"
+    speaks: bool = False
+    audio: AudioSettings = NO_SETTINGS
+
+    @classmethod
+    def default(cls, model: str, speech: Speech, kind: Kind) -> SessionSettings:
+        """Return the settings of a new session: it listens and speaks where this server can."""
+        turns = ServerVad() if speech.ears and speech.turns else None
+        if kind == "transcription":
+            return cls(
+                model,
+                kind=kind,
+                audio=AudioSettings(turn_detection=turns, transcription=Transcription()),
+            )
+        return cls(model, speaks=bool(speech.voice), audio=AudioSettings(turn_detection=turns))
+
+    def updated(self, patch: SessionPatch, speech: Speech) -> SessionSettings:
+        """Return the settings with the fields of `patch` that are present.
+
+        Raises BadRequest or UnsupportedParameter if one of them is refused; then none is applied.
+        """
+        if patch.type == "transcription":
+            speech.need("session.type", ears=True)
+        if patch.model not in (UNSET, self.model) and stands_for(str(patch.model)) != CHAT:
+            message = f"`session.model` cannot change from {self.model!r}; open another connection"
+            raise BadRequest(message, param="session.model")
+        changed = self._with(patch, "session", speech)
+        if patch.type is not UNSET:
+            changed = replace(changed, kind=patch.type)
+        if changed.kind == "realtime" and not changed.model:
+            raise BadRequest(
+                "a session without a model only transcribes; connect with ?model=…",
+                param="session.type",
+            )
+        if changed.kind == "transcription" and changed.audio.transcription is None:
+            changed = replace(changed, audio=replace(changed.audio, transcription=Transcription()))
+        if patch.truncation is UNSET:
+            return changed
+        if patch.truncation not in (None, "auto", "disabled"):
+            message = "`session.truncation` takes 'auto' or 'disabled' here"
+            raise UnsupportedParameter(message, param="session.truncation")
+        return replace(changed, truncation=patch.truncation or "auto")
+
+    def for_response(self, patch: ResponsePatch, speech: Speech) -> SessionSettings:
+        """Return the settings with the overrides of one response."""
+        if isinstance(patch.audio, AudioPatch) and patch.audio.input not in (UNSET, None):
+            raise UnsupportedParameter(
+                "`response.audio.input` is not the response's; set it in the session"
+            )
+        return self._with(patch, "response", speech)
+
+    def _with(self, patch: Common, where: str, speech: Speech) -> SessionSettings:
+        _refuse_unsupported(patch, where)
+        speaks = self.speaks
+        if isinstance(patch.output_modalities, list):
+            speaks = _speaks(patch.output_modalities, f"{where}.output_modalities", speech)
+        audio = self.audio
+        if isinstance(patch.audio, AudioPatch):
+            audio = audio.updated(patch.audio, f"{where}.audio", speech)
+        given = {name: getattr(patch, name) for name in _INHERITED}
+        changes: dict[str, Any] = {
+            name: value
+            for name, value in given.items()
+            if value is not UNSET and not (value is None and name in _UNMENTIONED)
+        }
+        if "tools" in changes:
+            changes["tools"] = tuple(changes["tools"])
+        if "tool_choice" in changes:
+            changes["tool_choice"] = tool_choice_of(changes["tool_choice"], f"{where}.tool_choice")
+        if "max_output_tokens" in changes:
+            changes["max_output_tokens"] = changes["max_output_tokens"] or "inf"
+        return replace(self, speaks=speaks, audio=audio, **changes)
+
+    @property
+    def modalities(self) -> list[str]:
+        return ["audio"] if self.speaks else ["text"]
+
+    def wire_tools(self) -> list[dict[str, Any]]:
+        """Return the tools in the shape of chat requests."""
+        return [
+            {
+                "type": "function",
+                "function": {k: v for k, v in msgspec.to_builtins(tool).items() if k != "type"},
+            }
+            for tool in self.tools
+        ]
+
+    def as_session(self, session_id: str) -> dict[str, Any]:
+        """Return the session object of `session.created` and `session.updated`."""
+        if self.kind == "transcription":
+            audio = {"input": self.audio.as_session()["input"]}
+            return {
+                "type": self.kind,
+                "object": "realtime.transcription_session",
+                "id": session_id,
+                "audio": audio,
+            }
+        return {
+            "type": "realtime",
+            "object": "realtime.session",
+            "id": session_id,
+            "model": self.model,
+            "output_modalities": self.modalities,
+            "instructions": self.instructions,
+            "tools": [{"type": "function", **msgspec.to_builtins(tool)} for tool in self.tools],
+            "tool_choice": self.tool_choice.as_realtime(),
+            "parallel_tool_calls": True,
+            "max_output_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "truncation": self.truncation,
+            "tracing": None,
+            "prompt": None,
+            "include": None,
+            "audio": self.audio.as_session(),
+        }
+
+
+def _speaks(modalities: list[Literal["text", "audio"]], param: str, speech: Speech) -> bool:
+    if modalities not in (["text"], ["audio"]):
+        raise BadRequest(
+            f"`{param}` is {modalities}; it takes ['audio'], which has a transcript, or ['text']",
+            param=param,
+        )
+    if modalities == ["audio"]:
+        speech.need(param, voice=True)
+    return modalities == ["audio"]
+
+
+def _refuse_unsupported(patch: Common, where: str) -> None:
+    for name, accepted in _NO_EFFECT.items():
+        value = getattr(patch, name, UNSET)
+        if value is not UNSET and value not in accepted:
+            message = f"`{where}.{name}` is not supported; omit it"
+            raise UnsupportedParameter(message, param=f"{where}.{name}")

@@ -1,0 +1,1 @@
+"""Authenticate callers and account for what tenants use."""

@@ -1,0 +1,130 @@
+"""Authenticate callers: the tenant of a key, or the plain tenant where no key is required.
+
+Keys are stored as digests alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from motet_gateway.config import GatewayConfig
+from motet_gateway.http.asgi import Scope, header
+from motet_gateway.http.origins import Origins
+from motet_gateway.http.problems import Forbidden, Unauthorized
+from motet_gateway.http.routes import Access
+from motet_gateway.operations.metrics import GatewayMetrics
+from motet_shared.tenants import DEFAULT, TenantLimits, Tenants, digest, load_tenants
+
+from .buckets import Clock
+from .concurrency import ConcurrencyLimits
+from .tenant import Tenant
+
+_SUBPROTOCOL = "openai-insecure-api-key."  # browsers cannot set headers on a WebSocket
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """An authenticated caller.
+
+    `key`: digest of the key that was sent, "" where none is required.
+    """
+
+    tenant: Tenant
+    key: str = ""
+
+
+class Authenticator:
+    """Authenticate callers by key.
+
+    Without keys and tenants in the configuration, every client that reaches the port is accepted.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        gate: ConcurrencyLimits,
+        metrics: GatewayMetrics,
+        clock: Clock = time.monotonic_ns,
+    ):
+        self.origins = Origins(config.allowed_origins)
+        self._make: Callable[[str, TenantLimits], Tenant] = lambda name, limits: Tenant(
+            name, limits, gate, metrics, clock
+        )
+        self._keyed = config.needs_key
+        plain = self._make(DEFAULT if self._keyed else "", TenantLimits(metrics=True))
+        self._plain = Caller(plain)
+        self._plain_keys = {digest(key): plain for key in config.api_keys}
+        self._tenants: dict[str, Tenant] = {}
+        self._keys = self._plain_keys
+        if config.tenants_file is not None:
+            self.use(load_tenants(config.tenants_file))
+
+    def use(self, tenants: Tenants) -> None:
+        """Replace tenants and keys. What a tenant has used so far still counts."""
+        for name, limits in tenants.limits.items():
+            if name in self._tenants:
+                self._tenants[name].limit(limits)
+            else:
+                self._tenants[name] = self._make(name, limits)
+        for name in self._tenants.keys() - tenants.limits.keys():
+            del self._tenants[name]
+        self._keys = self._plain_keys | {
+            key.sha256: self._tenants[key.tenant] for key in tenants.keys
+        }
+
+    def limits_of(self, name: str) -> TenantLimits:
+        """Return the limits of a tenant by name, "" where no key is required.
+
+        A tenant that no longer exists has the default limits.
+        """
+        if name in ("", DEFAULT):
+            return self._plain.tenant.limits
+        return self._tenants[name].limits if name in self._tenants else TenantLimits()
+
+    def enter(self, scope: Scope) -> Caller:
+        """Return the caller of a request.
+
+        Raises Unauthorized without an accepted key, Forbidden for a page of a site that is not
+        allowed.
+        """
+        self.origins.check(scope, keyed=self._keyed)
+        if not self._keyed:
+            return self._plain
+        given = _bearer(scope) or _from_subprotocol(scope)
+        if not given:
+            raise Unauthorized("no API key was sent; send `Authorization: Bearer <key>`")
+        # Looked up by digest, which a client cannot choose: timing reveals nothing about keys.
+        key = digest(given)
+        if (tenant := self._keys.get(key)) is None:
+            raise Unauthorized("the API key is not accepted here")
+        return Caller(tenant, key)
+
+    def still_takes(self, caller: Caller) -> bool:
+        """Return True if the key of an accepted caller would be accepted now."""
+        return not self._keyed or self._keys.get(caller.key) is caller.tenant
+
+    def admit(self, tenant: Tenant, access: Access) -> None:
+        """Raise Forbidden or RateLimited if the tenant may not call a route of this access now."""
+        if access is Access.TENANT:
+            tenant.call()
+        elif access is Access.METRICS and not tenant.limits.metrics:
+            raise Forbidden("this key does not open /metrics; set `metrics = true` for its tenant")
+
+    def check_integrity(self) -> None:
+        for tenant in (self._plain.tenant, *self._tenants.values()):
+            if tenant.streams < 0 or tenant.sockets < 0:
+                raise RuntimeError(
+                    f"{tenant.streams} streams, {tenant.sockets} sockets: something was released twice"
+                )
+
+
+def _bearer(scope: Scope) -> str:
+    scheme, _, key = header(scope, b"authorization").decode("latin-1").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def _from_subprotocol(scope: Scope) -> str:
+    offered = (name for name in scope.get("subprotocols", ()) if name.startswith(_SUBPROTOCOL))
+    return next(offered, "")[len(_SUBPROTOCOL) :]

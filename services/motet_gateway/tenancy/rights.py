@@ -1,0 +1,43 @@
+"""Define what a tenant's requests may ask for, and under which name the engine counts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from motet_shared.errors import BadRequest
+from motet_shared.messages import TIERS
+from motet_shared.tenants import TenantLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Rights of a tenant. `name`: the tenant's, "" where no key is required."""
+
+    name: str = ""
+    limits: TenantLimits = field(default_factory=TenantLimits)
+
+    def share(self, user: str) -> str:
+        """Return the engine's tenant for `user`: all users of a tenant divide its one share."""
+        return f"{self.name}\0{user}" if self.name and user else self.name or user
+
+    def priority(self, tier: str | None) -> int:
+        """Return the priority of a service tier; without one, or with `auto`: at most the default.
+
+        Raises BadRequest for a tier above the tenant's.
+        """
+        highest = TIERS[self.limits.service_tier]
+        if tier in (None, "auto"):
+            return min(highest, 0)
+        priority = TIERS[str(tier)]
+        if priority > highest:
+            message = f"`service_tier` {tier!r} is above {self.limits.service_tier!r}, the highest allowed for this key"
+            raise BadRequest(f"{message}; leave it out", param="service_tier")
+        return priority
+
+    @property
+    def max_context(self) -> int:
+        """Return the most tokens of a prompt with its reply; 0: the model's limit."""
+        return self.limits.max_context or 0
+
+
+ANYONE = Rights()

@@ -1,0 +1,244 @@
+"""Admit and account for the calls of a tenant: rights, use so far, and holds of running calls."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NoReturn
+
+from motet_gateway.http.asgi import Headers
+from motet_gateway.http.problems import RateLimited
+from motet_gateway.operations.metrics import GatewayMetrics
+from motet_shared.errors import BadRequest
+from motet_shared.tenants import DEFAULT, TenantLimits
+
+from .buckets import NANOSECONDS, Allowance, Bucket, Clock, Hold
+from .concurrency import ConcurrencyLimits, Slot
+from .rights import Rights
+
+SECOND = 1_000_000  # units of audio: microseconds
+_MINUTE, _HOUR = 60, 3600
+_AT_ONCE = 20  # refusals that are sent without delay, and per second after that
+_LATEST = 2 * NANOSECONDS  # longest delay of a refusal
+
+
+class Ticket:
+    """Hold what one call reserves: slots, and amounts of limited resources.
+
+    Leaving its block gives back what was not used.
+    """
+
+    __slots__ = ("_count", "_slot", "_tenant", "audio", "images", "tokens")
+
+    def __init__(
+        self, tenant: Tenant, slot: Slot, count: int, tokens: Hold, images: Hold, audio: Hold
+    ):
+        self._tenant, self._slot, self._count = tenant, slot, count
+        self.tokens, self.images, self.audio = tokens, images, audio
+
+    def release(self) -> None:
+        """Release slots and unused amounts. A second call does nothing."""
+        self._slot.release()
+        self._tenant.streams -= self._count
+        self._count = 0
+        self.settle()
+
+    def settle(self) -> None:
+        """Give back unused amounts, as no more will be used; the slots stay reserved."""
+        for hold in (self.tokens, self.images, self.audio):
+            hold.settle()
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Tenant:
+    """Account for one tenant since it first appeared. `name`: "" where no key is required."""
+
+    def __init__(
+        self,
+        name: str,
+        limits: TenantLimits,
+        gate: ConcurrencyLimits,
+        metrics: GatewayMetrics,
+        clock: Clock = time.monotonic_ns,
+    ):
+        self.rights = Rights(name, limits)
+        self.streams = self.sockets = 0  # open at present
+        self._gate, self._metrics, self._clock = gate, metrics, clock
+        self._refusals = Bucket(_AT_ONCE, 1, clock)
+        self._label = name or DEFAULT
+        uses = metrics.uses
+        self.requests = Allowance("requests", uses.requests.labels(self._label))
+        self.tokens = Allowance("tokens", uses.tokens.labels(self._label))
+        self.images = Allowance("images", uses.images.labels(self._label))
+        self.audio = Allowance("audio seconds", uses.audio.labels(self._label), SECOND)
+        self.limit(limits)
+
+    def limit(self, limits: TenantLimits) -> None:
+        """Replace the limits."""
+        self.rights = Rights(self.rights.name, limits)
+        self.requests.bound(limits.requests_per_minute, _MINUTE, self._clock)
+        self.tokens.bound(limits.tokens_per_minute, _MINUTE, self._clock)
+        self.images.bound(limits.images_per_hour, _HOUR, self._clock)
+        self.audio.bound(limits.audio_seconds_per_hour, _HOUR, self._clock)
+
+    @property
+    def owner(self) -> str:
+        """Return the name under which images and jobs are kept; "" for the default tenant."""
+        return "" if self.rights.name == DEFAULT else self.rights.name
+
+    @property
+    def limits(self) -> TenantLimits:
+        return self.rights.limits
+
+    # ------------------------------------------------------------------------------------ admission
+    def call(self) -> None:
+        """Count one more request. Raises RateLimited if there were too many."""
+        self.spend(self.requests, 1)
+
+    def spend(self, allowance: Allowance, amount: int) -> None:
+        """Use a known amount. Raises RateLimited if it is not available."""
+        self._check(allowance, amount)
+        allowance.charge(amount)
+        allowance.count(amount)
+
+    def charge_refused(self, tokens: int) -> None:
+        """Charge what a refused prompt has cost, in tokens, into debt if need be."""
+        self.tokens.charge(tokens)
+        self.tokens.count(tokens)
+
+    def check_solvent(self) -> None:
+        """Raise RateLimited if no token is left: nothing large is decoded for a tenant in debt."""
+        self._check(self.tokens, 1)
+
+    def refusal_delay(self) -> float:
+        """Return the seconds to delay one more refusal; longer the faster a client retries.
+
+        A refused request has been read and parsed like any other. Without a delay, clients that
+        retry at once, whatever `Retry-After` says, would take the gateway from all other tenants.
+        """
+        due = self._refusals.wait(0)
+        if due < _LATEST:
+            self._refusals.charge(1)
+        return due / NANOSECONDS
+
+    def take(self, count: int = 1, *, tokens: int = 0, images: int = 0, audio: int = 0) -> Ticket:
+        """Reserve room for `count` replies and their probable use; `audio` in microseconds.
+
+        Raises RateLimited for what is not available now, BadRequest for what never will be;
+        Overloaded and Draining as `ConcurrencyLimits`.
+        """
+        self._check_streams(count)
+        self._check_images(images)
+        for allowance, amount in (
+            (self.tokens, tokens),
+            (self.images, images),
+            (self.audio, audio),
+        ):
+            if amount:
+                self._check(allowance, amount)
+        slot = self._gate.take(count)
+        self.streams += count
+        return Ticket(
+            self,
+            slot,
+            count,
+            self.tokens.hold(tokens),
+            self.images.hold(images),
+            self.audio.hold(audio),
+        )
+
+    @property
+    def sockets_full(self) -> bool:
+        most = self.limits.concurrent_sockets
+        return most is not None and self.sockets >= most
+
+    def open_socket(self) -> None:
+        """Count one more session. Raises Overloaded if there are too many."""
+        if self.sockets_full:
+            self._refuse(
+                "sockets", f"{self.sockets} sessions are open, the most allowed; close one first", 1
+            )
+        self.sockets += 1
+
+    def close_socket(self) -> None:
+        self.sockets -= 1
+
+    def _check_streams(self, count: int) -> None:
+        most = self.limits.concurrent_streams
+        if most is None:
+            return
+        if count > most:
+            message = f"`n`: {count} replies at a time are asked for; at most {most} are allowed for this key"
+            raise BadRequest(message, param="n")
+        if self.streams + count > most:
+            what = f"{self.streams} replies are being generated and {count} more would exceed the limit of {most}"
+            self._refuse("streams", f"{what}; try again when one has ended", 1)
+
+    def _check_images(self, count: int) -> None:
+        most = self.limits.images_per_hour
+        if most is not None and count > most:
+            message = f"`n`: {count} images are asked for; at most {most} per hour are allowed for this key"
+            raise BadRequest(message, param="n")
+
+    def _check(self, allowance: Allowance, amount: int) -> None:
+        bucket = allowance.bucket
+        if bucket is None or not (wait := bucket.wait(amount)):
+            return
+        seconds = -(-wait // NANOSECONDS)
+        scale = SECOND if allowance is self.audio else 1
+        per = "minute" if bucket.period == _MINUTE else "hour"
+        left = max(bucket.level, 0) // scale
+        what = f"rate limit of {bucket.limit // scale} {allowance.kind} per {per}: {left} are left"
+        asked = -(-amount // scale)
+        self._refuse(
+            allowance.kind, f"{what}, {asked} are asked for; try again in {seconds} s", seconds
+        )
+
+    def _refuse(self, kind: str, message: str, seconds: int) -> NoReturn:
+        self._metrics.uses.refused.labels(self._label, kind.replace(" ", "_")).inc()
+        raise RateLimited(
+            message, kind if kind in ("requests", "tokens") else "rate_limit_error", seconds
+        )
+
+    # --------------------------------------------------------------------------------- what is left
+    def headers(self) -> Headers:
+        """Return OpenAI's `x-ratelimit-*` headers; none for a resource without a limit."""
+        told: list[tuple[bytes, bytes]] = []
+        for allowance in (self.requests, self.tokens):
+            if (bucket := allowance.bucket) is not None:
+                kind = allowance.kind.encode()
+                told.append((b"x-ratelimit-limit-" + kind, b"%d" % bucket.limit))
+                told.append((b"x-ratelimit-remaining-" + kind, b"%d" % max(bucket.level, 0)))
+                told.append((b"x-ratelimit-reset-" + kind, _duration(bucket.full_in)))
+        return told
+
+    def as_rate_limits(self) -> list[dict[str, Any]]:
+        """Return the entries of `rate_limits.updated`: the tenant's, or else the server's."""
+        told = [
+            {
+                "name": allowance.kind,
+                "limit": bucket.limit,
+                "remaining": max(bucket.level, 0),
+                "reset_seconds": bucket.full_in / NANOSECONDS,
+            }
+            for allowance in (self.requests, self.tokens)
+            if (bucket := allowance.bucket) is not None
+        ]
+        return told or self._gate.as_rate_limits()
+
+
+def _duration(nanoseconds: int) -> bytes:
+    """Format a duration like Go, as OpenAI does: 1h2m3s, 6m0s, 1.5s, 20ms."""
+    milliseconds = -(-nanoseconds // 1_000_000)
+    if milliseconds < 1000:
+        return b"%dms" % milliseconds
+    minutes, rest = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    seconds = f"{rest / 1000:g}s"
+    return (
+        (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + seconds
+    ).encode()

@@ -1,0 +1,1 @@
+"""Compute attention over the paged cache: full, latent (MLA), windowed, long, compressed."""

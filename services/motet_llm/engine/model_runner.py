@@ -1,0 +1,462 @@
+"""Run the model over the packed tokens of one step.
+
+Shapes: N packed tokens, R rows that draw a token, V vocabulary, B rows, M blocks per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from motet_kernels import gpu
+from motet_kernels.attention import PagedBatch
+from motet_kernels.recurrent import PackedRows
+from motet_kernels.runtime.device import (
+    Download,
+    describe,
+    dtype_name,
+    find_device,
+    find_dtype,
+    free_memory,
+    upload_all,
+)
+from motet_kernels.runtime.memory import return_freed
+from motet_kernels.runtime.replay import can_replay
+from motet_kernels.spans import upload
+from motet_llm.adapters.bank import AdapterBank, Matrix, named_folders, slot_of
+from motet_llm.attention.heavy_hitters import Watch
+from motet_llm.attention.long_context import LongRows, Staging
+from motet_llm.attention.paged import GroupStep, Layout, ShapeProbe, StepLayout
+from motet_llm.attention.sink_window import rows_by_group
+from motet_llm.cache.kv_cache import KvCache, layout_of
+from motet_llm.cache.state_cache import StateCache
+from motet_llm.config import EngineConfig
+from motet_llm.models.fuse import optimize
+from motet_llm.scheduling.scheduler import Work
+from motet_llm.weights import checkpoint
+from motet_llm.weights import quantized_checkpoint as quantized
+from motet_models.capacity import KvLayout
+from motet_shared.errors import ConfigError
+from motet_shared.process.starts import START
+
+from .step_memory import StepMemory, stays
+
+MEMORY = 256 << 20  # bytes of the KV cache on a CPU, by default
+
+
+@dataclass(slots=True, frozen=True)
+class Forward:
+    """Logits `[R, V]` of the works that draw, in order.
+
+    On a GPU, all tensors may still be being computed.
+
+    hidden_ND: the last hidden states, which the next step may overwrite.
+    draws_R: the positions among the N tokens that the logits belong to.
+    """
+
+    logits_RV: Tensor
+    num_tokens: list[int]
+    finite_N: Download
+    hidden_ND: Tensor
+    draws_R: Tensor
+
+    @property
+    def num_finite(self) -> list[int]:
+        """Return for each work how many of its first tokens have finite last hidden states.
+
+        Those tokens wrote no NaN or infinity to the cache.
+        """
+        finite_N = self.finite_N.wait()
+        if finite_N.all():
+            return self.num_tokens
+        return [int(part.int().cumprod(0).sum()) for part in finite_N.split(self.num_tokens)]
+
+
+class ModelRunner:
+    """Hold the model and its caches, and turn a list of `Work` into logits."""
+
+    def __init__(self, config: EngineConfig):
+        folder = Path(config.model)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        self.device = find_device(config.device, ConfigError)
+        self.on_gpu = gpu.is_gpu(self.device)
+        model_config = checkpoint.load_config(folder)
+        self.sight = checkpoint.sight_shape(folder)
+        self.context = checkpoint.context_of(model_config, config.context)
+        self.dtype = find_dtype(config.dtype, model_config.dtype, self.device, ConfigError)
+        self.eos_ids = checkpoint.eos_ids(folder, model_config)
+        self.vocab: int = model_config.vocab_size
+        self._weights = checkpoint.resolve_weights(
+            model_config, config.weights, self.dtype, self.device
+        )
+        loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
+        self.model = self._load_model(folder, model_config, loaded)
+        START.mark("weights")
+        matrices: dict[str, Matrix] = {}
+        self.fused = optimize(self.model, self._weights, self.dtype, self.device, matrices)
+        START.mark("packing")
+        self.adapters = self._make_adapters(config, matrices)
+        checkpoint.backbone(self.model).register_forward_hook(self._keep_hidden)
+        self._hidden_1ND = torch.empty(0)
+        self._memories: dict[
+            tuple[tuple[int, ...], bool], StepMemory
+        ] = {}  # by token counts of the rows, and whether any row has an adapter
+        self._shapes = self._probe()
+        if config.heavy_hitters is not None:
+            config.heavy_hitters.check(self._shapes.layers, self._shapes.states)
+        self._kv_dtype = checkpoint.resolve_kv_dtype(
+            model_config, config.kv_dtype, self.dtype, self.device
+        )
+        num_snapshots = config.max_running if config.prefix_cache else 0
+        self.states = self._make_states(config.max_running, num_snapshots)
+        self._recent = config.recent
+        layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype, self._recent)
+        staging = self._staging_bytes(config.block_size) if config.long_context else 0
+        num_blocks = config.num_blocks or self._blocks_in_memory(config, layout, staging)
+        self.kv = self._make_kv(num_blocks, config.block_size)
+        self._staging = Staging(staging, self.device) if staging else None
+        return_freed()
+
+    def _load_model(
+        self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
+    ) -> PreTrainedModel:
+        return checkpoint.load_model(folder, config, dtype)
+
+    def _make_adapters(
+        self, config: EngineConfig, matrices: dict[str, Matrix]
+    ) -> AdapterBank | None:
+        """Return the adapter bank, or None where no adapters are served.
+
+        Factors have the activations' type on a GPU; on a CPU float32 with float32 weights, else
+        bfloat16.
+        """
+        folders = named_folders(config.adapters, config.adapter_folder, config.model_name)
+        if not folders:
+            return None
+        narrow = torch.float32 if self._weights == "float32" else torch.bfloat16
+        return AdapterBank(
+            folders,
+            matrices,
+            slots=config.max_adapters,
+            max_rank=config.max_rank,
+            dtype=self.dtype if self.on_gpu else narrow,
+            device=self.device,
+        )
+
+    def _keep_hidden(self, _module: Any, _args: Any, output: Any) -> None:
+        self._hidden_1ND = output[0]
+
+    @torch.inference_mode()
+    def _probe(self) -> ShapeProbe:
+        probe = ShapeProbe(self.device)
+        zero = torch.zeros(1, dtype=torch.long, device=self.device)
+        self._call({"input_ids": zero.unsqueeze(0)}, zero, probe, zero)
+        return probe
+
+    def _make_states(self, num_running: int, num_snapshots: int) -> StateCache | None:
+        shapes = self._shapes.states
+        return StateCache(shapes, num_running, num_snapshots, self.device) if shapes else None
+
+    def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
+        return KvCache(
+            self._shapes.layers, num_blocks, block_size, self._kv_dtype, self.device, self._recent
+        )
+
+    def resize(self, blocks_per_group: int) -> None:
+        """Replace the cache by an empty one of `blocks_per_group` blocks per group of layers."""
+        self.kv = self._make_kv(blocks_per_group * len(self.kv.groups), self.kv.block_size)
+        self._memories = {}
+
+    @contextmanager
+    def other_caches(self, num_sequences: int, length: int) -> Iterator[None]:
+        """Use empty caches for `num_sequences` sequences of `length` tokens within the context."""
+        own = self.kv, self.states, self._memories
+        num_blocks = num_sequences * len(self.kv.groups) * -(-length // self.kv.block_size)
+        try:
+            self.kv = self._make_kv(num_blocks, self.kv.block_size)
+            self.states, self._memories = self._make_states(num_sequences, 0), {}
+            yield
+        finally:
+            self.kv, self.states, self._memories = own
+
+    @property
+    def model_type(self) -> str:
+        return self.model.config.model_type
+
+    @property
+    def weights(self) -> str:
+        """Return the format in which matrices are packed, unless the checkpoint packs them."""
+        return self._weights
+
+    @property
+    def weight_bytes(self) -> int:
+        """Return the bytes of the model's tensors; shared storage is counted once."""
+        tensors = chain(self.model.parameters(), self.model.buffers())
+        return sum(
+            {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+        )
+
+    def describe(self) -> dict[str, str]:
+        """Return the types, formats and device that were chosen when the model was loaded."""
+        dtype, kv_dtype = dtype_name(self.dtype), dtype_name(self._kv_dtype)
+        weights = ", ".join(filter(None, (quantized.formats(self.model), self._weights)))
+        return {"dtype": dtype, "weights": weights, "kv_dtype": kv_dtype, **describe(self.device)}
+
+    def _staging_bytes(self, block_size: int) -> int:
+        """Return the bytes of one layer of the longest sequence, for the widest layer."""
+        widest = max(shape.nbytes(self._kv_dtype) for shape in self._shapes.layers.values())
+        return -(-self.context // block_size) * block_size * widest
+
+    def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout, staging: int) -> int:
+        """Return as many blocks as `kv_memory` holds, and no more than the requests can use.
+
+        The upper bound is `max_running` requests of full length. Raises ConfigError if not even one
+        block fits.
+
+        staging: bytes of `kv_memory` that are reserved for staging long sequences.
+        """
+        memory = config.kv_memory or self._memory_for_kv(config.gpu_share)
+        num_blocks = layout.blocks_in(memory - staging)
+        if num_blocks < 1 and staging:
+            raise ConfigError(
+                f"kv_memory={memory}: long_context needs {staging} bytes of it for one layer of the longest sequence, "
+                f"and then no block fits; give more, or a context of less than {self.context} tokens"
+            )
+        if num_blocks < 1:
+            raise ConfigError(f"kv_memory={memory}: does not hold one block; give more")
+        return min(
+            num_blocks, config.max_running * layout.blocks_for(self.context, config.token_budget)
+        )
+
+    def _memory_for_kv(self, share: float) -> int:
+        """Return the default bytes of the KV cache.
+
+        On a GPU that is a share of what is free once weights and states are loaded: the rest is for
+        a step's intermediates.
+        """
+        return MEMORY if self.device.type == "cpu" else int(share * free_memory(self.device))
+
+    # ------------------------------------------------------------------------------------------------------ one step
+    @torch.inference_mode()
+    def forward(self, works: list[Work]) -> Forward:
+        """Compute `works`, ordered as the scheduler gives them: those of a single token first."""
+        positions_N = np.concatenate([np.arange(*work.span) for work in works])
+        ids_N = np.fromiter(
+            (t for w in works for t in w.tokens),
+            dtype=np.int64,
+            count=len(positions_N),
+        )
+        ends = np.cumsum([work.num_tokens for work in works])
+        draws = [
+            np.arange(end - 1 - len(work.draft), end)
+            for end, work in zip(ends, works, strict=True)
+            if work.draws
+        ]
+        draws_R = np.concatenate(draws) if draws else np.empty(0, np.int64)
+        arrays = (ids_N, self._turned(positions_N, works), draws_R)
+        ids, positions, draws_at = upload_all(arrays, self.device)
+        layout = self._layout(works, positions_N, ends)
+        with self._adapted(works, layout):
+            logits_RV = self._call(self._see(ids, works), positions, layout, draws_at)
+        hidden_ND = self._hidden_1ND[0]
+        finite_N = hidden_ND.sum(-1, dtype=torch.float32).isfinite()
+        return Forward(
+            logits_RV, [work.num_tokens for work in works], Download(finite_N), hidden_ND, draws_at
+        )
+
+    def _call(
+        self, inputs: dict[str, Any], positions: Tensor, layout: Layout, draws_R: Tensor
+    ) -> Tensor:
+        """Call the model on N tokens.
+
+        inputs: token ids or embeddings, by the model's argument names.
+        positions: `[N]`, or `[3, N]` for rotary embeddings with several axes.
+        """
+        output = self.model(
+            **inputs,
+            position_ids=positions.unsqueeze(-2),
+            use_cache=False,
+            logits_to_keep=draws_R,
+            layout=layout,
+        )
+        return output.logits[0]
+
+    def _see(self, ids_N: Tensor, works: list[Work]) -> dict[str, Any]:
+        """Return the model's inputs: token ids, or embeddings if there are image placeholders."""
+        if self.sight is None:
+            return {"input_ids": ids_N.unsqueeze(0)}
+        seen = [
+            (start + places, shown)
+            for start, work in zip(_starts(works), works, strict=True)
+            if (sights := work.request.sights) is not None
+            for places, shown in [sights.between(*work.span)]
+            if len(places)
+        ]
+        if not seen:
+            return {"input_ids": ids_N.unsqueeze(0)}
+        (places_T,) = upload_all([np.concatenate([places for places, _ in seen])], self.device)
+        shown_LTX = torch.cat([shown for _, shown in seen], dim=1)
+        embeddings_NX = self.model.get_input_embeddings()(ids_N)
+        shown_LTX = upload(shown_LTX.to(embeddings_NX.dtype), self.device)
+        inputs: dict[str, Any] = {
+            "inputs_embeds": embeddings_NX.index_copy(0, places_T, shown_LTX[0]).unsqueeze(0)
+        }
+        if len(shown_LTX) > 1:
+            mask_N = torch.zeros(len(ids_N), dtype=torch.bool, device=self.device).index_fill_(
+                0, places_T, True
+            )
+            inputs |= {
+                "visual_pos_masks": mask_N.unsqueeze(0),
+                "deepstack_visual_embeds": list(shown_LTX[1:]),
+            }
+        return inputs
+
+    def _turned(self, positions_N: np.ndarray, works: list[Work]) -> np.ndarray:
+        """Return rotary positions: `[3, N]` if images with several axes are present, else `[N]`."""
+        if (
+            self.sight is None
+            or self.sight.axes == 1
+            or all(work.request.sights is None for work in works)
+        ):
+            return positions_N
+        turned_3N = np.tile(positions_N, (3, 1))
+        for start, work in zip(_starts(works), works, strict=True):
+            if work.request.sights is not None:
+                turned_3N[:, start : start + work.num_tokens] = work.request.sights.positions(
+                    *work.span
+                )
+        return turned_3N
+
+    def _layout(self, works: list[Work], positions_N: np.ndarray, ends: np.ndarray) -> StepLayout:
+        spans = [work.span for work in works]
+        tables = [self._tables(works, g) for g in range(len(self.kv.groups))]
+        state_slots_B = np.array([work.request.state_slot for work in works])
+        left_out_B = np.array([work.request.left_out for work in works], dtype=np.int32)
+        places_N = positions_N - np.repeat(left_out_B, [work.num_tokens for work in works])
+        places = [places_N if group.window is None else positions_N for group in self.kv.groups]
+        slots_N = list(map(partial(self._slots, works), tables, places))
+        *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
+        rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans, left_out_B)
+        long = self._long_rows(works, spans)
+        rows = [
+            row if group is None else row.only(group.others)
+            for row, group in zip(rows, long, strict=True)
+        ]
+        watched = _watched(works)
+        is_plain = (
+            not watched and not any(long) and all(len(row.lengths_B) == len(works) for row in rows)
+        )
+        memory = (
+            self._memory(works, max(row.tables_BM.shape[1] for row in rows)) if is_plain else None
+        )
+        if memory is not None:
+            memory.write(rows, slots)
+            layout = StepLayout(
+                self.kv, list(map(GroupStep, memory.slots, memory.batches)), memory=memory
+            )
+        else:
+            batches = [PagedBatch(row.tables_BM, row.starts, row.lengths_B) for row in rows]
+            if self.device.type != "cpu":
+                batches = [batch.to(self.device) for batch in batches]
+            layout = StepLayout(
+                self.kv, list(map(GroupStep, slots, batches, long)), watched=watched
+            )
+        if self.states is not None:
+            layout.states, layout.state_rows = (
+                self.states,
+                PackedRows(state_slots, [0, *ends.tolist()]),
+            )
+        return layout
+
+    def _long_rows(self, works: list[Work], spans: list[tuple[int, int]]) -> list[LongRows | None]:
+        """Return by group of layers how rows longer than the pool attend; None without them."""
+        spilled = [work.request.spilled for work in works]
+        if self._staging is None or not any(spilled):
+            return [None] * len(self.kv.groups)
+        return [
+            LongRows(
+                self._staging,
+                spilled,
+                [work.request.tables[g] for work in works],
+                spans,
+                self.kv.block_size,
+            )
+            if group.sees_everything
+            else None
+            for g, group in enumerate(self.kv.groups)
+        ]
+
+    @contextmanager
+    def _adapted(self, works: list[Work], layout: StepLayout) -> Iterator[None]:
+        """Apply each row's adapter within the context."""
+        if self.adapters is None or not _any_adapter(works):
+            yield
+            return
+        slots_B = [slot_of(work.request.adapter) for work in works]
+        segments = self.adapters.segments(np.repeat(slots_B, [work.num_tokens for work in works]))
+        if layout.memory is not None:
+            segments = layout.memory.keep_segments(segments)
+        with self.adapters.using(segments):
+            yield
+
+    def _memory(self, works: list[Work], num_blocks: int) -> StepMemory | None:
+        """Return the memory in which to lay out a step, or None if the step is not to be replayed.
+
+        num_blocks: the length of the step's block tables.
+        """
+        counts = tuple(work.num_tokens for work in works)
+        key = counts, _any_adapter(works)
+        decodes = stays(counts) and all(work.num_tokens == 1 + len(work.draft) for work in works)
+        if self.on_gpu or not self.fused.get("layers") or not decodes or not can_replay():
+            return None
+        memory = self._memories.get(key)
+        if memory is None or memory.max_blocks < num_blocks:
+            longest = max(num_blocks, -(-self.context // self.kv.block_size))
+            memory = self._memories[key] = StepMemory(counts, len(self.kv.groups), longest)
+        return memory
+
+    def _tables(self, works: list[Work], group: int) -> np.ndarray:
+        """Return block tables `[B, M]`, padded with the null block."""
+        tables = [np.frombuffer(work.request.tables[group], dtype=np.int32) for work in works]
+        tables_BM = np.full((len(works), max(map(len, tables))), self.kv.null_block, dtype=np.int32)
+        for row, table in zip(tables_BM, tables, strict=True):
+            row[: len(table)] = table
+        return tables_BM
+
+    def _slots(self, works: list[Work], tables_BM: np.ndarray, places_N: np.ndarray) -> np.ndarray:
+        size = self.kv.block_size
+        rows_N = np.repeat(np.arange(len(works)), [work.num_tokens for work in works])
+        return tables_BM[rows_N, places_N // size].astype(np.int64) * size + places_N % size
+
+    def scrub(self, blocks: list[int]) -> None:
+        """Zero blocks that hold NaN before they are freed."""
+        self.kv.scrub(blocks)
+
+
+def _any_adapter(works: list[Work]) -> bool:
+    return any(work.request.adapter is not None for work in works)
+
+
+def _watched(works: list[Work]) -> list[tuple[Watch, slice]]:
+    """Return the watches of the works, each with the slice of the step that it observes."""
+    return [
+        (watch, slice(start + part.start, start + part.stop))
+        for start, work in zip(_starts(works), works, strict=True)
+        if (watch := work.request.watching) is not None and (part := watch.among(work.span))
+    ]
+
+
+def _starts(works: list[Work]) -> list[int]:
+    """Return the index of each work's first token among those of the step."""
+    return [0, *accumulate(work.num_tokens for work in works[:-1])]

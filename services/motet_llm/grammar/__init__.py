@@ -1,0 +1,1 @@
+"""Constrain decoding: grammars, their compilation and the token masks of a step."""

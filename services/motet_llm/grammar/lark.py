@@ -1,0 +1,88 @@
+"""Translate a client's output constraint into llguidance's variant of Lark's syntax."""
+
+from __future__ import annotations
+
+import json
+
+from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+from motet_shared import messages
+from motet_shared.errors import BadRequest
+from motet_shared.text.grammars import LONGEST, json_rule
+
+from .termination import lark_ends
+
+_MOST_SHOWN = 60
+# The model spells forced text itself. Otherwise llguidance looks ahead for all of it, which may
+# be a million characters.
+_OPTIONS = '%llguidance {"no_forcing": true}'
+
+
+def lark(wish: messages.Grammar) -> str:
+    """Return the grammar of a constraint.
+
+    Raises BadRequest for an invalid schema, expression, list or grammar, and for one that is too
+    long or cannot end.
+    """
+    if len(wish.text) > LONGEST:
+        raise BadRequest(
+            f"{shown(wish)}: has {len(wish.text)} characters; give at most {LONGEST}",
+            param=wish.param or None,
+        )
+    try:
+        text = {"json_schema": _schema, "regex": _regex, "choice": _choice, "grammar": _grammar}[
+            wish.kind
+        ](wish.text)
+        endless = not lark_ends(text)
+    except (ValueError, GbnfToLarkError) as error:
+        raise BadRequest(f"{shown(wish)}: {error}; correct it", param=wish.param or None) from None
+    except RecursionError:
+        raise BadRequest(
+            f"{shown(wish)}: is nested too deeply; flatten it", param=wish.param or None
+        ) from None
+    if endless:
+        message = f"{shown(wish)}: no text that satisfies it ever ends; give what recurs a way out"
+        raise BadRequest(message, param=wish.param or None)
+    return f"{text}\n{_OPTIONS}\n"
+
+
+def shown(wish: messages.Grammar) -> str:
+    """Return the name of the field and its value, shortened for error messages."""
+    text = wish.text if len(wish.text) <= _MOST_SHOWN else wish.text[: _MOST_SHOWN - 3] + "..."
+    return f"`{wish.param or wish.kind}` {text}"
+
+
+def _schema(text: str) -> str:
+    schema = json.loads(text)
+    if not isinstance(schema, dict):
+        raise ValueError("is no JSON schema, which is an object")
+    return f"start: {json_rule(schema)}"
+
+
+def _regex(text: str) -> str:
+    r"""Return the rule of a regular expression; `\d` matches ASCII digits only.
+
+    That is what most authors mean by it; the other classes are Unicode's.
+    """
+    if not text:
+        raise ValueError("is empty")
+    return f"start: /{regex_to_lark(text, 'd')}/"
+
+
+def _choice(text: str) -> str:
+    choices = json.loads(text)
+    if (
+        not isinstance(choices, list)
+        or not choices
+        or not all(isinstance(choice, str) for choice in choices)
+    ):
+        raise ValueError("is no list of texts with one at least")
+    return "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, choices))
+
+
+def _grammar(text: str) -> str:
+    """Return Lark's syntax as it is, and llama.cpp's (GBNF) translated."""
+    if not text.strip():
+        raise ValueError("is empty")
+    return gbnf_to_lark(text) if "::=" in text else text

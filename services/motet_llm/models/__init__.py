@@ -1,0 +1,1 @@
+"""Adapt transformers' models: recurrent mixers, fused layers, image embeddings, checks."""

@@ -1,0 +1,307 @@
+"""Replace norms, gated MLPs and whole decoder layers of a packed model by fused versions.
+
+At one token per step, Python and many small operators cost as much as a layer's matrices. So
+modules that are built as in Llama (and Qwen, Mistral and similar families) compute the same in a
+few calls. Whether a module is built so is not inferred from its name: the replacement runs beside
+it on the same random input, and is used only if both give the same result. All others stay as they
+are. They are compared in float32, whatever dtype the model is to run in, so that rounding hides no
+difference.
+
+Shapes: N packed tokens, H heads, K key/value heads, D head dimension, R rotary dimension.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from motet_kernels import gpu
+from motet_kernels.gates import gated
+from motet_kernels.linear.linear import Linear
+from motet_kernels.norm import add_rms_norm, rms_norm
+from motet_kernels.rotary import HeadNorm, PackedHeads
+from motet_llm.attention.paged import AttentionOptions, Layout, TurnsHeads
+from motet_llm.engine.step_memory import StepMemory
+from motet_shared.errors import ConfigError
+
+from .joined_linear import Joined, Part
+
+POSITIONS = (
+    0,
+    41,
+    997,
+    30_011,
+    123_457,
+)  # positions of the compared tokens: far apart, since some modules scale with them
+TOKENS = len(POSITIONS)
+TOLERANCE = 1e-4
+# Where matrices round their inputs, the last bit of an input may decide the direction. So layers
+# are compared on several inputs and must agree on one; layers built differently agree on none.
+ROUNDED_TOLERANCE = 1e-3
+ATTEMPTS = 8
+
+
+def install(model: PreTrainedModel, device: torch.device) -> dict[str, int]:
+    """Replace modules that have a fused version, inner ones first.
+
+    Returns how many norms, MLPs and layers were replaced. device: where the model is.
+    """
+    counts = {"norms": 0, "mlps": 0, "layers": 0}
+    with torch.inference_mode(), device:
+        for parent, name, child in _children(model):
+            if (norm := _norm_like(child)) is not None:
+                setattr(parent, name, norm)
+                counts["norms"] += 1
+        for parent, name, child in _children(model):
+            if (mlp := _mlp_like(child)) is not None:
+                setattr(parent, name, mlp)
+                counts["mlps"] += 1
+        rotary: nn.Module | None = getattr(model.base_model, "rotary_emb", None)
+        for parent, name, child in _children(model):
+            if rotary is not None and (layer := _layer_like(child, rotary)) is not None:
+                setattr(parent, name, layer)
+                counts["layers"] += 1
+    return counts
+
+
+def _children(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    return iter(
+        [
+            (parent, name, child)
+            for parent in model.modules()
+            for name, child in parent.named_children()
+        ]
+    )
+
+
+def _random(width: int, seed: int = 0) -> Tensor:
+    """Return random input `[1, TOKENS, width]`, drawn on the CPU, on the default device."""
+    x = torch.randn(1, TOKENS, width, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return x.to(torch.get_default_device())
+
+
+def _same(ours: Tensor, theirs: Any, tolerance: float = TOLERANCE) -> bool:
+    if not isinstance(theirs, Tensor) or ours.shape != theirs.shape or not theirs.isfinite().all():
+        return False
+    return torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))
+
+
+# ---------------------------------------------------------------------------------------------------------------- norms
+class Norm(nn.Module):
+    """Compute a root mean square norm; `offset` is added to the weight."""
+
+    def __init__(self, weight_C: Tensor, eps: float, offset: float):
+        super().__init__()
+        self.weight = nn.Parameter(weight_C, requires_grad=False)
+        self.eps, self.offset = eps, offset
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, self.offset)
+
+    def after(self, matrix: Linear, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `matrix(x) + residual` and its norm.
+
+        On a CPU the matrix product adds the residual, on a GPU the norm does.
+        """
+        if gpu.takes(x):
+            return add_rms_norm(matrix(x), residual, self.weight, self.eps, self.offset)
+        total = matrix(x, residual)
+        return total, self(total)
+
+    def like(self, other: Norm) -> bool:
+        """Return True if both differ in their weights only."""
+        return (self.eps, self.offset) == (other.eps, other.offset)
+
+
+def _norm_like(module: nn.Module) -> Norm | None:
+    weight = getattr(module, "weight", None)
+    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if (
+        "RMSNorm" not in type(module).__name__
+        or not isinstance(weight, Tensor)
+        or not isinstance(eps, float)
+    ):
+        return None
+    if (
+        weight.dim() != 1
+        or not weight.is_floating_point()
+        or len(inspect.signature(module.forward).parameters) != 1
+    ):
+        return None
+    x, wide = _random(len(weight)), weight.detach().float()
+    theirs = module(x)
+    return next(
+        (n for n in (Norm(wide, eps, offset) for offset in (0.0, 1.0)) if _same(n(x), theirs)), None
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------------- MLPs
+class Mlp(nn.Module):
+    """Compute `down(activation(gate(x)) · up(x))`, with gate and up as one product."""
+
+    def __init__(self, gate_up: Joined, down_proj: Linear, activation: str):
+        super().__init__()
+        self.gate_up, self.down_proj, self.activation = gate_up, down_proj, activation
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return the output; a `residual` of x's shape is added to it."""
+        return self.down_proj(gated(self.gate_up.linear(x), self.activation), residual)
+
+
+def _mlp_like(module: nn.Module) -> Mlp | None:
+    gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
+    if not (
+        isinstance(gate, Part)
+        and isinstance(up, Part)
+        and gate.joined is up.joined
+        and isinstance(down, Linear)
+    ):
+        return None
+    if (
+        gate.stop - gate.start != up.stop - up.start
+        or len(inspect.signature(module.forward).parameters) != 1
+    ):
+        return None
+    x = _random(gate.joined.linear.in_features)
+    theirs = module(x)
+    kinds = (Mlp(gate.joined, down, activation) for activation in ("silu", "gelu_tanh"))
+    return next((mlp for mlp in kinds if _same(mlp(x), theirs)), None)
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+class Layer(nn.Module):
+    """Compute a decoder layer: norm, attention, residual, norm, MLP, residual."""
+
+    def __init__(self, theirs: Any, scale: float, options: AttentionOptions):
+        super().__init__()
+        attention: Any = theirs.self_attn
+        self.first_norm: Norm = theirs.input_layernorm
+        self.second_norm: Norm = theirs.post_attention_layernorm
+        self.qkv: Joined = attention.q_proj.joined
+        self.o_proj: Linear = attention.o_proj
+        self.mlp: Mlp = theirs.mlp
+        self.q_norm: Norm | None = getattr(attention, "q_norm", None)
+        self.k_norm: Norm | None = getattr(attention, "k_norm", None)
+        self.layer_idx: int = attention.layer_idx
+        self.dim: int = attention.head_dim
+        self.num_queries = attention.q_proj.stop // self.dim
+        self.num_keys = attention.k_proj.stop // self.dim - self.num_queries
+        self.scale, self.options = scale, options
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        layout: Layout | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """Return the output; input and output are `[1, N, hidden]`.
+
+        Raises ConfigError without a layout, and for a mask: rows are packed.
+        """
+        if layout is None or position_embeddings is None or attention_mask is not None:
+            raise ConfigError(
+                f"layer {self.layer_idx}: packed rows come with a layout and positions, without a mask"
+            )
+        memory: StepMemory | None = getattr(layout, "memory", None)
+        if memory is None:
+            return self._read(hidden_states, position_embeddings, layout)
+        return memory.run(
+            self.layer_idx, partial(self._read, layout=layout), hidden_states, position_embeddings
+        )
+
+    def _read(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], layout: Layout
+    ) -> Tensor:
+        heads_NC = self.qkv.linear(self.first_norm(hidden_states))[0]
+        cos, sin = position_embeddings
+        heads = PackedHeads(
+            heads_NC, self.num_queries, self.num_keys, self.dim, cos[0], sin[0], self._head_norm()
+        )
+        out = layout.attend_heads(self.layer_idx, heads, self.scale, self.options)
+        hidden_states, normed = self.second_norm.after(self.o_proj, out.flatten(2), hidden_states)
+        return self.mlp(normed, hidden_states)
+
+    def _head_norm(self) -> HeadNorm | None:
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if q_norm is None or k_norm is None:
+            return None
+        return HeadNorm(q_norm.weight, k_norm.weight, q_norm.eps, q_norm.offset)
+
+
+class _Recorder(TurnsHeads):
+    """Attend within one sequence, and record the scale and options of each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, AttentionOptions]] = []
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        options: AttentionOptions,
+    ) -> Tensor:
+        self.calls.append((scale, options))
+        groups = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        hidden = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+        weights = (query @ key.mT * scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        return (weights @ value).transpose(1, 2)
+
+
+def _layer_like(module: Any, rotary: nn.Module) -> Layer | None:
+    """Return a fused layer if the module has the same structure and result; else None."""
+    if not _has_the_parts(module):
+        return None
+    rounded = module.self_attn.o_proj.format != "float32"
+    try:
+        tried = (_try_layer(module, rotary, seed) for seed in range(ATTEMPTS if rounded else 1))
+        return next((layer for layer in tried if layer is not None), None)
+    except (ConfigError, TypeError, ValueError, RuntimeError, AttributeError, KeyError):
+        return None  # the module takes other arguments than such a layer: it stays as it is
+
+
+def _try_layer(module: Any, rotary: nn.Module, seed: int) -> Layer | None:
+    """Return a `Layer` of the module's parts if both give the same on the input of `seed`."""
+    x = _random(module.self_attn.q_proj.joined.linear.in_features, seed)
+    recorder = _Recorder()
+    positions = torch.tensor([POSITIONS])
+    turns = rotary(x, positions)
+    options: dict[str, Any] = {
+        "attention_mask": None,
+        "position_ids": positions,
+        "position_embeddings": turns,
+    }
+    theirs = module(x, **options, layout=recorder)
+    if len(recorder.calls) != 1 or recorder.calls[0][1].sinks_H is not None:
+        return None
+    layer = Layer(module, *recorder.calls[0])
+    tolerance = TOLERANCE if layer.o_proj.format == "float32" else ROUNDED_TOLERANCE
+    return layer if _same(layer(x, **options, layout=recorder), theirs, tolerance) else None
+
+
+def _has_the_parts(module: Any) -> bool:
+    attention = getattr(module, "self_attn", None)
+    if attention is None or not isinstance(getattr(module, "mlp", None), Mlp):
+        return False
+    wanted = {
+        Norm: (module, "input_layernorm post_attention_layernorm"),
+        Part: (attention, "q_proj k_proj v_proj"),
+    }
+    for kind, (owner, names) in wanted.items():
+        if not all(isinstance(getattr(owner, name, None), kind) for name in names.split()):
+            return False
+    q_norm, k_norm = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    plain = q_norm is None and k_norm is None
+    alike = isinstance(q_norm, Norm) and isinstance(k_norm, Norm) and q_norm.like(k_norm)
+    return isinstance(getattr(attention, "o_proj", None), Linear) and (plain or alike)

@@ -1,0 +1,146 @@
+"""Place image embeddings at the placeholder tokens of a prompt.
+
+A request keeps them until it ends, so that it may be preempted and prefilled again. Shapes: T
+placeholders of a prompt, P tokens of it, L layers, X hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from motet_shared.errors import BadRequest
+from motet_shared.text.prefixes import prompt_names
+
+from .language_model import ImageEmbeddingShape
+
+_LONGEST_INTERVAL = 1e6  # positions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageEmbedding:
+    """Embeddings `[L, T, X]` of one image or video. Those of equal `name` are the same.
+
+    grid: frames, rows, columns of tokens. interval: positions from one frame to the next.
+    """
+
+    embeddings_LTX: Tensor
+    name: str
+    grid: tuple[int, ...] = ()
+    interval: float = 1.0
+
+
+class ImageEmbeddings:
+    """Hold all images of a prompt and their placeholders.
+
+    names: what the prompt's tokens are called in the prefix cache: text tokens by their ids,
+    placeholders by image and position in it. No two images share a name, and none has that of a
+    token.
+    """
+
+    def __init__(
+        self, prompt: Sequence[int], sights: Sequence[ImageEmbedding], shape: ImageEmbeddingShape
+    ):
+        """Raise BadRequest for images that do not fit the placeholders in `prompt` or the model."""
+        self._placeholder = shape.placeholder
+        tokens_P = np.asarray(prompt, dtype=np.int64)
+        self.places_T = np.flatnonzero(tokens_P == shape.placeholder)
+        for number, sight in enumerate(sights):
+            _check(sight, number, shape)
+        sizes = [sight.embeddings_LTX.shape[1] for sight in sights]
+        if sum(sizes) != len(self.places_T):
+            raise BadRequest(
+                f"prompt: has {len(self.places_T)} placeholders for images (token {shape.placeholder}), "
+                f"but the {len(sights)} images have {sum(sizes)} tokens; give as many",
+                param="prompt",
+            )
+        self.embeddings_LTX = torch.cat([sight.embeddings_LTX for sight in sights], dim=1)
+        self._parts = list(zip(sights, np.split(self.places_T, np.cumsum(sizes)[:-1]), strict=True))
+        self.names = self._names(prompt)
+        self._positions_3P: np.ndarray | None = None
+        self._next = 0  # position of the first token after the prompt
+        if shape.axes > 1:
+            self._positions_3P, self._next = self._positions(len(prompt))
+
+    def _names(self, prompt: Sequence[int]) -> list[int]:
+        pictures = [(sight.name, len(places)) for sight, places in self._parts]
+        return prompt_names(prompt, self._placeholder, pictures)
+
+    def _positions(self, length: int) -> tuple[np.ndarray, int]:
+        """Return positions `[3, P]` of frames, rows and columns, and the next one after the prompt.
+
+        As in transformers' `get_rope_index`: text advances on all axes, an image by its longer
+        side. Raises BadRequest if an image's placeholders are not contiguous.
+        """
+        positions_3P = np.empty((3, length), dtype=np.int64)
+        position = done = 0
+        for sight, places in self._parts:
+            start, stop = int(places[0]), int(places[-1]) + 1
+            if stop - start != len(places):
+                raise BadRequest(
+                    f"prompt: the placeholders of {sight.name!r} do not stand together",
+                    param="prompt",
+                )
+            positions_3P[:, done:start] = np.arange(position, position + start - done)
+            position += start - done
+            axes_3T = np.indices(sight.grid).reshape(3, -1)
+            axes_3T[0] = (axes_3T[0] * sight.interval).astype(np.int64)
+            positions_3P[:, start:stop] = position + axes_3T
+            position += max(sight.grid[1:])
+            done = stop
+        positions_3P[:, done:] = np.arange(position, position + length - done)
+        return positions_3P, position + length - done
+
+    def positions(self, start: int, stop: int) -> np.ndarray:
+        """Return positions `[3, stop - start]` of tokens of prompt and output."""
+        if self._positions_3P is None:
+            return np.broadcast_to(np.arange(start, stop), (3, stop - start))
+        length = self._positions_3P.shape[1]
+        after = np.arange(max(start, length), max(stop, length)) + (self._next - length)
+        return np.concatenate(
+            (self._positions_3P[:, start:stop], np.broadcast_to(after, (3, len(after)))), axis=1
+        )
+
+    def between(self, start: int, stop: int) -> tuple[np.ndarray, Tensor]:
+        """Return the placeholders among tokens `start` to `stop`, and their embeddings.
+
+        Indices are relative to `start`; embeddings are `[L, n, X]` for `n` placeholders.
+        """
+        first, last = np.searchsorted(self.places_T, (start, stop))
+        return self.places_T[first:last] - start, self.embeddings_LTX[:, first:last]
+
+
+def _check(sight: ImageEmbedding, number: int, shape: ImageEmbeddingShape) -> None:
+    where, size = f"sights[{number}]", tuple(sight.embeddings_LTX.shape)
+    if len(size) != 3 or size[0] != shape.layers or size[2] != shape.hidden or not size[1]:
+        raise BadRequest(
+            f"{where}.embeddings: is {list(size)}, but this model takes [{shape.layers}, tokens, {shape.hidden}]; "
+            "encode images with the same checkpoint",
+            param=where,
+        )
+    if not 0 < sight.interval < _LONGEST_INTERVAL:
+        raise BadRequest(f"{where}.interval: is {sight.interval}; give more than 0", param=where)
+    if shape.axes > 1 and (
+        len(sight.grid) != 3 or min(sight.grid) < 1 or np.prod(sight.grid) != size[1]
+    ):
+        raise BadRequest(
+            f"{where}.grid: is {list(sight.grid)}; give frames, rows and columns of {size[1]} tokens",
+            param=where,
+        )
+
+
+def place(
+    prompt: Sequence[int], sights: Sequence[ImageEmbedding], shape: ImageEmbeddingShape | None
+) -> ImageEmbeddings | None:
+    """Return the images of a prompt, None if it has none. Raises BadRequest if they do not fit."""
+    if shape is None:
+        if sights:
+            raise BadRequest("sights: this model reads no images; leave them out", param="sights")
+        return None
+    if not sights and shape.placeholder not in prompt:
+        return None
+    return ImageEmbeddings(prompt, sights, shape)

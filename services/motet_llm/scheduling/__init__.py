@@ -1,0 +1,1 @@
+"""Decide which requests run in a step: continuous batching, fairness, step times."""

@@ -1,0 +1,140 @@
+"""Serve the engine as an actor of role `prefill`: compute prompts for decode workers.
+
+Keys and values leave as blobs, chunk by chunk, while the next chunk is computed; none are kept for
+requests that have ended. A slow reader holds up its own request only: a chunk is computed when the
+store has had room for those before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from motet_llm.adapters.bank import Adapter
+from motet_llm.disaggregation.kv_sender import Packed
+from motet_llm.engine.engine import StepOutput
+from motet_llm.engine.request import Key
+from motet_llm.service import DecodeConfig
+from motet_shared.blobs.store import BlobStore
+from motet_shared.errors import BadRequest
+from motet_shared.messages import BlobRef, KvPiece, Prefill, Sampling
+from motet_shared.process.actor import operation
+from motet_shared.wire.bus import HOST, Bus
+from motet_shared.wire.call import Call
+
+from .engine_actor import EngineActor
+
+AHEAD = 2  # chunks of a request that may be computed before the first of them is in the store
+PARTS = 8  # minimum capacity of the store in parts
+WAIT = 5.0  # seconds to wait for room in the store
+
+
+class PrefillWorker(EngineActor):
+    """Prefill prompts of one model for decode workers of the same model."""
+
+    role = "prefill"
+
+    def __init__(self, config: DecodeConfig, bus: Bus):
+        super().__init__(config, bus, BlobStore.of(config, bus.instance, config.transfer_memory))
+        self._outputs: dict[Key, asyncio.Queue[StepOutput]] = {}
+        bus.directory.on_gone.append(self.store.forget)
+
+    async def warm(self) -> None:
+        await super().warm()
+        self.thread.engine.sender.part_bytes = self.config.transfer_memory // PARTS
+
+    @operation(Prefill)
+    async def prefill(self, call: Call, request: Prefill) -> None:
+        """Send `KvPiece` items while the prompt is computed; end when their blobs are read.
+
+        Raises BadRequest if the caller's keys and values are incompatible, or `start` is no token
+        of the prompt.
+        """
+        self.check_served(request.model)
+        self._check(request)
+        async with self.adapter_of(request.model, call.expires) as adapter:
+            await self._prefill(call, request, adapter)
+
+    async def _prefill(self, call: Call, request: Prefill, adapter: Adapter | None) -> None:
+        outputs = self._outputs[call.id] = asyncio.Queue()
+        self.thread.submit(
+            call.id,
+            request.prompt,
+            Sampling(max_tokens=1),
+            credit=AHEAD,
+            deadline=call.expires,
+            priority=request.priority,
+            tenant=request.tenant,
+            adapter=adapter,
+            send_from=request.start,
+        )
+        lent: list[BlobRef] = []
+        try:
+            last = await self._send(call, outputs, lent)
+            async for _ in call.received():
+                pass
+        finally:
+            del self._outputs[call.id]
+            self.thread.cancel(call.id)
+            for ref in lent:
+                self.store.drop(ref)
+        timing = {f"prefill.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
+        call.finish("stop", last.usage, timing)
+
+    def _check(self, request: Prefill) -> None:
+        card = next(card for card in self.models() if card.name == request.model)
+        if not card.kv or request.kv != card.kv:
+            raise BadRequest(
+                f"kv: {request.kv!r} is not {card.kv!r}: keys and values of {self.bus.instance} are of another kind; "
+                "serve the same checkpoint and adapters with the same --dtype, --weights and --deterministic",
+                param="kv",
+            )
+        if not 0 <= request.start < len(request.prompt):
+            raise BadRequest(
+                f"start: {request.start} is not a token of a prompt of {len(request.prompt)}; give less",
+                param="start",
+            )
+
+    async def _send(
+        self, call: Call, outputs: asyncio.Queue[StepOutput], lent: list[BlobRef]
+    ) -> StepOutput:
+        """Send all parts as they are computed, and return the last output.
+
+        `lent` grows by each blob that is put into the store.
+        """
+        digest = not self._shares_memory(call.caller)
+        granted = AHEAD
+        while True:
+            output = await outputs.get()
+            if output.error is not None:
+                raise output.error
+            for packed in output.packed or ():
+                await call.send(await self._lend(call, packed, lent, digest=digest))
+            if output.finish is not None:
+                return output
+            granted += 1
+            self.thread.grant(call.id, granted)
+
+    def _shares_memory(self, instance: str) -> bool:
+        """Return True if an instance runs on this host.
+
+        Its reads need no network, and checksums would take longer than copies.
+        """
+        return any(
+            beat.instance == instance and beat.host == HOST
+            for beat in self.bus.directory.everyone()
+        )
+
+    async def _lend(self, call: Call, packed: Packed, lent: list[BlobRef], digest: bool) -> KvPiece:
+        data, part = packed.content.numpy().data, packed.part
+        ref = await self.store.put_async(
+            data, packed.dtype, wait=WAIT, readers=[call.caller], digest=digest
+        )
+        lent.append(ref)
+        return KvPiece(
+            part.start, part.stop, list(part.layers), part.first, part.end, ref, part.last
+        )
+
+    def _deliver(self, outputs: list[StepOutput]) -> None:
+        for output in outputs:
+            if (queue := self._outputs.get(output.key)) is not None:
+                queue.put_nowait(output)

@@ -1,0 +1,1 @@
+"""Decode speculatively: drafts, their verification, and the controller of their lengths."""

@@ -1,0 +1,1 @@
+"""Read checkpoints: safetensors, GGUF, GPTQ, AWQ and compressed-tensors."""

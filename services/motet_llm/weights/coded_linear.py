@@ -1,0 +1,157 @@
+"""Hold a checkpoint's quantized matrices as codes until `fuse` packs them: never dequantized.
+
+Shapes: N output features, K input features, G groups of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from motet_kernels.linear.grouped_linear import GroupedLinear, GroupWeights, can_join, joined
+from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.mixed_linear import MixedLinear
+from motet_kernels.runtime.errors import KernelError
+from motet_llm.models.joined_linear import Joined, Part
+from motet_shared.errors import ConfigError
+
+CPU = torch.device("cpu")
+
+
+class CodedLinear(nn.Module):
+    """Compute `y = x · Wᵀ + b` with quantized W, replacing an `nn.Linear`. name: for errors."""
+
+    def __init__(self, name: str, codes: GroupWeights, bias: Tensor | None):
+        super().__init__()
+        self.name, self.codes, self.bias = name, codes, bias
+        self.out_features, self.in_features = codes.codes_NK.shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute with the dequantized matrix, only to examine model code; see `packed`."""
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.linear(x, self.codes.dense().to(x.dtype), bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """Raise ConfigError: model code that reads the weight would need the dequantized matrix."""
+        raise ConfigError(
+            f"{self.name}: this model reads the weight itself; give the original, unquantized checkpoint"
+        )
+
+    def packed(self, device: torch.device) -> GroupedLinear:
+        """Return a packed layer that computes the same on `device`."""
+        return GroupedLinear(self.codes, self.bias, device)
+
+
+class CodedEmbedding(nn.Module):
+    """Look up rows of a quantized table; `table` also serves as a tied head."""
+
+    def __init__(self, codes: GroupWeights, dtype: torch.dtype):
+        super().__init__()
+        self.codes: GroupWeights | None = codes
+        self.table, self.dtype = GroupedLinear(codes, None, CPU), dtype
+
+    def pack(self, dtype: torch.dtype, device: torch.device) -> None:
+        """Prepare to return rows of `dtype` on `device`."""
+        assert self.codes is not None
+        if device.type != "cpu":
+            self.table = GroupedLinear(self.codes, None, device)
+        self.codes, self.dtype = None, dtype
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.table.read(ids).to(self.dtype)
+
+
+def join(parent: nn.Module, names: tuple[str, ...], device: torch.device) -> int:
+    """Compute quantized children of these names as one product; return 1 if all exist, else 0."""
+    children = [getattr(parent, name, None) for name in names]
+    coded = [child for child in children if isinstance(child, CodedLinear)]
+    if len(coded) < len(names) or len({child.in_features for child in coded}) > 1:
+        return 0
+    whole, start = Joined(_together(coded, device)), 0
+    for name, child in zip(names, coded, strict=True):
+        setattr(parent, name, Part(whole, start, start + child.out_features))
+        start += child.out_features
+    return 1
+
+
+def _together(coded: Sequence[CodedLinear], device: torch.device) -> Linear:
+    """Return one matrix where codes and biases are compatible, else the matrices side by side."""
+    biases = [child.bias for child in coded if child.bias is not None]
+    codes = [child.codes for child in coded]
+    if can_join(codes) and len(biases) in (0, len(coded)):
+        return GroupedLinear(joined(codes), torch.cat(biases) if biases else None, device)
+    return MixedLinear([child.packed(device) for child in coded])
+
+
+def pack(
+    model: nn.Module, siblings: Sequence[tuple[str, ...]], dtype: torch.dtype, device: torch.device
+) -> int:
+    """Pack all quantized modules in place, and return the number of matrices.
+
+    They compute on `device` with activations of `dtype`.
+    """
+    count, tables = 0, {}
+    for embedding in [module for module in model.modules() if isinstance(module, CodedEmbedding)]:
+        codes = embedding.codes
+        embedding.pack(dtype, device)
+        tables[id(codes)] = embedding.table
+    for parent in list(model.modules()):
+        count += sum(join(parent, names, device) for names in siblings)
+        for name, child in list(parent.named_children()):
+            if isinstance(child, CodedLinear):
+                setattr(parent, name, tables.get(id(child.codes)) or child.packed(device))
+                count += 1
+    return count
+
+
+def of_steps(
+    name: str,
+    steps_NK: Tensor,
+    scale_NG: Tensor,
+    zero_NG: Tensor | None,
+    bits: int,
+    group: int,
+    order_K: Tensor | None = None,
+) -> GroupWeights:
+    """Return weights `scale · (step - zero)` of steps from 0 to 2^bits - 1.
+
+    group: inputs per group. zero_NG: None for the middle of the range. The result has four-bit
+    codes where the kernels support it, else eight-bit ones. Raises ConfigError for a group size
+    that the kernels do not support, and for zero points out of range.
+    """
+    half = 1 << (bits - 1)
+    inputs = steps_NK.shape[1]
+    group = -(-inputs // 32) * 32 if group in (-1, inputs) or group > inputs else group
+    narrow = bits == 4 and group % 32 == 0
+    middle = 0 if narrow else half  # subtracted from the steps
+    if zero_NG is not None and not 0 <= int(zero_NG.min()) <= int(zero_NG.max()) < 1 << bits:
+        raise ConfigError(f"{name}: a zero point is beyond {bits} bits; copy the checkpoint again")
+    scale_NG = scale_NG.float()
+    shift_NG = None
+    if zero_NG is not None and not bool((zero_NG == half).all()):
+        shift_NG = (middle - zero_NG.float()) * scale_NG
+    codes_NK = (
+        steps_NK.to(torch.uint8) if narrow else (steps_NK.to(torch.int16) - half).to(torch.int8)
+    )
+    return checked(name, codes_NK, scale_NG, shift_NG, group, order_K)
+
+
+def checked(
+    name: str,
+    codes_NK: Tensor,
+    scale_NG: Tensor,
+    shift_NG: Tensor | None,
+    group: int,
+    order_K: Tensor | None = None,
+) -> GroupWeights:
+    """Return `GroupWeights` of the matrix `name`. Raises ConfigError if the kernels refuse them."""
+    try:
+        return GroupWeights(codes_NK, scale_NG, shift_NG, group, order_K)
+    except KernelError as error:
+        raise ConfigError(
+            f"{name}: {error}; give another checkpoint, or the original weights"
+        ) from error

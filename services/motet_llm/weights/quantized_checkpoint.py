@@ -1,0 +1,212 @@
+"""Load quantized checkpoints, leaving their matrices in codes.
+
+The format is named by `quantization_config.quant_method` in config.json (gptq, awq,
+compressed-tensors), or is a GGUF file instead of safetensors. transformers would need a separate
+library for each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from motet_kernels.linear.grouped_linear import GroupedLinear, GroupWeights
+from motet_shared.errors import ConfigError
+
+from .coded_linear import CodedEmbedding, CodedLinear
+from .compressed_tensors import Compressed
+from .gptq import Awq, Gptq
+from .tensor_files import TensorFiles
+
+METHODS: dict[str, Any] = {"gptq": Gptq, "awq": Awq, "compressed-tensors": Compressed}
+
+
+class Codes(Protocol):
+    """Read the quantized matrices of a checkpoint, by the names of their modules."""
+
+    def has(self, module: str) -> bool: ...
+
+    def read(self, module: str, features: int, inputs: int) -> GroupWeights: ...
+
+
+class Plain(Protocol):
+    """Read all other tensors by name. left: the names that have not been read."""
+
+    left: set[str]
+
+    def take(self, name: str) -> Tensor | None: ...
+
+
+def settings_of(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """Return the config's quantization_config; None if it has none."""
+    found = getattr(config, "quantization_config", None)
+    return found if found is None or isinstance(found, dict) else found.to_dict()
+
+
+def refusal(config: PreTrainedConfig) -> str | None:
+    """Return why a checkpoint's quantization is unsupported; None if it is read or undeclared."""
+    settings = settings_of(config)
+    if settings is None or settings.get("quant_method") in METHODS:
+        return None
+    known = ", ".join(METHODS)
+    return (
+        f"quantization_config.quant_method={settings.get('quant_method')!r} is not read; "
+        f"give {known}, a GGUF file, or the original weights"
+    )
+
+
+def gguf_path(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder without safetensors; None if there is none.
+
+    Raises ConfigError if there are several.
+    """
+    files = sorted(folder.glob("*.gguf"))
+    if not files or next(folder.glob("*.safetensors"), None) is not None:
+        return None
+    if len(files) > 1:
+        raise ConfigError(
+            f"{folder}: {', '.join(file.name for file in files)}: keep one GGUF file in a folder"
+        )
+    return files[0]
+
+
+def is_quantized(folder: Path, config: PreTrainedConfig) -> bool:
+    """Return True if a checkpoint is to be loaded by `load`."""
+    return settings_of(config) is not None or gguf_path(folder) is not None
+
+
+def load(folder: Path, config: PreTrainedConfig, found: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model of the class `found`, with matrices in their codes and all else in `dtype`.
+
+    Raises ConfigError that names every tensor which is missing, left over or misshapen.
+    """
+    codes, plain = _open(folder, config)
+    settings = config.__dict__.pop(
+        "quantization_config", None
+    )  # transformers would import a library for it
+    config._attn_implementation = "eager"
+    with _without_memory():
+        model: PreTrainedModel = found(config)
+    if settings is not None:
+        config.quantization_config = settings
+    tied = bool(getattr(config, "tie_word_embeddings", False))
+    _put_codes(model, codes, dtype, tied)
+    faults = [
+        *_put_plain(model, plain, dtype, tied),
+        *(f"unknown {name}" for name in sorted(plain.left)),
+    ]
+    if faults:
+        more = f"; and {len(faults) - 8} more" if len(faults) > 8 else ""
+        hint = (
+            " (experts in codes are not read)"
+            if any(".experts." in fault for fault in faults)
+            else ""
+        )
+        raise ConfigError(
+            f"{folder}: the weights contradict config.json: {'; '.join(faults[:8])}{more}{hint}"
+        )
+    return model.eval().requires_grad_(False)
+
+
+def _open(folder: Path, config: PreTrainedConfig) -> tuple[Codes, Plain]:
+    path = gguf_path(folder)
+    if path is not None:
+        from .gguf_file import GgufFile
+
+        opened = GgufFile(path, config)
+        return opened, opened
+    files = TensorFiles(folder)
+    settings = settings_of(config) or {}
+    codes: Codes = METHODS[settings["quant_method"]](settings, files)
+    return codes, files
+
+
+@contextmanager
+def _without_memory() -> Iterator[None]:
+    """Create parameters of new modules without memory within the block.
+
+    Buffers are allocated, since the checkpoint does not contain them.
+    """
+    module_class: Any = nn.Module
+    register = module_class.register_parameter
+
+    def register_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None:
+            parameter = nn.Parameter(parameter.data.to("meta"), requires_grad=False)
+        register(module, name, parameter)
+
+    module_class.register_parameter = register_meta
+    try:
+        yield
+    finally:
+        module_class.register_parameter = register
+
+
+def _put_codes(model: PreTrainedModel, codes: Codes, dtype: torch.dtype, tied: bool) -> None:
+    """Replace linear layers and the embedding table that are quantized."""
+    linears = [
+        (name, module) for name, module in model.named_modules() if type(module) is nn.Linear
+    ]
+    for name, linear in linears:
+        if codes.has(name):
+            weights = codes.read(name, linear.out_features, linear.in_features)
+            bias = (
+                None if linear.bias is None else torch.empty(0)
+            )  # filled with the unquantized tensors
+            model.set_submodule(name, CodedLinear(name, weights, bias))
+    table = model.get_input_embeddings()
+    name = next(name for name, module in model.named_modules() if module is table)
+    if isinstance(table, nn.Embedding) and codes.has(name):
+        rows = codes.read(name, table.num_embeddings, table.embedding_dim)
+        model.set_input_embeddings(CodedEmbedding(rows, dtype))
+        if tied:
+            model.set_output_embeddings(CodedLinear(name, rows, None))
+
+
+def _put_plain(
+    model: PreTrainedModel, plain: Plain, dtype: torch.dtype, tied: bool
+) -> Iterator[str]:
+    """Fill all other parameters and the biases; yield what is missing or misshapen."""
+    for name, module in model.named_modules():
+        if isinstance(module, CodedLinear) and module.bias is not None:
+            bias = plain.take(f"{name}.bias")
+            if bias is None or bias.shape != (module.out_features,):
+                yield f"{name}.bias is {None if bias is None else list(bias.shape)}, not {[module.out_features]}"
+            else:
+                module.bias = bias.to(dtype)
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if tied and isinstance(head, nn.Linear) and isinstance(table, nn.Embedding):
+        head.weight = table.weight
+    for name, parameter in list(model.named_parameters()):
+        tensor = plain.take(name)
+        if tensor is None:
+            yield f"missing {name}"
+        elif tensor.shape != parameter.shape:
+            yield f"{name} is {list(tensor.shape)}, not {list(parameter.shape)}"
+        else:
+            _set(model, name, tensor.to(dtype))
+    if tied and isinstance(head, nn.Linear) and isinstance(table, nn.Embedding):
+        head.weight = table.weight
+        for name, module in model.named_modules():
+            if module is head:
+                plain.left.discard(f"{name}.weight")
+    yield from (f"missing {name}" for name, buffer in model.named_buffers() if buffer.is_meta)
+
+
+def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
+    module, _, last = name.rpartition(".")
+    setattr(model.get_submodule(module), last, nn.Parameter(tensor, requires_grad=False))
+
+
+def formats(model: nn.Module) -> str:
+    """Return the formats of quantized matrices with their counts: "int4:32 (96), int8:16 (17)"."""
+    found = [module.format for module in model.modules() if isinstance(module, GroupedLinear)]
+    count = Counter(form for form in found if ":" in form)  # others were quantized here
+    return ", ".join(f"{form} ({number})" for form, number in sorted(count.items()))

@@ -1,0 +1,1 @@
+"""Turn chats and prompts into token ids: templates, control tokens, encoders in child processes."""

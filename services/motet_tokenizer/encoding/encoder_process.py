@@ -1,0 +1,87 @@
+"""Encode large prompts, one at a time: `python -m motet_tokenizer.encoding.encoder_process`.
+
+Arguments: MODEL=FOLDER, once per model. Jobs are read from stdin, answers are written to stdout:
+eight bytes of length (little-endian), then MessagePack. The parent kills the process to stop a job;
+it ends with its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from array import array
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from msgspec import Struct, msgpack
+
+if TYPE_CHECKING:
+    from motet_tokenizer.encoding.vocabulary import Vocabulary
+
+HEAD = struct.Struct("<Q")
+
+
+class Job(Struct, array_like=True):
+    """Chat, or a raw prompt if `text` is given."""
+
+    model: str
+    messages: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = []
+    text: str | None = None
+
+
+class Answer(Struct, array_like=True):
+    """Token ids as 32-bit integers, or the error that refuses the prompt."""
+
+    ids: bytes = b""
+    code: str = ""
+    message: str = ""
+    param: str | None = None
+
+
+def framed(message: Struct) -> bytes:
+    """Return a message as bytes for the pipe, with its length before it."""
+    data = msgpack.encode(message)
+    return HEAD.pack(len(data)) + data
+
+
+def main() -> None:
+    sys.modules["torch"] = None  # type: ignore[assignment]  # as in the tokenizer itself
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # libraries that print must not write into the answers
+    from motet_shared.process.actor import die_with_parent
+    from motet_tokenizer.config import split_model
+
+    die_with_parent()
+    folders = dict(map(split_model, sys.argv[1:]))
+    loaded: dict[str, Vocabulary] = {}
+    while (data := _frame(jobs)) is not None:
+        answers.write(framed(_answer(msgpack.decode(data, type=Job), folders, loaded)))
+        answers.flush()
+
+
+def _frame(jobs: BinaryIO) -> bytes | None:
+    head = jobs.read(HEAD.size)
+    return jobs.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else None
+
+
+def _answer(job: Job, folders: dict[str, str], loaded: dict[str, Vocabulary]) -> Answer:
+    from motet_shared.errors import as_motet_error
+    from motet_tokenizer.encoding.vocabulary import Vocabulary
+
+    try:
+        if job.model not in loaded:
+            loaded[job.model] = Vocabulary.load(job.model, folders[job.model])
+        vocabulary = loaded[job.model]
+        if job.text is not None:
+            return Answer(array("i", vocabulary.encode(job.text)).tobytes())
+        return Answer(array("i", vocabulary.template.encode(job.messages, job.tools)).tobytes())
+    except Exception as error:  # any error concerns this prompt alone; the process continues
+        known = as_motet_error(error)
+        return Answer(code=known.code, message=known.message, param=known.param)
+
+
+if __name__ == "__main__":
+    main()

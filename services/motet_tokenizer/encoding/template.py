@@ -1,0 +1,197 @@
+"""Turn chat messages into token ids with the model's own chat template.
+
+Templates expect the message format of transformers, which is nearly OpenAI's; `normalize` closes
+the gap. Control tokens that a client writes anywhere (`<|im_end|>` and the like, as a value or as a
+key) are encoded as plain text: no message can forge a turn, or a picture (`control_tokens`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_tokenizer.encoding.control_tokens import ControlTokens
+
+Message = dict[str, Any]
+
+
+class ChatTemplate:
+    """Apply the chat template of one tokenizer. `model` is the name in error messages."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, model: str, placeholder: int | None = None
+    ):
+        """Set up the template. `placeholder`: token of a picture, if the model accepts images."""
+        self._tokenizer = tokenizer
+        self._model = model
+        self._placeholder = placeholder
+        self.source = str(tokenizer.chat_template or "")
+        self.takes_tools = "tools" in self.source
+        self._control = ControlTokens(tokenizer, self.source)
+        self._wants_parts = (
+            placeholder is not None and bool(self.source) and not self._shows_strings()
+        )
+
+    def encode(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
+        """Return the token ids of the conversation up to the start of the assistant's next turn.
+
+        A picture is a single placeholder; `put_pictures` expands it to the picture's tokens. Raises
+        BadRequest for messages that the template refuses, UnsupportedParameter for tools that it
+        does not take.
+        """
+        if not self.source:
+            raise BadRequest(
+                f"messages: model {self._model!r} has no chat template; use /v1/completions",
+                param="messages",
+            )
+        if tools and not self.takes_tools:
+            raise UnsupportedParameter(
+                f"tools: the chat template of model {self._model!r} takes none; leave them out",
+                param="tools",
+            )
+        plain = normalize(messages, sees=self._placeholder is not None)
+        if self._wants_parts:
+            plain = [_in_parts(message) for message in plain]
+        try:
+            ids = self._control.encode_safely(plain, tools)
+            return self._apply(plain, tools) if ids is None else ids
+        except Exception as error:
+            # A template is a program of the checkpoint: unexpected messages may raise any error.
+            raise BadRequest(
+                f"messages: the chat template of model {self._model!r} refuses them: {error}",
+                param="messages",
+            ) from error
+
+    def put_pictures(self, ids: Sequence[int], pictures: Sequence[Sequence[int]]) -> list[int]:
+        """Return the prompt with each placeholder replaced by its picture's tokens.
+
+        Raises BadRequest if the numbers of placeholders and pictures differ.
+        """
+        places = [index for index, token in enumerate(ids) if token == self._placeholder]
+        if len(places) != len(pictures):
+            raise BadRequest(
+                f"messages: the chat template of model {self._model!r} shows {len(places)} of {len(pictures)} images; "
+                "put them where its conversations have them",
+                param="messages",
+            )
+        prompt: list[int] = []
+        done = 0
+        for place, picture in zip(places, pictures, strict=True):
+            prompt += [*ids[done:place], *picture]
+            done = place + 1
+        return [*prompt, *ids[done:]]
+
+    def _shows_strings(self) -> bool:
+        """Return True if the template renders string contents; some expect lists of parts only."""
+        probe = "Zebra7"
+        try:
+            shown = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": probe}], tokenize=False
+            )
+        except Exception:  # a template may raise any error
+            return False
+        return probe in str(shown)
+
+    def _apply(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
+        text = self._tokenizer.apply_chat_template(
+            messages, tools=tools or None, add_generation_prompt=True, tokenize=False
+        )
+        return list(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def normalize(messages: list[Message], *, sees: bool = False) -> list[Message]:
+    """Return OpenAI's messages in the format of templates.
+
+    Raises BadRequest that names the message.
+
+    A content is a string; one with images, if `sees`, stays a list of parts.
+    """
+    if not messages:
+        raise BadRequest("messages: the list is empty; give at least one message", param="messages")
+    return [_message(message, f"messages[{n}]", sees) for n, message in enumerate(messages)]
+
+
+def _message(message: Message, where: str, sees: bool) -> Message:
+    if (
+        not isinstance(message, dict)
+        or not isinstance(role := message.get("role"), str)
+        or not role
+    ):
+        raise BadRequest(
+            f"{where}.role: give one of system, user, assistant, tool", param=f"{where}.role"
+        )
+    plain = {key: value for key, value in message.items() if value is not None}
+    if role == "developer":  # OpenAI's newer name; templates use the older one
+        plain["role"] = "system"
+    plain["content"] = _content(message.get("content"), f"{where}.content", sees)
+    if "tool_calls" in plain:
+        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
+    return plain
+
+
+def _content(content: Any, where: str, sees: bool) -> str | list[dict[str, str]]:
+    """Return a string, content parts joined to one, or the parts if images are among them."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadRequest(
+            f"{where}: is a {type(content).__name__}; give a string or content parts", param=where
+        )
+    parts = [_part(part, f"{where}[{n}]", sees) for n, part in enumerate(content)]
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "".join([part["text"] for part in parts])
+
+
+def _part(part: Any, where: str, sees: bool) -> dict[str, str]:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "image" and sees:
+        return {"type": "image"}
+    if kind not in ("text", "refusal"):
+        known = "text and image parts" if sees else "text parts"
+        raise UnsupportedParameter(
+            f"{where}.type: {kind!r} is not served by this model; only {known} are",
+            param=f"{where}.type",
+        )
+    text = part.get(kind)
+    if not isinstance(text, str):
+        raise BadRequest(f"{where}.{kind}: give a string", param=f"{where}.{kind}")
+    return {"type": "text", "text": text}
+
+
+def _in_parts(message: Message) -> Message:
+    content = message["content"]
+    return (
+        {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, str)
+        else message
+    )
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise BadRequest(f"{where}: give a list", param=where)
+    return [_tool_call(call, f"{where}[{n}]") for n, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    """Return a call with its arguments as an object for templates; OpenAI sends JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadRequest(f"{where}.function.name: give a string", param=f"{where}.function.name")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            where = f"{where}.function.arguments"
+            raise BadRequest(
+                f"{where}: is no JSON ({error}); give an object as JSON text", param=where
+            ) from None
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -1,0 +1,205 @@
+"""Describe one model for the tokenizer: ids, texts, chat template, end tokens, context length.
+
+Read from a checkpoint folder (or hub name) without its weights, and without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers.models import BPE
+from transformers import AutoTokenizer
+from transformers.utils import cached_file
+
+from motet_models.checkpoints import check_numbers
+from motet_models.seeing import placeholder, sees
+from motet_shared.errors import BadRequest, ConfigError
+from motet_shared.messages import ModelCard
+from motet_shared.text.pieces import build_pieces, hidden_ids
+from motet_tokenizer.detokenizer import (
+    ByteDetokenizer,
+    Detokenizer,
+    FallbackDetokenizer,
+    WindowDetokenizer,
+)
+from motet_tokenizer.encoding.template import ChatTemplate
+
+# Names of the longest sequence in the configs of model families, in order of preference.
+_CONTEXT_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_sequence_length",
+    "seq_length",
+    "model_max_length",
+)
+_NO_LIMIT = 10**9  # transformers' tokenizers report a larger number if they know no limit
+
+
+class Vocabulary:
+    """Hold the tokenizer of a model. `name` is what clients call the model.
+
+    Immutable after loading, so threads may share it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        config: dict[str, Any],
+        generation: dict[str, Any],
+        created: int = 0,
+    ):
+        if getattr(tokenizer, "backend_tokenizer", None) is None:
+            raise ConfigError(
+                f"model: {name!r} has a {type(tokenizer).__name__}, which is not backed by the tokenizers library; "
+                "convert it to a tokenizer.json",
+                param="model",
+            )
+        self.name = name
+        self.backend = tokenizer.backend_tokenizer
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        text_config = config.get("text_config") or config
+        added = self.backend.get_added_tokens_decoder()
+        known = max(self.backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        self.size = max(int(text_config.get("vocab_size") or 0), known)
+        self.context = _context(name, text_config, tokenizer)
+        self.eos_ids = _eos_ids(generation, text_config, tokenizer)
+        self.placeholder = placeholder(config) if sees(config) else None
+        self.template = ChatTemplate(tokenizer, name, self.placeholder)
+        self._hidden = hidden_ids(self.backend)
+        self._pieces = build_pieces(self.backend, self.size)
+        self._spelling: dict[int, bytes] = {}
+        tools = self.template.takes_tools
+        images = self.placeholder is not None and bool(self.template.source)
+        self.card = ModelCard(
+            name=name,
+            context=self.context,
+            created=created,
+            tools=tools,
+            images=images,
+            vocab=self.size,
+            longest_token=_longest_token(self.backend),
+        )
+
+    @classmethod
+    def load(cls, name: str, path: str) -> Vocabulary:
+        """Load a checkpoint folder or a hub name. Raises ConfigError that names the problem."""
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            config_file = cached_file(
+                path, "config.json", _raise_exceptions_for_missing_entries=False
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise ConfigError(
+                f"model: cannot load the tokenizer of {name}={path}: {error}", param="model"
+            ) from error
+        if config_file is None:
+            raise ConfigError(
+                f"model: {name}={path} has no config.json; give a checkpoint folder", param="model"
+            )
+        check_numbers(Path(config_file).parent)
+        generation_file = cached_file(
+            path, "generation_config.json", _raise_exceptions_for_missing_entries=False
+        )
+        if tokenizer.chat_template is None:  # older vision checkpoints keep it in its own file
+            template_file = cached_file(
+                path, "chat_template.json", _raise_exceptions_for_missing_entries=False
+            )
+            tokenizer.chat_template = _read(template_file).get("chat_template")
+        created = int(Path(config_file).stat().st_mtime)
+        return cls(name, tokenizer, _read(config_file), _read(generation_file), created)
+
+    # ----------------------------------------------------------------------------------------- text
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a raw prompt, with the beginning-of-text token that the model wants."""
+        return list(self.backend.encode(text).ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of a prompt given as ids, without special tokens."""
+        detokenizer = self.detokenizer()
+        return detokenizer.feed(ids) + detokenizer.flush()
+
+    def detokenizer(self, *, continues: bool = False) -> Detokenizer:
+        """Return a detokenizer for one request.
+
+        `continues`: the text continues a prompt, so a leading space is part of it.
+        """
+        if self._pieces is None:
+            return WindowDetokenizer(self.backend, self._hidden)
+        if self._pieces.byte_fallback or self._pieces.strip:
+            return FallbackDetokenizer(self._pieces, 0 if continues else self._pieces.strip)
+        return ByteDetokenizer(self._pieces)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token; of a special token, its name."""
+        spelling = self._spelling.get(token)
+        if spelling is None:
+            spelling = self._spelling[token] = self._spell(token)
+        return spelling
+
+    def _spell(self, token: int) -> bytes:
+        if self._pieces is not None and token not in self._hidden and 0 <= token < self.size:
+            return self._pieces.data[token]
+        return (self.backend.id_to_token(token) or "").encode() if token >= 0 else b""
+
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """Raise BadRequest for an id outside the vocabulary."""
+        if ids and (min(ids) < 0 or max(ids) >= self.size):
+            wrong = next(i for i in ids if not 0 <= i < self.size)
+            raise BadRequest(
+                f"{param}: token id {wrong} is outside of the vocabulary of {self.name!r}; give 0 to {self.size - 1}",
+                param=param,
+            )
+
+
+def _read(path: str | None) -> dict[str, Any]:
+    """Return the JSON object of a file; {} if `path` is None.
+
+    Raises ConfigError if it cannot be read or is no object.
+    """
+    if path is None:
+        return {}
+    try:
+        document = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: cannot read {path}: {error}", param="model") from error
+    if not isinstance(document, dict):
+        raise ConfigError(
+            f"model: {path} is no JSON object; give a checkpoint folder", param="model"
+        )
+    return document
+
+
+def _context(name: str, config: dict[str, Any], tokenizer: Any) -> int:
+    for field in _CONTEXT_FIELDS:
+        if isinstance(value := config.get(field), int) and value > 0:
+            return value
+    limit = getattr(tokenizer, "model_max_length", None)
+    if isinstance(limit, int) and 0 < limit < _NO_LIMIT:
+        return limit
+    message = f"model: {name!r} does not say its context length; add max_position_embeddings to its config.json"
+    raise ConfigError(message, param="model")
+
+
+def _longest_token(backend: Any) -> int:
+    """Return the most characters of a token; 0 if an unknown token may stand for any number."""
+    model = backend.model
+    if not isinstance(model, BPE) or (model.unk_token is not None and not model.byte_fallback):
+        return 0
+    return max(map(len, backend.get_vocab(with_added_tokens=True)), default=0)
+
+
+def _eos_ids(generation: dict[str, Any], config: dict[str, Any], tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that end a reply.
+
+    They are those of generation_config.json (else config.json), and the tokenizer's own.
+    """
+    listed = generation.get("eos_token_id", config.get("eos_token_id"))
+    ids = {listed} if isinstance(listed, int) else set(listed or ())
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    limit = config.get("vocab_size")  # a tokenizer may know more tokens than its model
+    return frozenset(i for i in ids if not isinstance(limit, int) or i < limit)

@@ -1,0 +1,1 @@
+"""Batch sentences through a speech model: the engine, its thread, and the sessions of texts."""

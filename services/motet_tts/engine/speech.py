@@ -1,0 +1,172 @@
+"""Speak one text: its sentences pass through the engine in order and are shaped, timed and sent.
+
+Speech can be resumed at a sentence: its noise depends on (seed, sentence, frame) and its shaping
+starts afresh, so another instance computes the same samples and skips those that the client has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from motet_shared.messages import Audio, Speak, Usage
+from motet_shared.text.sentences import Chunk, cut
+from motet_shared.wire.call import Call
+from motet_tts.shaper import WIRE_RATE, Shaper
+from motet_tts.spoken import spoken_words
+from motet_tts.stretch import Samples
+from motet_tts.timing import Pace, WordTime, from_starts, shared_out
+
+from .thread import EngineThread
+from .utterance import Key, Piece, Utterance
+
+_BYTES = 2  # per sample
+_MS = WIRE_RATE / 1000  # samples per millisecond
+
+
+@dataclass(slots=True)
+class SpeechSessions:
+    """State shared by all texts: the engine, the queues for its pieces, and each voice's pace."""
+
+    thread: EngineThread
+    sample_rate: int
+    rates: tuple[float, float]
+    pieces: dict[Key, asyncio.Queue[Piece]] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+
+    def deliver(self, pieces: list[Piece]) -> None:
+        """Queue all pieces of one step, on the event loop.
+
+        Pieces of sentences that were cancelled in the meantime are dropped.
+        """
+        for piece in pieces:
+            if (queue := self.pieces.get(piece.key)) is not None:
+                queue.put_nowait(piece)
+
+
+class Speech:
+    """Speak one text to one caller."""
+
+    def __init__(self, desk: SpeechSessions, call: Call, request: Speak, voice: str):
+        self._desk, self._call, self._request, self._voice = desk, call, request, voice
+        resume = request.resume
+        self._done = resume.text if resume else 0  # characters
+        self._samples = resume.samples if resume else 0  # of the sentences before this one
+        self._skip = resume.skip if resume else 0
+        self.usage = Usage()
+
+    async def run(self) -> None:
+        """Speak all remaining sentences. Raises the engine's errors."""
+        for number, chunk in enumerate(cut(self._request.text, begun=self._request.sentence > 0)):
+            if chunk.end <= self._done:
+                continue
+            words = spoken_words(chunk.text)
+            index = self._request.sentence + number
+            if any(spoken for _, spoken in words):
+                await _Sentence(self, index, chunk, words).run()
+            else:
+                self._done = chunk.end
+                await self._send(Audio(b"", [], index, chunk.end))
+
+    async def _send(self, audio: Audio) -> None:
+        await self._call.send(audio)
+
+
+class _Sentence:
+    """Speak one sentence.
+
+    `shaper.samples` counts all samples computed of it, including those that the client already has.
+    """
+
+    def __init__(self, speech: Speech, index: int, chunk: Chunk, words: list[tuple[str, str]]):
+        self._speech, self._index, self._chunk, self._words = speech, index, chunk, words
+        self._desk = speech._desk
+        slowest, fastest = self._desk.rates
+        self._native = min(max(speech._request.speed, slowest), fastest)
+        self._stretch = speech._request.speed / self._native
+        self._shaper = Shaper(self._desk.sample_rate, self._stretch)
+        self._cheap = self._stretch == 1.0 and self._desk.sample_rate == WIRE_RATE
+        self._begin = speech._samples / _MS
+        self._starts: tuple[int, ...] = ()
+        self._untold = True  # whether word times are due with the next item
+
+    async def run(self) -> None:
+        key = (self._speech._call.id, self._index)
+        queue = self._desk.pieces[key] = asyncio.Queue()
+        speech = self._speech
+        spoken = tuple(spoken for _, spoken in self._words if spoken)
+        utterance = Utterance(
+            words=spoken,
+            voice=speech._voice,
+            seed=speech._request.seed,
+            index=self._index,
+            speed=self._native,
+        )
+        self._desk.thread.submit(key, utterance)
+        done = False
+        try:
+            while not done:
+                piece = await queue.get()
+                if piece.error is not None:
+                    done = True
+                    raise piece.error
+                done = piece.done
+                await self._handle(piece)
+        finally:
+            del self._desk.pieces[key]
+            if not done:
+                self._desk.thread.cancel(key)
+
+    async def _handle(self, piece: Piece) -> None:
+        if piece.starts is not None and len(piece.starts) > len(self._starts):
+            self._starts, self._untold = piece.starts, True
+        data = await self._shaped(lambda: self._shaper.push(_numpy(piece.samples)))
+        if piece.done:
+            data += await self._shaped(self._shaper.finish)
+        data = self._unheard(data)
+        if piece.done:
+            await self._end(data, piece)
+        elif data:
+            words, self._untold = (self._times() if self._untold else []), False
+            await self._speech._send(Audio(data, words, self._index))
+
+    async def _shaped(self, work: Callable[[], bytes]) -> bytes:
+        """Run `work`, on another thread if it stretches or resamples, which takes long."""
+        return work() if self._cheap else await asyncio.to_thread(work)
+
+    def _unheard(self, data: bytes) -> bytes:
+        """Remove what the client already received of this sentence from another instance."""
+        speech = self._speech
+        cut_off = min(speech._skip, len(data) // _BYTES)
+        speech._skip -= cut_off
+        return data[cut_off * _BYTES :]
+
+    async def _end(self, data: bytes, piece: Piece) -> None:
+        """Send the last item of the sentence, with the final times of its words."""
+        speech, length = self._speech, self._shaper.samples / _MS
+        speech._skip = 0
+        speech._samples += self._shaper.samples
+        speech._done = self._chunk.end
+        usage = Usage(prompt_tokens=piece.tokens, completion_tokens=piece.frames)
+        speech.usage.prompt_tokens += usage.prompt_tokens
+        speech.usage.completion_tokens += usage.completion_tokens
+        self._desk.pace.learn(speech._voice, self._words, length * speech._request.speed)
+        await speech._send(Audio(data, self._times(length), self._index, self._chunk.end, usage))
+
+    def _times(self, length: float | None = None) -> list[WordTime]:
+        """Return the times of its words: known starts, and estimates at the voice's pace."""
+        speech = self._speech
+        if not self._starts and length is not None:
+            return shared_out(self._words, self._begin, length)
+        per_ms = self._desk.sample_rate / 1000 * self._stretch
+        pace = self._desk.pace.of(speech._voice) / speech._request.speed
+        starts = [start / per_ms for start in self._starts]
+        return from_starts(self._words, starts, self._begin, letter_ms=pace, length=length)
+
+
+def _numpy(samples: Tensor | None) -> Samples:
+    return np.zeros(0, np.float32) if samples is None else samples.numpy()

@@ -1,0 +1,57 @@
+"""Define a speech model's input, one sentence, and its output pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from motet_shared.errors import MotetError
+
+Key = Hashable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utterance:
+    """One sentence to be spoken.
+
+    words: as they are pronounced ("twenty-one", not "21"), in order; a model reads them joined with
+        spaces.
+    voice: one of the model's voices.
+    seed, index: noise is keyed by both and by the frame, so a sentence sounds the same on any
+        instance and in any batch.
+    speed: within the `rates` of the model.
+    max_frames: most frames of the model; 0: as many as such a text may need.
+    """
+
+    words: tuple[str, ...]
+    voice: str
+    seed: int = 0
+    index: int = 0
+    speed: float = 1.0
+    max_frames: int = 0
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Output of one engine step for one utterance.
+
+    samples: the next ones, float32 `[N]` at the model's rate, in -1 to 1; N may be 0.
+    starts: the samples of the utterance at which its words begin, as far as they have begun; None:
+        nothing new, or the model does not report them.
+    done: the utterance is complete.
+    tokens, frames: of the prompt and of the speech so far.
+    """
+
+    key: Key
+    samples: Tensor | None = None
+    starts: tuple[int, ...] | None = None
+    done: bool = False
+    tokens: int = 0
+    frames: int = 0
+    error: MotetError | None = None

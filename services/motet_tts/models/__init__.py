@@ -1,0 +1,1 @@
+"""Load and run speech models and their codecs: PocketTTS, pocket-tts, CSM, VITS, Mimi."""

@@ -1,0 +1,51 @@
+"""Define a codec's streaming decoder: frames in, samples out, in chunks of any size.
+
+Chunks join without clicks. A decoder's memory of a sequence is its `State`; several sequences are
+decoded as one batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from motet_kernels.runtime.device import Download
+
+State = Any  # opaque: private to each codec
+
+
+class Codec(ABC):
+    """Decode frames of a codec language model.
+
+    sample_rate: Hz. frame_samples: samples per frame, so frames per second are `sample_rate /
+    frame_samples`.
+    """
+
+    sample_rate: int
+    frame_samples: int
+
+    @abstractmethod
+    def begin(self) -> State:
+        """Return the state before the first frame of a sequence."""
+
+    @abstractmethod
+    def decode(self, states: list[State], frames_BN: Tensor) -> list[Tensor]:
+        """Return the samples of the next N frames of each sequence, N ≥ 1.
+
+        One float32 tensor `[N * frame_samples]` per sequence, on the codec's device. A decoder that
+        must look ahead returns fewer samples here and the others in `finish`.
+        """
+
+    def finish(self, state: State) -> Tensor | None:
+        """Return the samples that are still due after the last frame, if any."""
+        return None
+
+
+def on_host(chunks: list[Tensor]) -> list[Tensor]:
+    """Return samples on the CPU, downloaded in one copy."""
+    if not any(chunk.is_cuda for chunk in chunks):
+        return chunks
+    return list(Download(torch.cat(chunks)).wait().split([len(chunk) for chunk in chunks]))

@@ -1,0 +1,240 @@
+"""Batch codec language models: decoders that generate codec frames autoregressively.
+
+A `CodecLm` family defines how a text becomes a prompt, how a hidden state becomes a frame and how a
+frame is fed back. `CodecBatch` does the rest for all families: one slot per sentence, sentences
+that join and leave between two frames, one forward pass per frame for all, and the codec's decoder
+in chunks that begin small.
+
+Shapes: B sentences, P positions of a prompt, E hidden size, N frames, … a frame's own (codebooks,
+or a latent).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from motet_shared.errors import BadRequest
+from motet_tts.engine.utterance import Key, Piece, Utterance
+
+from .codec import Codec, State, on_host
+from .kv_slots import KvSlots, Part
+from .noise import Noise
+
+
+@dataclass(slots=True)
+class Sentence:
+    """State of one running utterance; `memory` is private to its family."""
+
+    key: Key
+    utterance: Utterance
+    prompt: Tensor  # [P, E]
+    max_frames: int
+    tokens: int
+    codec: State
+    memory: Any = None
+    hidden: Tensor | None = None  # [E], what the next frame is sampled from
+    frame: Tensor | None = None  # […], the last one
+    waiting: list[Tensor] = field(default_factory=list)  # frames that are not yet decoded
+    frames: int = 0
+    decoded: int = 0
+    done: bool = False
+
+    @property
+    def noise(self) -> Noise:
+        return Noise(self.utterance.seed, self.utterance.index, self.frames)
+
+
+class CodecLm(ABC):
+    """Implement one checkpoint of a family of codec language models."""
+
+    codec: Codec
+    device: torch.device
+    dtype: torch.dtype
+    voices: tuple[str, ...]
+    # slowest and fastest speed that the model supports itself
+    rates: tuple[float, float] = (1.0, 1.0)
+
+    @abstractmethod
+    def begin(self, key: Key, utterance: Utterance) -> Sentence:
+        """Return the sentence with its prompt embedded.
+
+        Raises BadRequest if it cannot be spoken.
+        """
+
+    @abstractmethod
+    def forward(self, inputs_BQE: Tensor, part: Part) -> Tensor:
+        """Return the hidden states `[B, E]` of the last positions."""
+
+    @abstractmethod
+    def draw(
+        self, hidden_BE: Tensor, sentences: list[Sentence]
+    ) -> tuple[Tensor, list[bool], list[bool]]:
+        """Return each sentence's next frame `[B, …]`, whether it is audible, whether it is last."""
+
+    @abstractmethod
+    def embed(self, frames_B: Tensor) -> Tensor:
+        """Return the input of the next position for each frame: `[B, 1, E]`."""
+
+    def shape(self, sentence: Sentence, samples: Tensor) -> Tensor:
+        """Post-process samples, on the CPU, as the family's processor does, such as a fade-in.
+
+        `sentence.decoded` frames precede them.
+        """
+        return samples
+
+    def starts(self, sentence: Sentence) -> tuple[int, ...] | None:
+        """Return the first sample of each word begun so far; None if the model does not know."""
+        return None
+
+    @property
+    def frame_seconds(self) -> float:
+        return self.codec.frame_samples / self.codec.sample_rate
+
+
+def room_for(prompt: int, context: int) -> int:
+    """Return how many frames fit into `context` positions after a prompt of `prompt` tokens.
+
+    Raises BadRequest if there is no room.
+    """
+    if prompt >= context:
+        raise BadRequest(
+            f"text: a sentence of {prompt} tokens leaves no room in a context of {context}; use shorter sentences",
+            param="input",
+        )
+    return context - prompt
+
+
+class CodecBatch:
+    """Run all sentences of one `CodecLm`.
+
+    first_chunk: seconds of speech in the first chunk of a sentence, at least one frame: less
+        reduces latency.
+    chunk: seconds of speech that the codec decodes at a time later on: more costs less.
+    """
+
+    def __init__(self, family: CodecLm, *, first_chunk: float = 0.06, chunk: float = 0.32):
+        self.family = family
+        self.sample_rate = family.codec.sample_rate
+        self.voices, self.rates = family.voices, family.rates
+        self.device, self.dtype = family.device, family.dtype
+        self._slots = KvSlots(family.device)
+        self._rows: list[Sentence] = []  # indexed by slot
+        self._new: list[Sentence] = []
+        self._silent: list[Sentence] = []  # sentences that turned out to have no frames
+        self._first = max(1, math.ceil(first_chunk / family.frame_seconds - 1e-6))
+        self._chunk = max(self._first, round(chunk / family.frame_seconds))
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._new)
+
+    def add(self, key: Key, utterance: Utterance) -> None:
+        """Add a sentence to the next step. Raises BadRequest if it cannot be spoken."""
+        self._new.append(self.family.begin(key, utterance))
+
+    def remove(self, key: Key) -> None:
+        """Drop a sentence without further output. Unknown keys are ignored."""
+        self._new = [sentence for sentence in self._new if sentence.key != key]
+        for slot, sentence in enumerate(self._rows):
+            if sentence.key == key:
+                self._leave(slot)
+                return
+
+    @torch.inference_mode()
+    def step(self) -> list[Piece]:
+        """Generate one frame for each sentence; return samples of those whose chunk is full."""
+        self._advance()
+        self._admit()
+        self._draw()
+        pieces = [*self._decode(), *(Piece(sentence.key, done=True) for sentence in self._silent)]
+        self._silent = []
+        for slot in reversed(range(len(self._rows))):
+            if self._rows[slot].done:
+                self._leave(slot)
+        return pieces
+
+    def _advance(self) -> None:
+        """Compute the hidden states of sentences that have a frame already, in one pass."""
+        if not self._rows:
+            return
+        frames_B = torch.stack(
+            [sentence.frame for sentence in self._rows if sentence.frame is not None]
+        )
+        part = self._slots.first(len(self._rows))
+        hidden_BE = self.family.forward(self.family.embed(frames_B), part)
+        part.close()
+        for sentence, hidden in zip(self._rows, hidden_BE, strict=True):
+            sentence.hidden = hidden
+
+    def _admit(self) -> None:
+        """Prefill new sentences one by one: prompts are short and of different lengths."""
+        new, self._new = self._new, []
+        for sentence in new:
+            if sentence.done:
+                self._silent.append(sentence)
+                continue
+            slot = self._slots.join()
+            part = self._slots.one(slot, len(sentence.prompt))
+            sentence.hidden = self.family.forward(sentence.prompt[None], part)[0]
+            part.close()
+            self._rows.append(sentence)
+
+    def _draw(self) -> None:
+        if not self._rows:
+            return
+        hidden_BE = torch.stack(
+            [sentence.hidden for sentence in self._rows if sentence.hidden is not None]
+        )
+        frames_B, heard, last = self.family.draw(hidden_BE, self._rows)
+        for row, sentence in enumerate(self._rows):
+            sentence.frame = frames_B[row]
+            sentence.frames += 1
+            if heard[row]:
+                sentence.waiting.append(frames_B[row])
+            sentence.done = last[row] or sentence.frames >= sentence.max_frames
+
+    def _decode(self) -> list[Piece]:
+        """Decode the chunks that are due; those of equal length together."""
+        due: dict[int, list[Sentence]] = {}
+        for sentence in self._rows:
+            wanted = min(self._chunk, max(self._first, sentence.decoded))
+            if sentence.done or len(sentence.waiting) >= wanted:
+                due.setdefault(len(sentence.waiting), []).append(sentence)
+        rows = [sentence for sentences in due.values() for sentence in sentences]
+        chunks = on_host(
+            [chunk for count, sentences in due.items() for chunk in self._chunks(count, sentences)]
+        )
+        return [self._piece(sentence, chunk) for sentence, chunk in zip(rows, chunks, strict=True)]
+
+    def _chunks(self, count: int, sentences: list[Sentence]) -> list[Tensor]:
+        if not count:
+            return [torch.zeros(0, device=self.family.device) for _ in sentences]
+        frames_BN = torch.stack([torch.stack(sentence.waiting) for sentence in sentences])
+        return self.family.codec.decode([sentence.codec for sentence in sentences], frames_BN)
+
+    def _piece(self, sentence: Sentence, chunk: Tensor) -> Piece:
+        samples = self.family.shape(sentence, chunk)
+        sentence.decoded += len(sentence.waiting)
+        sentence.waiting = []
+        if sentence.done and (tail := self.family.codec.finish(sentence.codec)) is not None:
+            samples = torch.cat([samples, *on_host([tail])])
+        starts = self.family.starts(sentence)
+        return Piece(sentence.key, samples, starts, sentence.done, sentence.tokens, sentence.frames)
+
+    def _leave(self, slot: int) -> None:
+        self._slots.leave(slot)
+        last = self._rows.pop()
+        if slot < len(self._rows):
+            self._rows[slot] = last
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if rows and slots do not correspond."""
+        if len(self._slots.lengths) != len(self._rows):
+            raise RuntimeError(
+                f"{len(self._rows)} sentences run, but {len(self._slots.lengths)} slots are taken"
+            )

@@ -1,0 +1,127 @@
+"""Store keys and values of running sequences: slots 0 to n-1 are the n rows of a batch.
+
+transformers' attention layers call `update` on whatever is passed as `past_key_values`, so a part
+of the slots can act as their cache.
+
+Shapes: S slots, B rows, H key-value heads, T positions, Q new positions, D head dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from motet_kernels.spans import upload
+
+_GRAIN = 128  # positions by which the slots grow, at least
+
+
+class KvSlots:
+    """Allocate slots; grows with the number of sequences and with the longest of them.
+
+    `device`: where the model computes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.lengths: list[int] = []
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # [S, H, T, D] each
+
+    def join(self) -> int:
+        """Add a slot after the last one; return its number."""
+        self.lengths.append(0)
+        return len(self.lengths) - 1
+
+    @torch.inference_mode()  # the tensors that are moved were written in inference mode
+    def leave(self, slot: int) -> None:
+        """Free a slot. The last sequence moves into it, unless it was the last."""
+        last = len(self.lengths) - 1
+        if slot != last:
+            length = self.lengths[last]
+            for pair in self._layers.values():
+                for kept_SHTD in pair:
+                    kept_SHTD[slot, :, :length] = kept_SHTD[last, :, :length]
+            self.lengths[slot] = length
+        self.lengths.pop()
+        if not self.lengths:
+            self._layers.clear()
+
+    def one(self, slot: int, count: int) -> Part:
+        """Return one slot as a batch of one row that gets `count` new positions."""
+        return Part(self, slot, [self.lengths[slot]], count)
+
+    def first(self, rows: int) -> Part:
+        """Return the first `rows` slots as a batch with one new position each."""
+        return Part(self, 0, self.lengths[:rows], 1)
+
+    def layer(self, index: int, like_BHQD: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of a layer, with room for `length` positions in every slot."""
+        pair = self._layers.get(index)
+        slots = len(self.lengths)
+        if pair is None or pair[0].shape[0] < slots or pair[0].shape[2] < length:
+            have = (0, 0) if pair is None else (pair[0].shape[0], pair[0].shape[2])
+            room = (
+                max(slots, min(2 * have[0], slots + 8)),
+                -(-max(length, have[1]) // _GRAIN) * _GRAIN,
+            )
+            pair = self._layers[index] = (
+                _grown(pair, 0, like_BHQD, room),
+                _grown(pair, 1, like_BHQD, room),
+            )
+        return pair
+
+
+@dataclass(slots=True)
+class Part:
+    """Slots during one forward pass; call the model with its `mask` and `positions`."""
+
+    slots: KvSlots
+    begin: int
+    before: list[int]  # positions in each row before the pass
+    count: int  # Q
+    positions: Tensor = field(init=False)  # [B, Q]
+    mask: Tensor = field(init=False)  # [B, 1, Q, T], True where a position may attend
+    _rows_B1: Tensor = field(init=False)
+    _total: int = field(init=False)  # T
+
+    def __post_init__(self) -> None:
+        device = self.slots.device
+        self._total = max(self.before) + self.count
+        self.positions = upload(
+            torch.tensor(self.before)[:, None] + torch.arange(self.count), device
+        )
+        self.mask = (torch.arange(self._total, device=device) <= self.positions[:, :, None])[
+            :, None
+        ]
+        self._rows_B1 = torch.arange(self.begin, self.begin + len(self.before), device=device)[
+            :, None
+        ]
+
+    def update(
+        self, keys_BHQD: Tensor, values_BHQD: Tensor, layer_idx: int, *_: object
+    ) -> tuple[Tensor, Tensor]:
+        """Store the new positions; return all, including those beyond a row's length."""
+        keys_SHTD, values_SHTD = self.slots.layer(layer_idx, keys_BHQD, self._total)
+        keys_SHTD[self._rows_B1, :, self.positions] = keys_BHQD.transpose(1, 2)
+        values_SHTD[self._rows_B1, :, self.positions] = values_BHQD.transpose(1, 2)
+        rows = slice(self.begin, self.begin + len(self.before))
+        return keys_SHTD[rows, :, : self._total], values_SHTD[rows, :, : self._total]
+
+    def close(self) -> None:
+        """Record the rows' new lengths after the forward pass."""
+        for row, before in enumerate(self.before):
+            self.slots.lengths[self.begin + row] = before + self.count
+
+
+def _grown(
+    pair: tuple[Tensor, Tensor] | None, which: int, like_BHQD: Tensor, room: tuple[int, int]
+) -> Tensor:
+    _, heads, _, dim = like_BHQD.shape
+    # Zeros, not uninitialized memory: masked values must still be finite.
+    grown = like_BHQD.new_zeros(room[0], heads, room[1], dim)
+    if pair is not None:
+        old = pair[which]
+        grown[: old.shape[0], :, : old.shape[2]] = old
+    return grown

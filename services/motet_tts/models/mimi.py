@@ -1,0 +1,222 @@
+"""Decode Mimi and its relatives (PocketTTS's audio tokenizer) as a stream.
+
+transformers decodes a whole sequence at once. Every layer of the decoder is causal, so decoding can
+continue from saved state: a convolution needs the last inputs within its kernel's reach, the
+transformer its keys and values within its window. With these kept per sequence the result is the
+same, up to the order of float additions, however the frames are chunked; several sequences of
+different age form one batch. On a GPU the convolutions are kernels (`seanet.py`) that keep their
+own state.
+
+Shapes: B sequences, C channels, N new steps, L layers, H heads, T remembered steps, D head
+dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from motet_kernels.spans import upload
+from motet_shared.errors import ConfigError
+
+from .codec import Codec
+from .conv_places import Stream
+from .seanet import FusedSeanet, fused_seanet
+
+
+@dataclass(slots=True)
+class MimiState:
+    """State of one sequence."""
+
+    inputs: list[Tensor] = field(default_factory=list)  # per convolution `[1, C, reach]`
+    stream: Stream | None = None  # replaces `inputs` where kernels compute
+    keys: Tensor | None = None  # [L, H, T, D]
+    values: Tensor | None = None
+    steps: int = 0  # of the transformer
+
+
+class MimiDecoder(Codec):
+    """Decode with a `MimiDecoderModel` of transformers or a similar `decoder`.
+
+    `latents` maps frames `[B, N, …]` to `[B, C, N]`.
+    """
+
+    def __init__(self, decoder: Any, latents: Callable[[Tensor], Tensor]):
+        config = decoder.config
+        _check(config)
+        self.sample_rate = int(config.sampling_rate)
+        self.frame_samples = int(config.sampling_rate / config.frame_rate)
+        self._decoder = decoder
+        self._latents = latents
+        self._window = int(config.sliding_window)
+        self.fused = fused_seanet(decoder)
+
+    def begin(self) -> MimiState:
+        return MimiState() if self.fused is None else MimiState(stream=self.fused.places.begin())
+
+    def decode(self, states: list[MimiState], frames_BN: Tensor) -> list[Tensor]:
+        if self.fused is not None:
+            return self._decode_fused(self.fused, states, frames_BN)
+        inputs = _Inputs(states)
+        hidden_BCN = self._latents(frames_BN)
+        if self._decoder.upsample is not None:
+            hidden_BCN = inputs.through(self._decoder.upsample, hidden_BCN)
+        hidden_BNC = self._transform(states, hidden_BCN.transpose(1, 2))
+        audio_BCN = _walk(self._decoder.decoder_seanet.layers, hidden_BNC.transpose(1, 2), inputs)
+        inputs.keep()
+        return list(audio_BCN[:, 0].float())
+
+    def _decode_fused(
+        self, fused: FusedSeanet, states: list[MimiState], frames_BN: Tensor
+    ) -> list[Tensor]:
+        contexts = fused.go_on([state.stream for state in states if state.stream is not None])
+        hidden_BNC = fused.upsample(self._latents(frames_BN).transpose(1, 2), contexts)
+        return list(fused.decode(self._transform(states, hidden_BNC), contexts).float())
+
+    def _transform(self, states: list[MimiState], hidden_BNC: Tensor) -> Tensor:
+        """Apply the transformer, which attends to `window` steps back."""
+        window = _Window(states, hidden_BNC.shape[1], self._window, hidden_BNC.device)
+        output: Tensor = self._decoder.decoder_transformer(
+            hidden_BNC,
+            attention_mask=window.mask,
+            position_ids=window.positions,
+            past_key_values=window,
+            use_cache=True,
+        ).last_hidden_state
+        window.keep()
+        return output
+
+
+class _Inputs:
+    """Keep the last inputs of all convolutions, in the order in which the decoder applies them."""
+
+    def __init__(self, states: list[MimiState]):
+        self._states = states
+        self._kept: list[Tensor] = []
+
+    def through(self, layer: Any, hidden_BCN: Tensor) -> Tensor:
+        """Apply one causal convolution, plain or transposed, to kept and new inputs."""
+        conv = layer.conv
+        reach = _reach(conv)
+        if not reach:
+            self._kept.append(hidden_BCN[..., :0])
+            return conv(hidden_BCN)
+        joined = torch.cat([self._remembered(hidden_BCN, reach), hidden_BCN], dim=-1)
+        self._kept.append(joined[..., -reach:])
+        output: Tensor = conv(joined)
+        if isinstance(conv, nn.ConvTranspose1d):
+            stride = conv.stride[0]
+            output = output[..., reach * stride : joined.shape[-1] * stride]
+        return output
+
+    def _remembered(self, hidden_BCN: Tensor, reach: int) -> Tensor:
+        """Return `[B, C, reach]`; zeros before the beginning, like the whole sequence's padding."""
+        index, (_, channels, _) = len(self._kept), hidden_BCN.shape
+        nothing = hidden_BCN.new_zeros(1, channels, reach)
+        return torch.cat(
+            [state.inputs[index] if state.inputs else nothing for state in self._states]
+        )
+
+    def keep(self) -> None:
+        parts = [kept.split(1) for kept in self._kept]
+        for row, state in enumerate(self._states):
+            state.inputs = [part[row] for part in parts]
+
+
+class _Window:
+    """Provide a batch's kept keys and values as a transformers cache, padded on the left."""
+
+    def __init__(self, states: list[MimiState], count: int, window: int, device: torch.device):
+        self._states, self._count, self._window = states, count, window
+        lengths = [0 if state.keys is None else state.keys.shape[2] for state in states]
+        self._past, lengths_B = max(lengths), torch.tensor(lengths)
+        positions_BN = torch.tensor([state.steps for state in states])[:, None] + torch.arange(
+            count
+        )
+        # Distance of a key from its query, both counted from the first kept step.
+        distance_NT = (self._past + torch.arange(count))[:, None] - torch.arange(self._past + count)
+        near_NT = (distance_NT >= 0) & (distance_NT < window)
+        there_BT = torch.arange(self._past + count) >= (self._past - lengths_B)[:, None]
+        self.positions = upload(positions_BN, device)
+        self.mask = upload((near_NT & there_BT[:, None])[:, None], device)
+        self._past_keys, self._past_values = self._stacked("keys"), self._stacked("values")
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def update(
+        self, keys_BHND: Tensor, values_BHND: Tensor, layer_idx: int, *_: object
+    ) -> tuple[Tensor, Tensor]:
+        self._keys.append(_behind(self._past_keys, layer_idx, keys_BHND))
+        self._values.append(_behind(self._past_values, layer_idx, values_BHND))
+        return self._keys[-1], self._values[-1]
+
+    def _stacked(self, which: str) -> Tensor | None:
+        """Return the states' keys or values `[L, B, H, T, D]`; None if there are none."""
+        if not self._past:
+            return None
+        kept: list[Tensor | None] = [getattr(state, which) for state in self._states]
+        like = next(one for one in kept if one is not None)
+        layers, heads, _, dim = like.shape
+        past_LBHTD = like.new_zeros(layers, len(kept), heads, self._past, dim)
+        for row, kept_LHTD in enumerate(kept):
+            if kept_LHTD is not None:
+                past_LBHTD[:, row, :, self._past - kept_LHTD.shape[2] :] = kept_LHTD
+        return past_LBHTD
+
+    def keep(self) -> None:
+        if self._keys:
+            keys_LBHTD, values_LBHTD = torch.stack(self._keys), torch.stack(self._values)
+        for row, state in enumerate(self._states):
+            state.steps += self._count
+            length = min(state.steps, self._window - 1)
+            if self._keys and length:
+                state.keys = keys_LBHTD[:, row, :, -length:].clone()
+                state.values = values_LBHTD[:, row, :, -length:].clone()
+
+
+def _behind(past_LBHTD: Tensor | None, layer: int, new_BHND: Tensor) -> Tensor:
+    return new_BHND if past_LBHTD is None else torch.cat([past_LBHTD[layer], new_BHND], dim=2)
+
+
+def _walk(layers: Any, hidden_BCN: Tensor, inputs: _Inputs) -> Tensor:
+    """Apply the convolutional decoder: convolutions, activations and residual blocks of both."""
+    for layer in layers:
+        if hasattr(layer, "conv"):
+            hidden_BCN = inputs.through(layer, hidden_BCN)
+        elif hasattr(layer, "block"):
+            residual = (
+                inputs.through(layer.shortcut, hidden_BCN)
+                if hasattr(layer.shortcut, "conv")
+                else hidden_BCN
+            )
+            hidden_BCN = residual + _walk(layer.block, hidden_BCN, inputs)
+        else:
+            hidden_BCN = layer(hidden_BCN)
+    return hidden_BCN
+
+
+def _reach(conv: nn.Conv1d | nn.ConvTranspose1d) -> int:
+    """Return how many inputs before the newest one an output depends on."""
+    if isinstance(conv, nn.ConvTranspose1d):
+        return -(-conv.kernel_size[0] // conv.stride[0]) - 1
+    return (conv.kernel_size[0] - 1) * conv.dilation[0]
+
+
+def _check(config: Any) -> None:
+    """Raise ConfigError for a decoder that looks ahead or pads with anything but zeros.
+
+    Such a decoder cannot stream exactly.
+    """
+    for field_name, needed in (
+        ("use_causal_conv", True),
+        ("pad_mode", "constant"),
+        ("trim_right_ratio", 1.0),
+    ):
+        if (value := getattr(config, field_name)) != needed:
+            raise ConfigError(
+                f"codec: {field_name}={value!r} cannot be decoded as a stream; it must be {needed!r}"
+            )

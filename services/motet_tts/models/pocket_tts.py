@@ -1,0 +1,249 @@
+"""Run PocketTTS: a transformer over text and audio latents whose flow head samples each latent.
+
+A Mimi-like decoder turns latents into samples. Source: transformers'
+`PocketTTSForConditionalGeneration` and `PocketTTSProcessor.decode`, which are the reference. Their
+`generate` returns all latents at its end; here `CodecBatch` loops over the frames.
+
+Shapes: B sentences, D latent dimensions, E hidden size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoTokenizer,
+    PocketTTSAudioTokenizerModel,
+    PocketTTSFeatureExtractor,
+    PocketTTSForConditionalGeneration,
+)
+
+from motet_kernels.spans import upload
+from motet_models.checkpoints import check_checkpoint
+from motet_shared.errors import ConfigError
+from motet_tts.engine.utterance import Key, Utterance
+
+from . import voices
+from .codec_lm import CodecLm, Sentence, room_for
+from .kv_slots import Part
+from .mimi import MimiDecoder
+
+_DEFAULT_VOICE = "default"  # the model without a voice prompt
+
+
+class PocketTts(CodecLm):
+    """Run a checkpoint folder of PocketTTS, whose audio tokenizer is in it or named by it."""
+
+    def __init__(
+        self, folder: Path, *, device: torch.device, dtype: torch.dtype, greedy: bool = False
+    ):
+        self.device, self.dtype = device, dtype
+        self._model: Any = (
+            PocketTTSForConditionalGeneration.from_pretrained(folder, dtype=dtype).eval().to(device)
+        )
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        self._config = self._model.config
+        self._settings = _processor_settings(folder)
+        generation = self._model.generation_config
+        self._flow_steps = int(_or(getattr(generation, "num_flow_steps", None), 1))
+        self._threshold = float(_or(getattr(generation, "eos_threshold", None), -4.0))
+        self._earliest = int(_or(getattr(generation, "min_frames_before_eos", None), 6))
+        random = not greedy and bool(getattr(generation, "do_sample", False))
+        self._noise_scale = (
+            math.sqrt(_or(getattr(generation, "temperature", None), 1.0)) if random else 0.0
+        )
+        codec = _codec_folder(folder, self._settings)
+        check_checkpoint(Path(codec))
+        tokenizer: Any = PocketTTSAudioTokenizerModel.from_pretrained(codec)
+        tokenizer.eval().to(device)
+        self.codec = MimiDecoder(
+            tokenizer.decoder, lambda latents_BND: self._project(tokenizer, latents_BND)
+        )
+        self._fade = torch.linspace(
+            0, 1, int(self._setting("fade_in_duration", 0.005) * self.codec.sample_rate)
+        )
+        with torch.inference_mode():
+            prompts = _voice_prompts(folder, tokenizer, self._config.latent_dim)
+        self._prompts = {name: latents.to(device) for name, latents in prompts.items()}
+        self.voices = tuple(self._prompts)
+
+    def _project(self, tokenizer: Any, latents_BND: Tensor) -> Tensor:
+        latents: Tensor = self._model.denormalize_latents(latents_BND)
+        projected: Tensor = tokenizer.latent_proj(latents.to(tokenizer.dtype).transpose(1, 2))
+        return projected
+
+    def _setting(self, name: str, otherwise: float) -> float:
+        return float(_or(self._settings.get(name), otherwise))
+
+    def begin(self, key: Key, utterance: Utterance) -> Sentence:
+        voice = self._prompts[utterance.voice]
+        text_ids, ids = self._ids(utterance.text, len(voice))
+        budget = math.ceil((len(text_ids) / 3 + 2) * self._config.frame_rate)
+        room = room_for(len(ids), self._config.max_position_embeddings)
+        spoken = self._tokenizer.decode(text_ids, skip_special_tokens=True).split()
+        few = len(spoken) <= self._setting("short_text_max_words", 4)
+        tail = (
+            self._setting("frames_after_eos_short_text", 4)
+            if few
+            else self._setting("frames_after_eos", 2)
+        )
+        limit = min(utterance.max_frames or budget, room)
+        sentence = Sentence(
+            key, utterance, self._embedded(ids, voice), limit, len(text_ids), self.codec.begin()
+        )
+        sentence.memory = {"tail": int(tail), "left": -1}  # frames after the end of speech
+        return sentence
+
+    def _ids(self, text: str, frames: int) -> tuple[list[int], list[int]]:
+        """Return the ids of the text alone, and of the prompt with `frames` voice placeholders."""
+        config, tokenizer = self._config, self._tokenizer
+        if tokenizer.chat_template:
+            content = [{"type": "text", "text": text}]
+            rendered = tokenizer.apply_chat_template(
+                [{"role": "user", "content": content}], tokenize=False
+            )
+        else:
+            rendered = text
+        places = {
+            config.audio_prompt_bos_token_id,
+            config.audio_prompt_token_id,
+            config.audio_bos_token_id,
+        }
+        all_ids = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        text_ids = [token for token in all_ids if token not in places]
+        voice_ids = (
+            [config.audio_prompt_bos_token_id, *[config.audio_prompt_token_id] * frames]
+            if frames
+            else []
+        )
+        return text_ids, [*voice_ids, *text_ids, config.audio_bos_token_id]
+
+    @torch.inference_mode()
+    def _embedded(self, ids: list[int], voice: Tensor) -> Tensor:
+        """Return `[P, E]`: tokens, the voice's latents, and the learnt first latent at the end."""
+        model = self._model.model
+        embedded: Tensor = model.embed_tokens(upload(torch.tensor(ids), self.device))
+        if len(voice):  # after the token that begins the voice
+            embedded[1 : 1 + len(voice)] = model.audio_prompt_proj(
+                voice.to(model.audio_prompt_proj.weight.dtype)
+            )
+        embedded[-1] = model.embed_audio_latents(model.bos_latent)
+        return embedded
+
+    def forward(self, inputs_BQE: Tensor, part: Part) -> Tensor:
+        hidden_BQE: Tensor = _backbone(self._model.model, inputs_BQE, part)
+        return hidden_BQE[:, -1]
+
+    def draw(
+        self, hidden_BE: Tensor, sentences: list[Sentence]
+    ) -> tuple[Tensor, list[bool], list[bool]]:
+        if self._noise_scale:
+            drawn = [sentence.noise.normal(self._config.latent_dim) for sentence in sentences]
+            noise_BD = (
+                upload(torch.stack(drawn), self.device).to(hidden_BE.dtype) * self._noise_scale
+            )
+        else:
+            noise_BD = hidden_BE.new_zeros(len(sentences), self._config.latent_dim)
+        latents_BD = self._model.sample_latent(hidden_BE, noise_BD, self._flow_steps)
+        ends = self._model.eos_head(hidden_BE)[:, 0].float().tolist()
+        last = [
+            self._is_last(sentence, logit) for sentence, logit in zip(sentences, ends, strict=True)
+        ]
+        return latents_BD, [True] * len(sentences), last
+
+    def _is_last(self, sentence: Sentence, logit: float) -> bool:
+        """Return True for the last frame.
+
+        Some frames follow the one predicted to end the speech: the codec needs them to close it.
+        """
+        memory = sentence.memory
+        if memory["left"] < 0 and logit > self._threshold and sentence.frames >= self._earliest:
+            memory["left"] = memory["tail"]
+        elif memory["left"] > 0:
+            memory["left"] -= 1
+        return memory["left"] == 0
+
+    def embed(self, frames_B: Tensor) -> Tensor:
+        embedded: Tensor = self._model.model.embed_audio_latents(frames_B[:, None])
+        return embedded
+
+    def shape(self, sentence: Sentence, samples: Tensor) -> Tensor:
+        """Fade in the first samples: a fresh decoder begins with a step, heard as a click."""
+        fade = self._fade[sentence.decoded * self.codec.frame_samples :][: len(samples)]
+        return torch.cat([samples[: len(fade)] * fade, samples[len(fade) :]])
+
+
+def _backbone(model: Any, hidden_BQE: Tensor, part: Part) -> Tensor:
+    """Apply the layers of `PocketTTSModel`; its `forward` would search inputs for placeholders."""
+    positions = model.rotary_emb(hidden_BQE, position_ids=part.positions)
+    mask = part.mask
+    for layer in model.layers[: model.config.num_hidden_layers]:
+        hidden_BQE = layer(
+            hidden_BQE,
+            attention_mask=mask,
+            position_embeddings=positions,
+            position_ids=part.positions,
+            past_key_values=part,
+            use_cache=True,
+        )
+    output: Tensor = model.norm(hidden_BQE)
+    return output
+
+
+def _processor_settings(folder: Path) -> dict[str, Any]:
+    path = folder / "processor_config.json"
+    settings = json.loads(path.read_text()) if path.is_file() else {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def _codec_folder(folder: Path, settings: dict[str, Any]) -> str:
+    """Return where the audio tokenizer is: in the folder, or where the processor's settings say.
+
+    Raises ConfigError if there is none.
+    """
+    if (folder / "audio_tokenizer" / "config.json").is_file():
+        return str(folder / "audio_tokenizer")
+    if named := settings.get("audio_tokenizer", {}).get("audio_tokenizer_name_or_path"):
+        return str(folder / named if (folder / named).is_dir() else named)
+    raise ConfigError(
+        f"model={str(folder)!r}: no audio_tokenizer folder in it, and none named by processor_config.json"
+    )
+
+
+def _voice_prompts(folder: Path, tokenizer: Any, dim: int) -> dict[str, Tensor]:
+    """Return voice latents `[frames, D]` by name; without any, an empty prompt as the default."""
+    prompts: dict[str, Tensor] = {}
+    for path in sorted((folder / "voices").glob("*")):
+        found = None
+        if path.suffix == ".safetensors":
+            found = voices.latents(path, dim)
+        elif path.suffix == ".wav" and tokenizer.encoder is not None:
+            found = _encoded(path, tokenizer)
+        if found is not None:
+            prompts.setdefault(path.stem, found)
+    return prompts or {_DEFAULT_VOICE: torch.zeros(0, dim)}
+
+
+def _encoded(path: Path, tokenizer: Any) -> Tensor | None:
+    """Return the latents of a recording, ended on a short pause as in the model's training."""
+    rate = tokenizer.config.sampling_rate
+    samples = voices.waveform(path, rate)
+    if samples is None:
+        return None
+    size = tokenizer.config.frame_size
+    extractor = PocketTTSFeatureExtractor(
+        sampling_rate=rate, frame_size=size, pad_to_multiple_of=size
+    )
+    inputs = extractor(samples.numpy(), sampling_rate=rate)
+    heard = [inputs[name].to(tokenizer.device) for name in ("input_values", "padding_mask")]
+    encoded: Tensor = tokenizer.encode(*heard).latents[0]
+    return encoded
+
+
+def _or(value: Any, otherwise: float) -> float:
+    return otherwise if value is None else value

@@ -1,0 +1,258 @@
+"""Run VITS and MMS: a sentence's latents at once, its samples in chunks, for low latency.
+
+The same computation as transformers' `VitsModel`, whose output is the reference; noise is drawn in
+the same order from a generator seeded by (seed, sentence). The vocoder is convolutional: a chunk
+with enough frames on both sides equals that part of the whole.
+
+Shapes: B sentences, L tokens, T frames, F latent dimensions, C context frames.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, VitsModel
+from transformers.utils import is_phonemizer_available, is_uroman_available
+
+from motet_kernels import gpu
+from motet_kernels.spans import upload
+from motet_shared.errors import ConfigError
+from motet_tts.engine.utterance import Key, Piece, Utterance
+
+from .codec import on_host
+from .hifigan import FusedVocoder
+from .noise import mix
+
+_ONLY_VOICE = "default"
+
+
+@dataclass(slots=True)
+class Sentence:
+    """State of one utterance that is being spoken."""
+
+    key: Key
+    utterance: Utterance
+    ids: list[int]
+    first_tokens: list[int]  # of each word
+    speaker: Tensor | None  # [1, E, 1]
+    latents: Tensor | None = None  # [F, T]
+    starts: tuple[int, ...] | None = None
+    at: int = 0  # frames decoded so far
+
+
+class Vits:
+    """Run a checkpoint folder of VITS and all its running sentences."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        first_chunk: float,
+        chunk: float,
+    ):
+        self.device, self.dtype = device, dtype
+        self._model: Any = VitsModel.from_pretrained(folder, dtype=dtype).eval().to(device)
+        self._model.duration_predictor.float()  # in 16 bits its splines would not be monotonic
+        fuses = gpu.takes(self._model.decoder.conv_pre.weight)
+        self._vocoder = FusedVocoder(self._model.decoder) if fuses else self._model.decoder
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        _check(self._tokenizer, folder)
+        config = self._model.config
+        self.sample_rate = int(config.sampling_rate)
+        many = config.num_speakers > 1
+        self.voices = (
+            tuple(str(number) for number in range(config.num_speakers)) if many else (_ONLY_VOICE,)
+        )
+        self.rates = (1.0, 1.0)
+        self._many = many
+        self._frame_samples = 1
+        for rate in config.upsample_rates:
+            self._frame_samples *= rate
+        self._context = _context(config)
+        # A chunk costs its context too, so it has at least as many frames as its context.
+        self._first = max(
+            self._context, round(first_chunk * self.sample_rate / self._frame_samples)
+        )
+        self._chunk = max(3 * self._context, round(chunk * self.sample_rate / self._frame_samples))
+        self._sentences: list[Sentence] = []
+
+    def __len__(self) -> int:
+        return len(self._sentences)
+
+    def add(self, key: Key, utterance: Utterance) -> None:
+        """Add a sentence to the next step."""
+        speaker = None
+        if self._many:
+            with torch.inference_mode():
+                speaker = self._model.embed_speaker(
+                    upload(torch.tensor([int(utterance.voice)]), self.device)
+                ).unsqueeze(-1)
+        ids, first_tokens = self._tokens(utterance.words)
+        self._sentences.append(Sentence(key, utterance, ids, first_tokens, speaker))
+
+    def remove(self, key: Key) -> None:
+        """Drop a sentence without further output. Unknown keys are ignored."""
+        self._sentences = [sentence for sentence in self._sentences if sentence.key != key]
+
+    @torch.inference_mode()
+    def step(self) -> list[Piece]:
+        """Compute latents of new sentences and every sentence's next chunk.
+
+        Chunks of equal size are decoded in one pass.
+        """
+        for sentence in self._sentences:
+            if sentence.latents is None:
+                self._plan(sentence)
+        groups: dict[tuple[int, int, int], list[Sentence]] = {}
+        for sentence in self._sentences:
+            begin, end, low, high = self._window(sentence)
+            groups.setdefault((begin - low, end - begin, high - end), []).append(sentence)
+        rows = [sentence for group in groups.values() for sentence in group]
+        waves = on_host([wave for group in groups.values() for wave in self._decode(group)])
+        pieces = [self._piece(sentence, wave) for sentence, wave in zip(rows, waves, strict=True)]
+        done = {piece.key for piece in pieces if piece.done}
+        self._sentences = [sentence for sentence in self._sentences if sentence.key not in done]
+        return pieces
+
+    def _tokens(self, words: tuple[str, ...]) -> tuple[list[int], list[int]]:
+        """Return token ids and the index of the first token of each word."""
+        tokenizer = self._tokenizer
+        parts = [tokenizer.prepare_for_tokenization(word)[0] for word in words]
+        gap = " " if " " in tokenizer.get_vocab() else ""
+        text, first_letters = "", []
+        for part in parts:
+            if part and text:
+                text += gap
+            first_letters.append(len(text))
+            text += part
+        if not text:
+            return [], [0 for _ in words]
+        step, offset = (2, 1) if tokenizer.add_blank else (1, 0)
+        return list(tokenizer(text)["input_ids"]), [
+            letter * step + offset for letter in first_letters
+        ]
+
+    def _plan(self, sentence: Sentence) -> None:
+        """Compute the durations and latents of a sentence."""
+        if not sentence.ids:
+            sentence.latents, sentence.starts = (
+                torch.zeros(self._model.config.flow_size, 0, device=self.device),
+                (),
+            )
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix(sentence.utterance.seed, sentence.utterance.index))
+            durations_L, latents_FT = self._latents(torch.tensor([sentence.ids]), sentence.speaker)
+        sentence.latents = latents_FT
+        begins_L = (durations_L.cumsum(0) - durations_L) * self._frame_samples
+        sentence.starts = tuple(
+            int(begins_L[min(token, len(begins_L) - 1)]) for token in sentence.first_tokens
+        )
+
+    def _latents(self, ids_1L: Tensor, speaker: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return frames per token `[L]`, on the CPU, and latents `[F, T]`.
+
+        Noise is drawn in the order of `VitsModel`.
+        """
+        model = self._model
+        mask_1L1 = torch.ones(1, ids_1L.shape[1], 1, dtype=model.dtype, device=self.device)
+        ids_1L = upload(ids_1L, self.device)
+        text = model.text_encoder(
+            input_ids=ids_1L, padding_mask=mask_1L1, attention_mask=None, return_dict=True
+        )
+        hidden, mask_11L = text.last_hidden_state.transpose(1, 2), mask_1L1.transpose(1, 2)
+        wide = hidden.float(), mask_11L.float(), None if speaker is None else speaker.float()
+        if model.config.use_stochastic_duration_prediction:
+            log_duration = model.duration_predictor(
+                *wide, reverse=True, noise_scale=model.noise_scale_duration
+            )
+        else:
+            log_duration = model.duration_predictor(*wide)
+        durations_L = (log_duration.exp() / model.speaking_rate).ceil()[0, 0].long().cpu()
+        means_1TF = _repeated(text.prior_means, durations_L)
+        deviations_1TF = _repeated(text.prior_log_variances, durations_L).exp()
+        # Transposed before the noise is drawn, which follows the memory order.
+        means_1FT, deviations_1FT = means_1TF.transpose(1, 2), deviations_1TF.transpose(1, 2)
+        noise_1FT = upload(torch.randn_like(means_1FT, device="cpu"), self.device)
+        prior_1FT = means_1FT + noise_1FT * deviations_1FT * model.noise_scale
+        mask_11T = torch.ones(1, 1, prior_1FT.shape[2], dtype=model.dtype, device=self.device)
+        return durations_L, model.flow(prior_1FT, mask_11T, speaker, reverse=True)[0]
+
+    def _window(self, sentence: Sentence) -> tuple[int, int, int, int]:
+        """Return (begin, end) of the frames due, and of the frames with context that they need.
+
+        The first chunk is shorter.
+        """
+        assert sentence.latents is not None
+        total = sentence.latents.shape[1]
+        begin = sentence.at
+        end = min(total, begin + (self._chunk if begin else self._first))
+        return begin, end, max(0, begin - self._context), min(total, end + self._context)
+
+    def _decode(self, group: list[Sentence]) -> list[Tensor]:
+        """Return the samples of the frames that are due, per sentence."""
+        windows = [self._window(sentence) for sentence in group]
+        begin, end, low, high = windows[0]
+        if high == low:
+            return [torch.zeros(0, device=self.device) for _ in group]
+        parts = [
+            s.latents[:, w[2] : w[3]]
+            for s, w in zip(group, windows, strict=True)
+            if s.latents is not None
+        ]
+        speakers = [sentence.speaker for sentence in group if sentence.speaker is not None]
+        speaker = torch.cat(speakers) if speakers else None
+        waves_BN = self._vocoder(torch.stack(parts), speaker).squeeze(1).float()
+        size = self._frame_samples
+        return [wave[(begin - low) * size : (end - low) * size].clone() for wave in waves_BN]
+
+    def _piece(self, sentence: Sentence, samples: Tensor) -> Piece:
+        assert sentence.latents is not None
+        end = self._window(sentence)[1]
+        starts, sentence.at = (None if sentence.at else sentence.starts), end
+        done = end >= sentence.latents.shape[1]
+        return Piece(sentence.key, samples, starts, done, tokens=len(sentence.ids), frames=end)
+
+    def check_integrity(self) -> None:
+        """Do nothing: there is no state besides the list of sentences."""
+
+
+def _repeated(values_1LF: Tensor, durations_L: Tensor) -> Tensor:
+    """Repeat each token by its duration; one frame of zeros if all durations are 0."""
+    times_L, total = upload(durations_L, values_1LF.device), int(durations_L.sum())
+    repeated = values_1LF.repeat_interleave(times_L, dim=1, output_size=total)
+    return repeated if repeated.shape[1] else values_1LF.new_zeros(1, 1, values_1LF.shape[2])
+
+
+def _context(config: Any) -> int:
+    """Return an upper bound of the frames before and after that a vocoder sample depends on."""
+    reach = 3  # the last convolution, of width 7
+    widest = max(
+        sum((width - 1) * dilation // 2 + (width - 1) // 2 for dilation in dilations)
+        for width, dilations in zip(
+            config.resblock_kernel_sizes, config.resblock_dilation_sizes, strict=True
+        )
+    )
+    for rate, width in reversed(
+        list(zip(config.upsample_rates, config.upsample_kernel_sizes, strict=True))
+    ):
+        reach = -(-(reach + widest + width) // rate)
+    return reach + 3  # the first convolution
+
+
+def _check(tokenizer: Any, folder: Path) -> None:
+    """Raise ConfigError for a checkpoint whose tokenizer needs a package that is not installed."""
+    for needed, installed, package in (
+        (tokenizer.phonemize, is_phonemizer_available, "phonemizer"),
+        (tokenizer.is_uroman, is_uroman_available, "uroman"),
+    ):
+        if needed and not installed():
+            raise ConfigError(
+                f"model={str(folder)!r}: its tokenizer needs the package {package}; install it"
+            )

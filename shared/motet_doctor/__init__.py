@@ -1,0 +1,17 @@
+"""Diagnose bottlenecks of a stack by pure rules over heartbeats and reply timings.
+
+    window = Window.of(looks, timings)      # samples of the directory, and timings of replies
+    for finding in diagnose(window):        # highest cost first; none: healthy
+        print(finding.what, finding.knob)
+
+`window` holds the numbers, `finding` the result type; `engine`, `fleet`, `front`, `kernels` and
+`machine` hold the rules. A rule is a function from a window to findings, with its thresholds
+defined above it. Rules use shares and counts rather than absolute times, so that they apply equally
+to slow and fast machines.
+"""
+
+from .finding import Finding, Layer
+from .rules import diagnose
+from .window import Look, Window
+
+__all__ = ["Finding", "Layer", "Look", "Window", "diagnose"]

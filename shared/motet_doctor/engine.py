@@ -1,0 +1,128 @@
+"""Define rules about a single engine: the composition of its steps and the size of its cache."""
+
+from __future__ import annotations
+
+from .finding import Finding, Layer, found
+from .window import Seen, Window
+
+# Prefill delays decoding if mixed steps (with both) take STRETCH times as long as decode-only
+# steps, and engines spend STRETCHED_SHARE of their decoding time in them. `decode_slowdown` keeps
+# the first at 1.8.
+STRETCH = 4.0
+STRETCHED_SHARE = 0.25
+STRETCHED_STEPS = 3  # minimum for a finding
+# A cache is too small if RECOMPUTED_SHARE of the computed tokens had been cached before,
+RECOMPUTED_SHARE = 0.1
+RECOMPUTED_TOKENS = 64  # minimum for a finding
+# or if requests wait while less than FREE_BLOCKS of the blocks is free, or if there is a preemption
+# every PREEMPTIONS_EVERY seconds.
+FREE_BLOCKS = 0.1
+PREEMPTIONS_EVERY = 2.0
+
+
+def prefill_blocks_decode(window: Window) -> list[Finding]:
+    """Find engines whose streams stall while prompts are computed in the same steps."""
+    findings = []
+    for seen in window.ready("decode"):
+        steps = seen.growth("mixed_steps")
+        alone = _step_alone(seen)
+        if steps < STRETCHED_STEPS or not alone:
+            continue
+        seconds, tokens = seen.growth("mixed_seconds"), seen.growth("mixed_tokens") / steps
+        stretch = seconds / steps / alone
+        share = seconds / (seconds + seen.growth("decode_seconds"))
+        if stretch < STRETCH or share < STRETCHED_SHARE:
+            continue
+        lost = (seconds - steps * alone) / max(seen.seconds, seconds)
+        findings.append(
+            found(
+                "prefill_blocks_decode",
+                "Replies stand still while prompts are computed: steps that do both are much longer.",
+                Layer.L3,
+                "steps of the engine",
+                [seen.name],
+                {
+                    "stretch": stretch,
+                    "share_of_decoding": share,
+                    "prefilled_tokens_per_step": tokens,
+                },
+                f"decode: --decode-slowdown 1.8 or --token-budget {_budget(tokens, stretch)} "
+                f"(MOTET_DECODE_SLOWDOWN, MOTET_TOKEN_BUDGET); or compute prompts elsewhere: motet up --prefill 1",
+                cost=lost * max(seen.mean("running"), 1.0),
+                requests=window.requests,
+            )
+        )
+    return findings
+
+
+def _step_alone(seen: Seen) -> float:
+    """Return the seconds of a decode-only step in the window.
+
+    If the window has too few of them, this is the mean over the instance's lifetime.
+    """
+    steps = seen.growth("decode_steps")
+    if steps >= STRETCHED_STEPS:
+        return seen.growth("decode_seconds") / steps
+    return seen.now("decode_seconds") / max(seen.now("decode_steps"), 1.0)
+
+
+def _budget(tokens: float, stretch: float) -> int:
+    """Return a power of two as token budget that stretches steps about half as much as allowed."""
+    budget = 16
+    while budget * 2 <= tokens * (STRETCH / 2 - 1) / (stretch - 1):
+        budget *= 2
+    return budget
+
+
+def cache_too_small(window: Window) -> list[Finding]:
+    """Find engines that recompute evicted prefixes, or whose requests wait for blocks."""
+    findings = []
+    for seen in window.ready("decode"):
+        again = seen.growth("recomputed_tokens")
+        share = again / max(seen.growth("tokens"), again, 1.0)
+        preempted = seen.rate("preemptions")
+        waits = is_out_of_blocks(seen)
+        lost = again >= RECOMPUTED_TOKENS and share >= RECOMPUTED_SHARE
+        if not (lost or waits or preempted > 1 / PREEMPTIONS_EVERY):
+            continue
+        numbers = {
+            "recomputed_share": share,
+            "recomputed_tokens": again,
+            "evictions": seen.growth("evictions"),
+            "preemptions": seen.growth("preemptions"),
+            "free": seen.mean("kv_free"),
+        }
+        computing = again * seen.now("prefill_token") / seen.seconds if seen.seconds else 0.0
+        findings.append(
+            found(
+                "cache_too_small",
+                "Requests wait for room in the KV cache."
+                if waits
+                else "The KV cache loses what it is asked for again: beginnings of prompts are computed anew.",
+                Layer.L2,
+                "blocks of the KV cache",
+                [seen.name],
+                numbers,
+                f"decode: --kv-memory {_twice(seen)} (MOTET_KV_MEMORY), or --host-cache {_twice(seen)} "
+                "(MOTET_HOST_CACHE) to keep what falls out; or another instance: motet scale decode="
+                f"{len(window.ready('decode')) + 1}",
+                cost=computing * max(seen.mean("running"), 1.0)
+                + (seen.mean("queued") if waits else 0.0),
+                requests=window.requests,
+            )
+        )
+    return findings
+
+
+def is_out_of_blocks(seen: Seen) -> bool:
+    """Return True if requests wait at an instance because its KV cache is nearly full."""
+    return (
+        "kv_free" in seen.last.load
+        and seen.mean("kv_free") < FREE_BLOCKS
+        and seen.mean("queued") >= 1
+    )
+
+
+def _twice(seen: Seen) -> str:
+    """Return twice the size of the KV cache as a setting, in MiB."""
+    return f"{max(2, -(-2 * int(seen.now('kv_bytes')) // 2**20))}MiB"

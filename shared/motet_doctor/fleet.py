@@ -1,0 +1,115 @@
+"""Define rules about all instances of a model: their number and the balance of their load."""
+
+from __future__ import annotations
+
+import statistics
+
+from .engine import is_out_of_blocks
+from .finding import Finding, Layer, found
+from .machine import has_free_core
+from .window import Seen, Window
+
+# An instance queues if on average QUEUED requests wait there, and some wait in QUEUED_SHARE of its
+# heartbeats.
+QUEUED = 1.0
+QUEUED_SHARE = 0.6
+# An instance is hot if it has HOT times the mean requests of the others, the shortest of whose
+# queues is at most COLD_QUEUE, and it queues or has CROWD requests.
+HOT = 3.0
+COLD_QUEUE = 0.25
+CROWD = 8.0
+
+
+def queues(seen: Seen) -> bool:
+    """Return True if requests regularly wait at an instance."""
+    return seen.mean("queued") >= QUEUED and seen.share("queued") >= QUEUED_SHARE
+
+
+def hot_instance(window: Window) -> list[Finding]:
+    """Find instances with most of the requests while others of the same model have capacity."""
+    findings = []
+    for model, group in window.by_model("decode").items():
+        if len(group) < 2:
+            continue
+        hot = max(group, key=lambda seen: seen.mean("active"))
+        others = [seen for seen in group if seen is not hot]
+        rest = statistics.fmean(seen.mean("active") for seen in others)
+        cold = min(seen.mean("queued") for seen in others)
+        harmed = queues(hot) or hot.mean("active") >= CROWD
+        if not harmed or hot.mean("active") < HOT * max(rest, 1.0) or cold > COLD_QUEUE:
+            continue
+        excess = (hot.mean("active") - rest) * len(others) / len(group)
+        findings.append(
+            found(
+                "hot_instance",
+                f"One instance of {model} has the work of all, and others have room.",
+                Layer.L4,
+                "routing",
+                [hot.name],
+                {
+                    "active": hot.mean("active"),
+                    "queued": hot.mean("queued"),
+                    "active_at_others": rest,
+                },
+                "tokenizer: --routing load (MOTET_ROUTING=load), which does not send prompts to where they are cached; "
+                "or spread what they have in common",
+                cost=max(hot.mean("queued"), excess / 2),
+                requests=window.requests,
+            )
+        )
+    return findings
+
+
+def too_few_decode(window: Window) -> list[Finding]:
+    """Find models for which requests wait at every instance, or for the first one."""
+    findings = []
+    groups = window.by_model("decode")
+    waiting = _waiting_for_any(window)
+    for model in sorted(groups.keys() | waiting.keys()):
+        group = groups.get(model, [])
+        short = [seen for seen in group if queues(seen) and not is_out_of_blocks(seen)]
+        if len(short) < len(group) or not (short or waiting.get(model, 0.0) >= QUEUED):
+            continue
+        queued = sum(seen.mean("queued") for seen in group) + waiting.get(model, 0.0)
+        findings.append(_too_few(window, model, group, queued))
+    return findings
+
+
+def _too_few(window: Window, model: str, group: list[Seen], queued: float) -> Finding:
+    where = (
+        ""
+        if not group or any(map(has_free_core(window), group))
+        else ", on another machine: here no core is free"
+    )
+    what = (
+        f"Requests wait at every instance of {model}."
+        if group
+        else f"No instance of {model} takes requests."
+    )
+    return found(
+        "too_few_decode",
+        what,
+        Layer.L4,
+        "decode instances",
+        [seen.name for seen in group],
+        {
+            "queued": queued,
+            "running": sum(seen.mean("running") for seen in group),
+            "instances": len(group),
+            "queue_seconds": window.stage("decode.queue"),
+        },
+        f"motet scale decode={len(group) + 1}{where}",
+        cost=queued,
+        requests=window.requests,
+    )
+
+
+def _waiting_for_any(window: Window) -> dict[str, float]:
+    """Return the requests that tokenizers hold because no instance is available, by model."""
+    found: dict[str, float] = {}
+    for seen in window.ready("tokenizer"):
+        for name in seen.last.load:
+            if name.startswith("waiting_for_decode/"):
+                model = name.partition("/")[2]
+                found[model] = found.get(model, 0.0) + seen.mean(name)
+    return found

@@ -1,0 +1,95 @@
+"""Define rules about machines: contention for their cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .finding import Finding, Layer, found
+from .window import Seen, Window
+
+# A process is starved if its threads wait for a core for STARVED of the time that they want one,
+# and for at least STARVED_RATE seconds per second.
+STARVED = 0.3
+STARVED_RATE = 0.2
+# Other processes are the cause if they take OTHERS cores, and OTHERS_SHARE of what the starved
+# processes have.
+OTHERS = 0.3
+OTHERS_SHARE = 0.5
+FREE_CORES = 0.5  # a machine with fewer has no free core
+
+
+def starved(seen: Seen) -> bool:
+    """Return True if the process waits too much for cores."""
+    waited = seen.rate("wait")
+    return waited >= STARVED_RATE and waited >= STARVED * (waited + seen.rate("cpu"))
+
+
+def taken_by_others(machine: Sequence[Seen]) -> float:
+    """Return the cores used by other processes, including time stolen from the machine."""
+    everybody = max(seen.rate("machine_cpu") + seen.rate("machine_steal") for seen in machine)
+    return max(0.0, everybody - sum(seen.rate("cpu") for seen in machine))
+
+
+def free_cores(machine: Sequence[Seen]) -> float:
+    """Return the unused cores of a machine."""
+    return machine[0].now("cores") - max(
+        seen.rate("machine_cpu") + seen.rate("machine_steal") for seen in machine
+    )
+
+
+def has_free_core(window: Window) -> Callable[[Seen], bool]:
+    """Return a predicate for instances whose machine has a free core.
+
+    It is True for instances whose machine is unknown.
+    """
+    crowded = [
+        seen for machine in window.machines if free_cores(machine) < FREE_CORES for seen in machine
+    ]
+    return lambda seen: seen not in crowded
+
+
+def cpu_short(window: Window) -> list[Finding]:
+    """Find machines on which processes are ready to run and have no core.
+
+    Either other processes use the cores, or the stack's own processes are too many.
+    """
+    return [
+        finding for machine in window.machines if (finding := _short(window, machine)) is not None
+    ]
+
+
+def _short(window: Window, machine: Sequence[Seen]) -> Finding | None:
+    waiting = [seen for seen in machine if starved(seen)]
+    if not waiting:
+        return None
+    others, waited = taken_by_others(machine), sum(seen.rate("wait") for seen in waiting)
+    had = sum(seen.rate("cpu") for seen in waiting)
+    foreign = others >= OTHERS and others >= OTHERS_SHARE * had
+    if not foreign and free_cores(machine) >= FREE_CORES:
+        return None
+    share = waited / (waited + had)
+    held = max(seen.mean("active") for seen in waiting)
+    numbers = {
+        "waiting_share": share,
+        "waiting": waited,
+        "cores_of_others": others,
+        "stolen": max(seen.rate("machine_steal") for seen in machine),
+        "cores": machine[0].now("cores"),
+    }
+    names = [seen.name for seen in sorted(waiting, key=lambda seen: -seen.rate("wait"))]
+    return found(
+        "cpu_neighbour" if foreign else "cpu_full",
+        "Others on this machine have the cores that these processes are ready to run on."
+        if foreign
+        else "This stack is more than the cores of its machine can run.",
+        Layer.L0,
+        "cores",
+        names,
+        numbers,
+        "stop or move what else runs there (top -o %CPU; ps -eo pid,pcpu,comm --sort=-pcpu), or give it other cores: "
+        "taskset -pc CORES PID, compose's cpuset"
+        if foreign
+        else "another machine for some of it, or fewer threads: decode --threads N (MOTET_THREADS)",
+        cost=share * max(held, 1.0),
+        requests=window.requests,
+    )

@@ -1,0 +1,60 @@
+"""List all rules, and order their findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .engine import cache_too_small, prefill_blocks_decode
+from .finding import Finding
+from .fleet import hot_instance, too_few_decode
+from .front import gateway_bound, slow_client, tokenizer_bound
+from .kernels import kernels_fallback
+from .machine import cpu_short
+from .window import Window
+
+LEAST = 1.0  # seconds; findings from shorter observations are noise
+
+Rule = Callable[[Window], list[Finding]]
+
+RULES: tuple[Rule, ...] = (
+    cpu_short,
+    kernels_fallback,
+    cache_too_small,
+    prefill_blocks_decode,
+    hot_instance,
+    too_few_decode,
+    gateway_bound,
+    tokenizer_bound,
+    slow_client,
+)
+# Names of findings.
+NAMES = (
+    "cpu_neighbour",
+    "cpu_full",
+    "kernels_fallback",
+    "cache_too_small",
+    "prefill_blocks_decode",
+    "hot_instance",
+    "too_few_decode",
+    "gateway_bound",
+    "tokenizer_bound",
+    "slow_client",
+)
+
+
+def diagnose(window: Window) -> list[Finding]:
+    """Return all findings, the one that delays most requests first.
+
+    Instances that were observed for less than `LEAST` are ignored.
+    """
+    known = [seen for seen in window.instances if seen.seconds >= LEAST]
+    names = {seen.name for seen in known}
+    machines = [
+        kept
+        for machine in window.machines
+        if (kept := [seen for seen in machine if seen.name in names])
+    ]
+    judged = Window(known, window.timings, machines)
+    return sorted(
+        (finding for rule in RULES for finding in rule(judged)), key=lambda finding: -finding.cost
+    )

@@ -1,0 +1,133 @@
+"""Summarize a stack over a stretch of time: each instance's activity, and reply timings."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+from motet_shared.messages import Heartbeat
+
+Timing = Mapping[str, float]  # of one reply: seconds by `<role>.<stage>`
+
+
+@dataclass(frozen=True)
+class Look:
+    """Snapshot of a directory at a time, in seconds of any clock."""
+
+    time: float
+    beats: Sequence[Heartbeat]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One instance with its heartbeats in order of arrival, at least one."""
+
+    beats: Sequence[Heartbeat]
+
+    @property
+    def last(self) -> Heartbeat:
+        """Return the last heartbeat."""
+        return self.beats[-1]
+
+    @property
+    def name(self) -> str:
+        """Return the instance id."""
+        return self.last.instance
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds between the first and last heartbeat, on the instance's own clock."""
+        return self.growth("up")
+
+    def now(self, name: str) -> float:
+        """Return a number of the last heartbeat, 0 if absent."""
+        return self.last.load.get(name, 0.0)
+
+    def growth(self, name: str) -> float:
+        """Return the growth of a counter."""
+        return max(0.0, self.now(name) - self.beats[0].load.get(name, 0.0))
+
+    def rate(self, name: str) -> float:
+        """Return the growth of a counter per second, 0 if no time has passed."""
+        return self.growth(name) / self.seconds if self.seconds > 0 else 0.0
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a gauge over all heartbeats."""
+        return statistics.fmean(beat.load.get(name, 0.0) for beat in self.beats)
+
+    def share(self, name: str, least: float = 0.0) -> float:
+        """Return the share of heartbeats in which a number was more than `least`."""
+        return statistics.fmean(beat.load.get(name, 0.0) > least for beat in self.beats)
+
+    @property
+    def loop(self) -> float:
+        """Return the utilization of the event loop's thread, 1 is full.
+
+        It is relative to the time in which the thread could have a core.
+        """
+        return self.rate("loop_cpu") / max(1.0 - self.rate("loop_wait"), 0.05)
+
+
+@dataclass(frozen=True)
+class Window:
+    """State of a stack over a stretch of time.
+
+    `machines` groups instances that share a machine; those whose machine is unknown are left out.
+    """
+
+    instances: Sequence[Seen]
+    timings: Sequence[Timing] = ()
+    machines: Sequence[Sequence[Seen]] = field(default=())
+
+    @classmethod
+    def of(cls, looks: Iterable[Look], timings: Sequence[Timing] = ()) -> Window:
+        """Build a window of the instances in the last look.
+
+        Instances that left before are ignored; repeated heartbeats (with equal `seq`) are dropped.
+        """
+        beats: dict[str, list[Heartbeat]] = {}
+        present: set[str] = set()
+        for look in sorted(looks, key=lambda look: look.time):
+            present = {beat.instance for beat in look.beats}
+            for beat in look.beats:
+                known = beats.setdefault(beat.instance, [])
+                if not known or known[-1].seq != beat.seq:
+                    known.append(beat)
+        instances = [Seen(told) for name, told in sorted(beats.items()) if name in present]
+        return cls(instances, timings, _by_machine(instances))
+
+    def ready(self, role: str) -> list[Seen]:
+        """Return the instances of a role that take work."""
+        return [
+            seen for seen in self.instances if seen.last.role == role and seen.last.state == "ready"
+        ]
+
+    def by_model(self, role: str) -> dict[str, list[Seen]]:
+        """Return the ready instances of a role by model name."""
+        groups: dict[str, list[Seen]] = {}
+        for seen in self.ready(role):
+            for card in seen.last.models:
+                groups.setdefault(card.name, []).append(seen)
+        return groups
+
+    @property
+    def requests(self) -> float:
+        """Return the mean number of concurrent replies, as counted by gateways or by tokenizers."""
+        streams = sum(seen.mean("streams") for seen in self.ready("gateway"))
+        return max(streams, sum(seen.mean("active") for seen in self.ready("tokenizer")))
+
+    def stage(self, name: str) -> float:
+        """Return the median seconds of a stage of a reply; 0 without replies."""
+        return (
+            statistics.median(timing.get(name, 0.0) for timing in self.timings)
+            if self.timings
+            else 0.0
+        )
+
+
+def _by_machine(instances: Sequence[Seen]) -> list[list[Seen]]:
+    known = [seen for seen in instances if "machine" in seen.last.load]
+    known.sort(key=lambda seen: seen.now("machine"))
+    return [list(group) for _, group in groupby(known, key=lambda seen: seen.now("machine"))]

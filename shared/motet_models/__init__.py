@@ -1,0 +1,1 @@
+"""Compute the parameters, memory and speed of models from their config.json."""

@@ -1,0 +1,364 @@
+"""Compute how much memory a model needs: for `motet plan` and for the engine's own pool.
+
+The KV cache is one pool of equal blocks. Layers with the same eviction (none, or the same window)
+form a kind; every kind is divided into groups of at most `g` layers, where `g` is the number of
+layers of the smallest kind. A block holds `block_size` tokens of one group's layers, and all groups
+store into the same `g` tensors (the scheme of vLLM's hybrid KV cache manager). Recurrent state is
+kept per sequence, outside the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from motet_shared.errors import ConfigError
+
+from .model_shape import LayerCache, ModelShape
+
+STATE_BYTES = 4  # bytes per number: recurrent state is float32
+SMALL_BYTES = 4  # bytes per number: norms, biases and other small vectors are float32
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """Sink and window of layers with full attention, in tokens that are whole blocks.
+
+    A query sees the `first` tokens of a sequence, the `last` ones before its own block, and its
+    block up to itself.
+    """
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """Layers with one block table, by their indices in the model.
+
+    Layer `layers[j]` lives in storage tensor `j`. window: number of tokens that a query sees,
+    including itself; None: all tokens, or those of `recent`.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None = None
+    recent: Recent | None = None
+
+    @property
+    def sees_everything(self) -> bool:
+        """Return True if every query sees all tokens up to itself."""
+        return self.window is None and self.recent is None
+
+    def gap(self, position: int, block_size: int) -> range:
+        """Return the indices of blocks that no query at `position` or later can see."""
+        if self.recent is not None:
+            first = self.recent.first // block_size
+            return range(first, max(first, (position - self.recent.last) // block_size))
+        return range(0 if self.window is None else max(0, position - self.window + 1) // block_size)
+
+    def most_blocks(self, tokens: int, step_tokens: int, block_size: int) -> int:
+        """Return the most blocks that a sequence of `tokens` tokens holds at a time.
+
+        `step_tokens` is the most tokens computed per step. A sliding group holds the blocks of the
+        window and of the chunk, which may begin and end inside a block.
+        """
+        whole = -(-tokens // block_size)
+        if self.recent is not None:
+            kept = (self.recent.first + self.recent.last) // block_size
+            return min(whole, kept + (step_tokens + block_size - 2) // block_size + 1)
+        if self.window is None:
+            return whole
+        kept = self.window - 1 + step_tokens
+        return min(whole, (kept + block_size - 2) // block_size + 1)
+
+
+def group_layers(windows: Mapping[int, int | None], recent: Recent | None = None) -> list[KvGroup]:
+    """Divide layers (index: window) into groups.
+
+    Groups without a window (with full attention, or `recent`) come first, then the others by
+    window.
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for layer, window in sorted(windows.items()):
+        kinds.setdefault(window, []).append(layer)
+    size = min(map(len, kinds.values()), default=1)
+    return [
+        KvGroup(tuple(layers[start : start + size]), window, recent if window is None else None)
+        for window, layers in sorted(
+            kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0)
+        )
+        for start in range(0, len(layers), size)
+    ]
+
+
+def slot_sizes(sizes: Mapping[int, int], groups: Iterable[KvGroup]) -> list[int]:
+    """Return the size per token of each storage tensor: that of its widest layer.
+
+    `sizes` is by layer, in any unit.
+    """
+    slots: list[int] = []
+    for group in groups:
+        for index, layer in enumerate(group.layers):
+            if index == len(slots):
+                slots.append(0)
+            slots[index] = max(slots[index], sizes[layer])
+    return slots
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Layout of a model's layers in a pool of blocks of `block_bytes` bytes."""
+
+    groups: tuple[KvGroup, ...]
+    block_size: int
+    block_bytes: int
+
+    def blocks_for(self, tokens: int, step_tokens: int) -> int:
+        """Return the most blocks that a sequence of `tokens` tokens holds, over all groups."""
+        return sum(group.most_blocks(tokens, step_tokens, self.block_size) for group in self.groups)
+
+    def blocks_in(self, memory: int) -> int:
+        """Return the blocks of a pool of at most `memory` bytes, excluding the padding block."""
+        return max(0, memory // self.block_bytes - 1)
+
+    def longest(self, num_blocks: int, step_tokens: int) -> int:
+        """Return the tokens of the longest sequence in `num_blocks`; 2^40 if unlimited.
+
+        Sequences are unlimited if all layers have windows.
+        """
+        low, high = 0, 1 << 40
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (
+                (middle, high)
+                if self.blocks_for(middle, step_tokens) <= num_blocks
+                else (low, middle)
+            )
+        return low
+
+
+def kv_layout(
+    windows: Mapping[int, int | None],
+    token_bytes: Mapping[int, int],
+    block_size: int,
+    recent: Recent | None = None,
+) -> KvLayout:
+    """Return the layout of layers that cache `token_bytes` per token; both maps are by layer.
+
+    Raises ConfigError if no layer has a KV cache.
+    """
+    if not windows:
+        raise ConfigError("no layer has a KV cache: models without attention are not served")
+    groups = group_layers(windows, recent)
+    return KvLayout(tuple(groups), block_size, sum(slot_sizes(token_bytes, groups)) * block_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvFormat:
+    """Number format of the KV cache: bytes per number, and per row of a head for its scale."""
+
+    name: str
+    element_bytes: int
+    row_bytes: int = 0
+
+    def token_bytes(self, layer: LayerCache) -> int:
+        """Return the bytes that a token occupies in a layer."""
+        return layer.elements * self.element_bytes + layer.rows * self.row_bytes
+
+
+KV_FORMATS = {
+    "float32": KvFormat(name="float32", element_bytes=4),
+    "bfloat16": KvFormat(name="bfloat16", element_bytes=2),
+    "int8": KvFormat(name="int8", element_bytes=1, row_bytes=4),
+    "float8": KvFormat(name="float8", element_bytes=1, row_bytes=4),
+}
+
+
+def layout_of(layers: Iterable[LayerCache], block_size: int, kv: KvFormat) -> KvLayout:
+    """Return the layout of a model that is known only by its shape."""
+    attending = {index: layer for index, layer in enumerate(layers) if layer.elements}
+    windows = {index: layer.window for index, layer in attending.items()}
+    return kv_layout(
+        windows, {index: kv.token_bytes(layer) for index, layer in attending.items()}, block_size
+    )
+
+
+def state_bytes(layers: Iterable[LayerCache]) -> int:
+    """Return the bytes of recurrent state of one sequence."""
+    return sum(layer.state for layer in layers) * STATE_BYTES
+
+
+# ------------------------------------------------------------------------------------------ weights
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFormat:
+    """Number format of weight matrices.
+
+    bits: per element. row_bytes, group_bytes: scales per row, or per group of `group` elements.
+    table_bytes: per element of the embeddings, which stay unquantized. compute: the processor's
+    rate that applies, "bf16" or "int8".
+    """
+
+    name: str
+    bits: int
+    row_bytes: int = 0
+    group: int = 0
+    group_bytes: int = 0
+    table_bytes: int = 2
+    compute: str = "bf16"
+
+    def matrix_bytes(self, elements: int, rows: int) -> int:
+        """Return the bytes of matrices with `elements` elements in `rows` rows."""
+        groups = elements // self.group if self.group else 0
+        return elements * self.bits // 8 + rows * self.row_bytes + groups * self.group_bytes
+
+
+WEIGHT_FORMATS = {
+    "float32": WeightFormat(name="float32", bits=32, table_bytes=4),
+    "bfloat16": WeightFormat(name="bfloat16", bits=16),
+    "int8": WeightFormat(name="int8", bits=8, row_bytes=4, compute="int8"),
+    "int4": WeightFormat(name="int4", bits=4, group=32, group_bytes=2),
+    "float8": WeightFormat(name="float8", bits=8, row_bytes=4),
+}
+
+
+def weight_bytes(
+    shape: ModelShape, format: WeightFormat, experts: WeightFormat | None = None
+) -> int:
+    """Return the bytes of all weights in memory.
+
+    A tied lm_head shares the embeddings' memory unless it is quantized. experts: format of the
+    experts' matrices if it differs from `format`.
+    """
+    counts = shape.parameters
+    head = shape.vocab * shape.hidden if counts.tied else 0
+    shared = format.bits == format.table_bytes * 8
+    table = counts.embeddings - (head if shared else 0)
+    small = counts.total - counts.embeddings - (counts.matrices - head)
+    matrices = format.matrix_bytes(counts.matrices, counts.matrix_rows)
+    if experts is not None and counts.experts:
+        share = counts.experts / counts.matrices
+        matrices = int(
+            matrices * (1 - share)
+            + experts.matrix_bytes(counts.matrices, counts.matrix_rows) * share
+        )
+    return matrices + table * format.table_bytes + small * SMALL_BYTES
+
+
+def format_bytes(number: int) -> str:
+    """Format bytes for display, in a unit that keeps significant digits."""
+    unit, size = next(
+        ((u, s) for u, s in (("GiB", 1 << 30), ("MiB", 1 << 20)) if number >= s), ("KiB", 1 << 10)
+    )
+    return f"{number / size:.2f} {unit}"
+
+
+# --------------------------------------------------------------------------------------------- plan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Division of memory by use, and the resulting capacity; sizes in bytes.
+
+    kv: the pool, in whole blocks. num_blocks: blocks for sequences; the pool has one more, which
+        pads block tables.
+    states: recurrent state of `max_running` sequences and as many snapshots for the prefix cache.
+    per_sequence: KV of one sequence of `context` tokens; per_token: bytes of a further token as
+        long as no window evicts.
+    sequences: how many sequences of `context` tokens fit into the pool; running: at most
+        `max_running` of them.
+    longest: longest single sequence in tokens, at most the model's own limit.
+    """
+
+    memory: int
+    weights: int
+    activations: int
+    overhead: int
+    states: int
+    kv: int
+    block_size: int
+    block_bytes: int
+    num_blocks: int
+    context: int
+    per_token: int
+    per_sequence: int
+    sequences: int
+    running: int
+    longest: int
+
+    @property
+    def used(self) -> int:
+        """Return the bytes of all uses together."""
+        return self.weights + self.activations + self.overhead + self.states + self.kv
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Engine settings that determine memory, with the engine's defaults.
+
+    experts: None: same as `weights`. activation_bytes: per number.
+    """
+
+    weights: WeightFormat = WEIGHT_FORMATS["bfloat16"]
+    experts: WeightFormat | None = None
+    kv: KvFormat = KV_FORMATS["bfloat16"]
+    activation_bytes: int = 4
+    block_size: int = 16
+    token_budget: int = 512
+    max_running: int = 64
+    prefix_cache: bool = True
+    overhead: int = 0
+
+
+def activation_bytes(shape: ModelShape, settings: Settings) -> int:
+    """Return the most bytes that one step allocates at a time.
+
+    This is a layer's rows for every token of the budget, and the logits. Rows: residual stream,
+    normed input, attention's input and output, and the widest product with its activation. Logits:
+    float32, twice, because sampling makes a copy.
+    """
+    rows = settings.token_budget * (4 * shape.hidden + 2 * shape.widest) * settings.activation_bytes
+    return rows + 2 * settings.max_running * shape.vocab * 4
+
+
+def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Plan:
+    """Divide `memory` bytes among weights, activations, states and the KV pool.
+
+    Raises ConfigError if weights or one sequence do not fit, with the memory that would suffice.
+    """
+    if shape.context and context > shape.context:
+        raise ConfigError(
+            f"context={context}: the model goes up to {shape.context} tokens; give at most that"
+        )
+    layout = layout_of(shape.layers, settings.block_size, settings.kv)
+    slots = settings.max_running * (2 if settings.prefix_cache else 1)
+    weights, states = (
+        weight_bytes(shape, settings.weights, settings.experts),
+        slots * state_bytes(shape.layers),
+    )
+    activations = activation_bytes(shape, settings)
+    taken = weights + activations + settings.overhead + states
+    per_sequence = layout.blocks_for(context, settings.token_budget)
+    num_blocks = layout.blocks_in(memory - taken)
+    if num_blocks < per_sequence:
+        least = taken + (per_sequence + 1) * layout.block_bytes
+        raise ConfigError(
+            f"memory={format_bytes(memory)}: weights, activations, states and overhead take {format_bytes(taken)}, and "
+            f"a sequence of {context} tokens {format_bytes(least - taken)}; give at least {format_bytes(least)}, "
+            "a shorter context, or smaller weights"
+        )
+    longest = layout.longest(num_blocks, settings.token_budget)
+    return Plan(
+        memory=memory,
+        weights=weights,
+        activations=activations,
+        overhead=settings.overhead,
+        states=states,
+        kv=(num_blocks + 1) * layout.block_bytes,
+        block_size=settings.block_size,
+        block_bytes=layout.block_bytes,
+        num_blocks=num_blocks,
+        context=context,
+        per_token=sum(map(settings.kv.token_bytes, shape.layers)),
+        per_sequence=per_sequence * layout.block_bytes,
+        sequences=num_blocks // per_sequence,
+        running=min(num_blocks // per_sequence, settings.max_running),
+        longest=min(longest, shape.context or longest),
+    )

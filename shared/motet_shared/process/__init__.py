@@ -1,0 +1,1 @@
+"""Run a process: settings, lifecycle, engine threads, start-up times and vital signs."""

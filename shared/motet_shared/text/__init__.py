@@ -1,0 +1,1 @@
+"""Handle text consistently in several services: token pieces, prefix names, sentences, JSON."""

@@ -1,0 +1,21 @@
+"""Define how JSON is embedded in a grammar (`messages.Grammar`), for its writers and compiler."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+LONGEST = 256 * 1024  # characters of a grammar, which bounds how long it takes to compile
+
+# Whitespace between JSON tokens: as `json.dumps` writes it, packed or indented, and bounded.
+WHITESPACE = r" |\n[ \t]{0,64}"
+
+
+def json_rule(schema: dict[str, Any], *, lenient: bool = False) -> str:
+    """Return a rule for JSON that satisfies `schema`, in llguidance's variant of Lark's syntax.
+
+    lenient: unsupported keywords are ignored; otherwise they are refused on compilation.
+    """
+    return "%json " + json.dumps(
+        {**schema, "x-guidance": {"whitespace_pattern": WHITESPACE, "lenient": lenient}}
+    )

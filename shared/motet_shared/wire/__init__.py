@@ -1,0 +1,1 @@
+"""Move messages: the bus, streaming calls, discovery and the batching of frames."""

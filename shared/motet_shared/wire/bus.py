@@ -1,0 +1,238 @@
+"""Connect a process to the wire: two connections, one inbox, streams and a directory of peers.
+
+Control messages (opens, credits, probes, heartbeats) and frames have a connection each, so that a
+flood of frames never delays a cancel; input that callers feed into streams shares the frames'
+connection. All frames for this process arrive on one subject, whatever the number of streams.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from motet_shared.credentials import PasswordFile
+from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard, encode
+from motet_shared.process.clock import Clock, SystemClock
+from motet_shared.process.config import ProcessConfig
+from motet_shared.process.starts import START
+from motet_shared.process.vitals import Vitals
+
+from . import subjects
+from .broker import Broker
+from .call import Calls
+from .discovery import HEARTBEAT_EVERY, Directory, ServiceResponder
+from .epochs import NO_EPOCH, Epoch
+from .outbox import Outbox
+from .peers import Monitor
+from .stream import Caller, Stream
+from .transport import Message, NatsTransport, Transport
+
+HOST = socket.gethostname()
+
+
+class Bus:
+    """Own the connections, streams and peer directory of one process.
+
+    `Bus.connect` connects to NATS; tests build it on a `MemoryTransport`.
+    """
+
+    def __init__(
+        self, instance: str, control: Transport, frames: Transport, clock: Clock | None = None
+    ):
+        self.instance = instance
+        self.role = subjects.role_of(instance)
+        self.control = control
+        self.frames = frames
+        self.clock = clock or SystemClock()
+        self.caller = Caller(instance, control, frames, self.clock)
+        self._replies = Outbox(control)
+        self.calls = Calls(instance, frames, self._replies, self.clock)
+        self.directory = Directory(self.caller)
+        self.broker = Broker([control, frames])
+        self.monitor = Monitor(self.caller, self.calls, control, self.clock, self.broker)
+        self.describe: Callable[[], dict[str, Any]] = dict
+        self.integrity: Callable[[], str] = lambda: "unknown"
+        self.presence: Callable[[], tuple[list[ModelCard], dict[str, float]]] = lambda: ([], {})
+        self._vitals = Vitals(lambda: self.monitor.late)
+        # Of several queued heartbeats only the newest is sent.
+        self._events = Outbox(control, lambda parts: parts[-1])
+        self._beats = 0
+        self._since_beat = 0.0
+        self.caller.on_lost = self.directory.suspect
+        self.directory.on_newcomer = self.heartbeat
+        self.caller.is_settled = lambda: self.broker.settled
+        self.monitor.duties = [self._expire_silent, self._beat_when_due]
+
+    @classmethod
+    async def connect(cls, instance: str, config: ProcessConfig) -> Bus:
+        """Open two NATS connections as the user of the instance's role and start.
+
+        Raises ConfigError if no server answers within 5 s.
+        """
+        user = config.nats_user or subjects.role_of(instance)
+        tls = config.peer_tls()
+        connect = functools.partial(
+            NatsTransport.connect,
+            config.nats_url,
+            user=user,
+            password=_password(config, user),
+            tls=None if tls is None else tls.client,
+        )
+        prefix = subjects.inbox(instance)
+        control = await connect(name=instance, inbox_prefix=f"{prefix}.r")
+        frames = await connect(name=f"{instance}/frames", inbox_prefix=f"{prefix}.r")
+        bus = cls(instance, control, frames)
+        await bus.start()
+        return bus
+
+    async def start(self) -> None:
+        """Subscribe to all subjects and begin to send heartbeats.
+
+        Opens are refused as `draining` until `calls.state` is ready.
+        """
+        for part in (self.caller, self.calls, self._events, self._replies):
+            part.start()
+        await self.frames.subscribe(subjects.frames_to(self.instance), self.caller.on_frames)
+        await self.frames.subscribe(subjects.feeds_to(self.instance), self.calls.on_feeds)
+        await self.control.subscribe(
+            subjects.open_replies(self.instance), self.caller.on_open_reply
+        )
+        await self.control.subscribe(subjects.control_at(self.instance), self._on_control)
+        await self.control.subscribe(subjects.HEARTBEATS, self.directory.on_heartbeat)
+        responder = ServiceResponder(
+            self.calls,
+            self._replies,
+            lambda: self.stats() | self.describe(),
+            lambda: self.integrity(),
+        )
+        for subject in responder.subjects():
+            await self.control.subscribe(subject, responder.on_request)
+        await self.control.flush()
+        await self.frames.flush()
+        self.monitor.start()
+        self.heartbeat()
+
+    async def serve(self, handlers: dict[str, Callable[[Any, Any], Awaitable[None]]]) -> None:
+        """Accept opens of these operations, for the role's queue group or for this instance."""
+        self.calls.handlers = handlers
+        for op in handlers:
+            await self.control.subscribe(
+                subjects.operation(self.role, op), self.calls.on_open, queue=self.role
+            )
+        await self.control.subscribe(subjects.open_at(self.instance), self.calls.on_open)
+        await self.control.flush()
+
+    def open(
+        self,
+        role: str,
+        body: Any,
+        *,
+        instance: str | None = None,
+        window: int = 64,
+        deadline: float | None = None,
+        epoch: Epoch = NO_EPOCH,
+    ) -> Stream:
+        """Open a streaming call, see `stream`; `instance=None` reaches any instance of the role."""
+        return self.caller.open(
+            role, body, instance=instance, window=window, deadline=deadline, epoch=epoch
+        )
+
+    # ------------------------------------------------------------------------------------- presence
+    @property
+    def state(self) -> str:
+        """Return the state of this instance."""
+        return self.calls.state
+
+    def set_state(self, state: str) -> None:
+        """Set the state and announce it: starting → warming → ready → draining → stopped."""
+        self.calls.state = state
+        self.heartbeat()
+
+    def heartbeat(self) -> None:
+        """Send a heartbeat with the current state, models and load."""
+        models, load = self.presence()
+        beat = Heartbeat(
+            v=PROTOCOL,
+            role=self.role,
+            instance=self.instance,
+            state=self.state,
+            seq=self._beats,
+            models=models,
+            load=self._vitals.read() | self._counts() | load,
+            host=HOST,
+            pid=os.getpid(),
+            start=round(START.seconds, 3),
+        )
+        self._beats += 1
+        self._since_beat = 0.0
+        self._events.put(subjects.heartbeat(self.instance), encode(beat))
+
+    async def _expire_silent(self, elapsed: float) -> None:
+        await self.directory.tick(elapsed if self.broker.settled else 0.0)
+
+    def _counts(self) -> dict[str, float]:
+        calls = self.calls
+        return {
+            "active": float(len(calls.active)),
+            "requests": float(calls.requests),
+            "unread": float(calls.unread),
+        }
+
+    async def _beat_when_due(self, elapsed: float) -> None:
+        self._since_beat += elapsed
+        if self._since_beat >= HEARTBEAT_EVERY - 0.01:
+            self.heartbeat()
+
+    def _on_control(self, message: Message) -> None:
+        pong = self.calls.on_control(message)
+        if pong is not None and message.reply:
+            self._replies.put(message.reply, encode(pong))
+
+    # --------------------------------------------------------------------------------------- health
+    def stats(self) -> dict[str, Any]:
+        """Return the counters of the wire; the actor adds its own."""
+        dropped = {**self.caller.dropped, **self.calls.dropped, **self.directory.dropped}
+        return {
+            "state": self.state,
+            "active": len(self.calls.active),
+            "requests": self.calls.requests,
+            "errors": self.calls.errors,
+            "streams_open": len(self.caller.streams),
+            "messages_out": self.calls.outbox.messages,
+            "frames_out": self.calls.outbox.parts,
+            "dropped": dropped,
+            "loop_lag_seconds": round(self.monitor.lag, 4),
+        }
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError if the tables of streams or calls are inconsistent."""
+        self.caller.check_integrity()
+        self.calls.check_integrity()
+
+    async def close(self) -> None:
+        """Announce the stop, cancel what runs, and close both connections."""
+        self.set_state("stopped")
+        await self.monitor.close()
+        await self.caller.close()
+        await self.calls.close()
+        await self._events.close()
+        await self._replies.close()
+        for transport in (self.frames, self.control):
+            try:
+                await transport.flush()
+            finally:
+                await transport.close()
+
+
+def _password(config: ProcessConfig, user: str) -> str | Callable[[], str] | None:
+    """Return the password, or a callable that reads it for each connection.
+
+    Raises ConfigError if the credentials folder holds no password for the user.
+    """
+    folder = config.nats_credentials
+    if folder is None:
+        return config.nats_password
+    return PasswordFile(folder, user)

@@ -1,0 +1,260 @@
+"""Track live instances and their load from heartbeats, and answer the NATS service API.
+
+There is no registry: each process keeps its own `Directory` of the others. `ServiceResponder`
+answers `$SRV.{PING,INFO,STATS}` in the wire format of ADR-32 (JSON), so that the `nats`
+command-line tool lists Motet's services; nats-py's own `micro` serves one request at a time and
+drops requests on stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from motet_shared import __version__
+from motet_shared.messages import PROTOCOL, Heartbeat, decode_heartbeat
+
+from . import subjects
+from .call import Calls
+from .outbox import Outbox
+from .presence import Presence
+from .stream import Caller
+from .transport import Message
+
+HEARTBEAT_EVERY = 0.5
+EXPIRES_AFTER = 3.0  # seconds, counted in this process's monitor ticks
+
+
+@dataclass(slots=True)
+class _Peer:
+    heartbeat: Heartbeat
+    streams: int = 0  # streams of this process at the peer when the heartbeat came
+    age: float = 0.0
+    suspected_at: int = -1  # heartbeat number at which it was reported lost
+
+
+class Directory:
+    """Track all instances with a recent heartbeat."""
+
+    def __init__(self, caller: Caller):
+        self._caller = caller
+        self._peers: dict[str, _Peer] = {}
+        self._changed = asyncio.Event()
+        self.on_newcomer: Callable[[], None] = lambda: None
+        # called with the id of an instance that stopped or expired, e.g. store.forget
+        self.on_gone: list[Callable[[str], None]] = []
+        self.dropped: Counter[str] = Counter()
+        self.presence = Presence()  # expected models, and models that have been ready
+
+    # -------------------------------------------------------------------------------------- reading
+    def instances(self, role: str) -> list[Heartbeat]:
+        """Return every live instance of a role, in any state."""
+        return [p.heartbeat for p in self._peers.values() if p.heartbeat.role == role]
+
+    def everyone(self) -> list[Heartbeat]:
+        """Return every live instance of every role, in any state."""
+        return [peer.heartbeat for peer in self._peers.values()]
+
+    def ready(
+        self, role: str, model: str | None = None, *, suspects: bool = False
+    ) -> list[Heartbeat]:
+        """Return the instances of a role that take new work, for `model` if given.
+
+        Instances that were just reported lost are included only if `suspects` is set.
+        """
+        return [
+            peer.heartbeat
+            for peer in self._peers.values()
+            if peer.heartbeat.role == role
+            and peer.heartbeat.state == "ready"
+            and (suspects or peer.heartbeat.seq > peer.suspected_at)
+            and (model is None or any(card.name == model for card in peer.heartbeat.models))
+        ]
+
+    def base_of(self, model: str) -> str:
+        """Return the base model of the adapter `model`, or `model` itself if it is no adapter."""
+        cards = (card for peer in self._peers.values() for card in peer.heartbeat.models)
+        return next((card.parent for card in cards if card.name == model and card.parent), model)
+
+    def outstanding(self, instance: str) -> int:
+        """Return the number of streams that this process has open at an instance."""
+        return len(self._caller.by_peer.get(instance, ()))
+
+    def active(self, instance: str) -> float:
+        """Return the number of streams of all callers at an instance.
+
+        Streams of other callers are as last announced, those of this process are current.
+        """
+        peer = self._peers.get(instance)
+        others = peer.heartbeat.load.get("active", 0.0) - peer.streams if peer is not None else 0.0
+        return max(0.0, others) + self.outstanding(instance)
+
+    def is_coming(self, role: str, model: str) -> bool:
+        """Return True if work for `model` should wait.
+
+        The model is starting, or was lost a moment ago and may be replaced.
+        """
+        return self.is_starting(role, model) or self.presence.may_return(role, model)
+
+    def is_starting(self, role: str, model: str) -> bool:
+        """Return True if `model` is starting.
+
+        It is expected and has not served yet, or an instance that may serve it is starting.
+        """
+        if self.presence.is_due(role, model):
+            return True
+        beats = self.instances(role)
+        # The models of an instance are unknown until it has loaded: assume any known model, or a
+        # first one.
+        any_known = self.presence.has_served(role, model) or not any(beat.models for beat in beats)
+        return any(
+            beat.state in ("starting", "warming")
+            and (any(card.name == model for card in beat.models) or (any_known and not beat.models))
+            for beat in beats
+        )
+
+    async def wait_for(self, condition: Callable[[Directory], Any], timeout: float) -> Any:
+        """Return the first true value of `condition(self)`, evaluated at every change.
+
+        Raises TimeoutError after `timeout` seconds.
+        """
+        async with asyncio.timeout(timeout):
+            while not (value := condition(self)):
+                self._changed.clear()
+                await self._changed.wait()
+            return value
+
+    # ------------------------------------------------------------------------------------- learning
+    def on_heartbeat(self, message: Message) -> None:
+        """Record a heartbeat; malformed and forged ones are counted and dropped."""
+        try:
+            beat = decode_heartbeat(message.data)
+            genuine = message.subject == subjects.heartbeat(beat.instance) and beat.v == PROTOCOL
+            if not all(
+                map(math.isfinite, beat.load.values())
+            ):  # routers and planners do arithmetic on the load
+                raise ValueError(f"load of {beat.instance} is not finite")
+        except ValueError:
+            self.dropped["malformed_heartbeat"] += 1
+            return
+        if not genuine:  # permissions bind the subject to a role: the content must agree with it
+            self.dropped["forged_heartbeat"] += 1
+            return
+        self.presence.note(beat)
+        known = self._peers.get(beat.instance)
+        if beat.state == "stopped":
+            self._remove(beat.instance)
+        elif known is None:
+            self._peers[beat.instance] = _Peer(beat, self.outstanding(beat.instance))
+            self.on_newcomer()
+        else:
+            known.heartbeat, known.streams, known.age = beat, self.outstanding(beat.instance), 0.0
+        self._changed.set()
+
+    def suspect(self, instance: str) -> None:
+        """Exclude a lost instance from `ready` until it has sent two newer heartbeats.
+
+        One more heartbeat may still be in flight from an instance that hangs.
+        """
+        peer = self._peers.get(instance)
+        if peer is not None:
+            peer.suspected_at = peer.heartbeat.seq + 1
+            self._changed.set()
+
+    async def tick(self, elapsed: float) -> None:
+        """Advance time by `elapsed` seconds; remove peers silent for more than `EXPIRES_AFTER`."""
+        self.presence.now += elapsed
+        for instance, peer in list(self._peers.items()):
+            peer.age += elapsed
+            if peer.age > EXPIRES_AFTER:
+                self._remove(instance)
+
+    def _remove(self, instance: str) -> None:
+        if self._peers.pop(instance, None) is not None:
+            self._changed.set()
+            for tell in self.on_gone:
+                tell(instance)
+
+
+class ServiceResponder:
+    """Answer `$SRV.PING`, `.INFO` and `.STATS` for all services, for this name, and for this id."""
+
+    def __init__(
+        self,
+        calls: Calls,
+        outbox: Outbox,
+        describe: Callable[[], dict[str, Any]],
+        integrity: Callable[[], str],
+    ):
+        self._calls = calls
+        self._outbox = outbox
+        self._describe = describe  # the actor's stats()
+        self._integrity = integrity
+        self._started = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        self._role = subjects.role_of(calls.instance)
+        self.name = f"motet-{self._role}"
+
+    def subjects(self) -> list[str]:
+        """Return the nine subjects to subscribe to."""
+        instance = self._calls.instance
+        return [
+            subjects.service(verb, *scope)
+            for verb in ("PING", "INFO", "STATS")
+            for scope in ((), (self.name,), (self.name, instance))
+        ]
+
+    def on_request(self, message: Message) -> None:
+        """Reply to one request with JSON."""
+        verb = message.subject.split(".")[1]
+        answer = {"PING": self._ping, "INFO": self._info, "STATS": self._stats}[verb]()
+        if message.reply:
+            self._outbox.put(message.reply, msgspec.json.encode(answer))
+
+    def _identity(self, kind: str) -> dict[str, Any]:
+        return {
+            "type": f"io.nats.micro.v1.{kind}",
+            "name": self.name,
+            "id": self._calls.instance,
+            "version": __version__,
+            "metadata": {"state": self._calls.state, "protocol": str(PROTOCOL)},
+        }
+
+    def _ping(self) -> dict[str, Any]:
+        return self._identity("ping_response")
+
+    def _endpoints(self) -> list[dict[str, Any]]:
+        return [
+            {"name": op, "subject": subjects.operation(self._role, op), "queue_group": self._role}
+            for op in self._calls.handlers
+        ]
+
+    def _info(self) -> dict[str, Any]:
+        endpoints = [{**endpoint, "metadata": {}} for endpoint in self._endpoints()]
+        return {
+            **self._identity("info_response"),
+            "description": f"Motet {self._role}",
+            "endpoints": endpoints,
+        }
+
+    def _stats(self) -> dict[str, Any]:
+        calls = self._calls
+        busy = int(calls.busy_seconds * 1e9)
+        counts = {
+            "num_requests": calls.requests,
+            "num_errors": calls.errors,
+            "last_error": calls.last_error,
+            "processing_time": busy,
+            "average_processing_time": busy // max(calls.requests, 1),
+            "data": self._describe(),
+        }
+        endpoints = [{**endpoint, **counts} for endpoint in self._endpoints()]
+        identity = self._identity("stats_response")
+        identity["metadata"]["integrity"] = self._integrity()
+        return {**identity, "started": self._started, "endpoints": endpoints}

@@ -1,0 +1,1 @@
+"""Build what tests share: checkpoints, fake services, clients and stages."""

@@ -1,0 +1,78 @@
+"""A diffusion engine in a test's hands: it draws until all is done, and everything that it tells is kept."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from motet_diffusion.config import EngineConfig
+from motet_diffusion.engine.engine import Engine
+from motet_diffusion.engine.request import Done, Drawing, Event, Key, Step
+
+# Of 255: the order of float additions differs with the company, nothing else, and a value may then round another way.
+TOLERANCE = 1
+Pixels = NDArray[np.int64]
+
+
+class Sketchbook:
+    """An engine, and all that it tells."""
+
+    def __init__(self, path: Path, patience: float = 60.0, **options: Any):
+        """`patience`: seconds that pictures may take."""
+        self._patience = patience
+        self._told: SimpleQueue[Event] = SimpleQueue()
+        self.events: list[Event] = []
+        self.engine = Engine(
+            EngineConfig(model=str(path), **{"max_pixels": 1 << 14, **options}), self._told.put
+        )
+
+    def __enter__(self) -> Sketchbook:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.close()
+        self.engine.check_integrity()
+
+    def look(self) -> None:
+        while not self._told.empty():
+            self.events.append(self._told.get())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self._patience
+        while not condition():
+            assert time.monotonic() < deadline, "the engine does not come to an end"
+            self.engine.step()
+            self.look()
+
+    def draw(self, *drawings: Drawing) -> list[Pixels]:
+        """All of them at a time."""
+        self.events = []
+        for number, drawing in enumerate(drawings):
+            self.engine.add(number, drawing)
+        self.until(lambda: not self.engine.has_work)
+        self.look()
+        return [self.picture(number) for number in range(len(drawings))]
+
+    def done(self, key: Key) -> Done:
+        (found,) = [event for event in self.events if isinstance(event, Done) and event.key == key]
+        return found
+
+    def picture(self, key: Key) -> Pixels:
+        done = self.done(key)
+        if done.error is not None:
+            raise done.error
+        return np.asarray(done.picture).astype(np.int64)
+
+    def steps(self, key: Key) -> list[Step]:
+        return [event for event in self.events if isinstance(event, Step) and event.key == key]
+
+
+def assert_alike(one: Pixels, other: Pixels) -> None:
+    assert one.shape == other.shape
+    assert np.abs(one - other).max() <= TOLERANCE

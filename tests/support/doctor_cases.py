@@ -1,0 +1,111 @@
+"""Heartbeats of stacks that lack something, as services would send them."""
+
+from __future__ import annotations
+
+from motet_doctor import Layer, Look, Window
+from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard
+
+SECONDS = 10.0
+MACHINE = {"machine": 1.0, "cores": 4.0, "machine_steal": 0.0}
+# Growth per second of a process that has little to do, and of its machine.
+QUIET = {
+    "up": 1.0,
+    "cpu": 0.1,
+    "wait": 0.01,
+    "loop_cpu": 0.1,
+    "loop_wait": 0.01,
+    "machine_cpu": 0.5,
+}
+# Of an engine that decodes well: a hundred steps a second, half of them with a chunk that stretches them by a half.
+DECODING = {
+    "tokens": 2000.0,
+    "decode_steps": 50.0,
+    "decode_seconds": 0.4,
+    "mixed_steps": 50.0,
+    "mixed_seconds": 0.6,
+}
+
+
+def instance(name: str, state: str = "ready", **load: float) -> list[Heartbeat]:
+    """Two heartbeats, `SECONDS` apart, with `load`; what is in `QUIET` or `DECODING` is growth in a second."""
+    role = name.partition("-")[0]
+    grows = QUIET | (DECODING if role == "decode" else {})
+    counters = {key: load.pop(key, rate) for key, rate in grows.items()}
+    counters |= {
+        key: load.pop(key)
+        for key in ("recomputed_tokens", "preemptions", "mixed_tokens")
+        if key in load
+    }
+    gauges = (
+        MACHINE
+        | {"active": 1.0}
+        | ({"kv_free": 0.5, "running": 1.0} if role == "decode" else {})
+        | load
+    )
+    return [
+        Heartbeat(
+            v=PROTOCOL,
+            role=role,
+            instance=name,
+            state=state,
+            seq=number,
+            models=[ModelCard(name="m", context=99)],
+            load=gauges | {key: rate * SECONDS * (9 + number) for key, rate in counters.items()},
+        )
+        for number in range(2)
+    ]
+
+
+def window(*instances: list[Heartbeat], timings: list[dict[str, float]] | None = None) -> Window:
+    looks = [Look(SECONDS * number, [beats[number] for beats in instances]) for number in range(2)]
+    return Window.of(looks, timings or [])
+
+
+def healthy(**changed: list[Heartbeat]) -> list[list[Heartbeat]]:
+    parts = {name: instance(f"{name}-1") for name in ("gateway", "tokenizer", "decode")}
+    return list((parts | changed).values())
+
+
+CASES: dict[str, tuple[list[list[Heartbeat]], Layer]] = {
+    "prefill_blocks_decode": (
+        healthy(
+            decode=instance(
+                "decode-1", decode_seconds=0.1, mixed_steps=5.0, mixed_seconds=0.9, mixed_tokens=5e3
+            )
+        ),
+        Layer.L3,
+    ),
+    "cache_too_small": (healthy(decode=instance("decode-1", recomputed_tokens=500.0)), Layer.L2),
+    "hot_instance": (
+        [
+            *healthy(decode=instance("decode-1", active=9.0, queued=5.0)),
+            instance("decode-2", active=1.0, queued=0.0),
+        ],
+        Layer.L4,
+    ),
+    "too_few_decode": (
+        [
+            *healthy(decode=instance("decode-1", active=9.0, queued=5.0)),
+            instance("decode-2", active=8.0, queued=4.0),
+        ],
+        Layer.L4,
+    ),
+    "gateway_bound": (
+        healthy(gateway=instance("gateway-1", cpu=0.95, loop_cpu=0.95, machine_cpu=1.5)),
+        Layer.L5,
+    ),
+    "tokenizer_bound": (
+        healthy(tokenizer=instance("tokenizer-1", cpu=0.9, loop_cpu=0.9, machine_cpu=1.5)),
+        Layer.L5,
+    ),
+    "kernels_fallback": (healthy(decode=instance("decode-1", kernels_on_torch=1.0)), Layer.L1),
+    "slow_client": (healthy(gateway=instance("gateway-1", unwritten=2.0)), Layer.L6),
+    "cpu_neighbour": (
+        healthy(decode=instance("decode-1", cpu=0.5, wait=0.5, machine_cpu=2.0)),
+        Layer.L0,
+    ),
+    "cpu_full": (
+        healthy(decode=instance("decode-1", cpu=3.7, wait=3.0, machine_cpu=3.95)),
+        Layer.L0,
+    ),
+}

@@ -1,0 +1,88 @@
+"""Which tests run in `make test`, `make test-long` and `make extended`: each in exactly one, by its markers.
+
+    @pytest.mark.long                  `make test-long`; of a parametrized test with `after=1` all cases but the first
+    @pytest.mark.extended("soak")      `make extended PART=soak`, never in CI
+    neither                            `make test`
+
+`--tier NAME` selects one. Without it everything runs that is not extended, whatever the tier, so that a file can be run
+by its name. `scripts/list_tiers.py` prints every test with its tier.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+TEST, LONG, EXTENDED = "test", "test-long", "extended"
+PARTS = ("peers", "conformance", "storm", "soak", "groups", "gpu")
+NAMES = (TEST, LONG, *(f"{EXTENDED}-{part}" for part in PARTS))
+CI = "ci"  # everything but the extended tests
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--tier` and `--tier-list`."""
+    group = parser.getgroup("tiers")
+    group.addoption(
+        "--tier", choices=[*NAMES, CI, "all"], default=CI, help=f"tests to run (default: {CI})"
+    )
+    group.addoption(
+        "--tier-list", metavar="FILE", help="write a line of tier and test for every collected test"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect the tests of other tiers than `--tier`."""
+    wanted, tiers = config.getoption("--tier"), tiers_of(items)
+    if (path := config.getoption("--tier-list")) and "PYTEST_XDIST_WORKER" not in os.environ:
+        lines = sorted(f"{tier} {item.nodeid}\n" for item, tier in zip(items, tiers, strict=True))
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(lines)
+    chosen = [_matches(tier, wanted) for tier in tiers]
+    if not all(chosen):
+        config.hook.pytest_deselected(
+            items=[item for item, keep in zip(items, chosen, strict=True) if not keep]
+        )
+        items[:] = [item for item, keep in zip(items, chosen, strict=True) if keep]
+
+
+def mostly_long(values: Iterable[object], quick: Sequence[object]) -> list[object]:
+    """Return parameters of which those that are not in `quick` carry the marker `long`.
+
+    Raises ValueError where `quick` names one that does not exist.
+    """
+    known = list(values)
+    if missing := [value for value in quick if value not in known]:
+        raise ValueError(f"quick: {missing} are not among the parameters")
+    return [
+        value if value in quick else pytest.param(value, marks=pytest.mark.long) for value in known
+    ]
+
+
+def tiers_of(items: Sequence[pytest.Item]) -> list[str]:
+    """Return the tier of each test: one of `NAMES`."""
+    cases: Counter[str] = Counter()
+    found = []
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        found.append(_tier_of(item, cases[function]))
+        cases[function] += 1
+    return found
+
+
+def _tier_of(item: pytest.Item, case: int) -> str:
+    """Return the tier of case number `case`, counted from 0, of a test."""
+    if (extended := item.get_closest_marker("extended")) is not None:
+        if len(extended.args) != 1 or extended.args[0] not in PARTS:
+            raise pytest.UsageError(
+                f"{item.nodeid}: extended{extended.args}: give one of {', '.join(PARTS)}"
+            )
+        return f"{EXTENDED}-{extended.args[0]}"
+    marks = list(item.iter_markers("long"))
+    return LONG if any(case >= mark.kwargs.get("after", 0) for mark in marks) else TEST
+
+
+def _matches(tier: str, wanted: str) -> bool:
+    return wanted in (tier, "all") or (wanted == CI and not tier.startswith(EXTENDED))

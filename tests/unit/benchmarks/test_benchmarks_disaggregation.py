@@ -1,0 +1,42 @@
+"""The benchmark of prefill and decode apart computes what it says, and still runs; no judgement of speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import disaggregation
+from disaggregation import Run, targets
+
+
+def test_what_is_promised_is_compared_with_the_baseline() -> None:
+    runs = [
+        Run("aggregated", ttft=[1.0, 2.0]),
+        Run("apart", ttft=[0.5, 1.0]),
+        Run("apart", ttft=[1.0, 3.0]),
+    ]
+    shm, ttft = targets({"plain copy": 10.0, "shm": 8.5, "tcp": 1.0}, runs)
+    assert (shm.value, shm.met) == (pytest.approx(0.85), True)
+    assert (ttft.value, ttft.met) == (pytest.approx(1.5), False)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "disaggregation.json"
+    disaggregation.main(["--quick", "--output", str(output)])
+    said = capsys.readouterr().out
+    assert "| apart |" in said
+    assert "| shm |" in said
+    found = json.loads(output.read_text())["findings"]
+    assert [run["arrangement"] for run in found["runs"]] == ["aggregated", "apart"]
+    assert all(
+        run["ttft"] and all(0 < seconds < 60 for seconds in run["ttft"]) for run in found["runs"]
+    )
+    assert all(rate > 0 for rate in found["rates"].values())
+    assert len(found["alone"]["always"]) == len(found["alone"]["never"]) == 1
+    assert len(found["hidden"]) == 1
+    assert 0 <= found["hidden"][0] < 1

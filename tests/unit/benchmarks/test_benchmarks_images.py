@@ -1,0 +1,107 @@
+"""The benchmark of images: what it computes, and that it runs from end to end on tiny models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import images
+from images_diffusion import (
+    FULL,
+    OURS,
+    SERIAL,
+    DiffusionFindings,
+    DiffusionPlan,
+    Load,
+    Pairs,
+    Served,
+    diffusion_report,
+    diffusion_targets,
+)
+from images_diffusion_worker import Told, _figures, _poisson
+from images_encoder import EncoderFindings, Seen, encoder_report, encoder_targets
+from llm import transformers_dtype
+
+
+def served(rate: float, latency: float) -> Served:
+    return Served(rate, rate, latency, latency, 0.2)
+
+
+def test_encoders_are_judged_against_transformers_one_by_one() -> None:
+    seconds = {
+        "motet float32": [1.0] * 6,
+        "motet int8": [0.5] * 6,
+        "transformers, one by one": [1.2] * 6,
+    }
+    tower = Seen("siglip", seconds, dict.fromkeys(seconds, 0.0), [196] * 8, 0.1)
+    found = EncoderFindings([tower])
+    assert [(target.value, target.met) for target in encoder_targets(found)] == [
+        (pytest.approx(1.2), False),
+        (pytest.approx(2.4), True),
+    ]
+    assert "| siglip | motet int8 | 16.00 | 2.40 | 2.40–2.40 | 0.0e+00 |" in encoder_report(found)
+
+
+def test_loads_are_judged_by_what_they_are_promised() -> None:
+    load = Load(
+        16,
+        8,
+        2.0,
+        [0.0],
+        {OURS: served(1.7, 2.0), SERIAL: served(1.0, 9.0), FULL: served(1.6, 3.0)},
+    )
+    pairs = Pairs(16, [1.02] * 24, [1.0] * 24, [0.3] * 24)
+    found = DiffusionFindings("model", [pairs], [load])
+    assert [(target.what, target.met) for target in diffusion_targets(found)] == [
+        ("one picture, 16²: ours / diffusers, low end of interval", True),
+        ("one picture, 16²: first preview", False),
+        ("8 in flight, 16²: motet / one after the other", True),
+        ("8 in flight, 16²: median latency, motet / full batches", True),
+    ]
+    assert (
+        "| 16², ours can do 120.0/min | motet | 8 | 102.0 | 102.0 | 2.00 | 2.00 | 20% |"
+        in diffusion_report(found, DiffusionPlan())
+    )
+
+
+def test_throughput_counts_the_time_with_something_to_do() -> None:
+    told = [Told(0.0, 0.5, 1.0), Told(3.0, 3.5, 4.0), Told(3.5, 4.0, 5.0)]
+    figures = _figures(told)
+    assert figures["throughput"] == pytest.approx(3 / 5)
+    assert figures["busy_throughput"] == pytest.approx(3 / 3)
+    assert figures["latency"] == pytest.approx(1.0)
+    assert figures["worst"] == pytest.approx(1.5)
+
+
+def test_arrivals_are_always_the_same() -> None:
+    first = _poisson(4.0, 400, 0)
+    assert first == _poisson(4.0, 400, 0) != _poisson(4.0, 400, 1)
+    assert first[0] == 0.0
+    assert 80 < first[-1] < 125  # 100 s are expected
+
+
+@pytest.mark.long
+@pytest.mark.automatic
+@pytest.mark.timeout(
+    400
+)  # two processes that import torch and a model class, maybe beside other tests
+def test_towers_and_brushes_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "images.json"
+    folders = ["--cache", str(tmp_path), "--output", str(output)]
+    images.main(["--quick", "--threads", "1", "--shapes", "qwen2.5-vl-least", *folders])
+    found, dtype = json.loads(output.read_text())["findings"], transformers_dtype("auto")
+    for tower in found["encoder"]["towers"]:
+        assert all(len(rounds) == 2 and min(rounds) > 0 for rounds in tower["seconds"].values())
+        assert tower["apart"][f"motet {dtype}"] < (1e-4 if dtype == "float32" else 0.1)
+        assert tower["apart"]["motet int8"] < 0.1
+    (pairs,) = found["diffusion"]["pairs"]
+    assert len(pairs["ours"]) == len(pairs["theirs"]) == 2
+    assert all(0 < seen < 1 for seen in pairs["preview"])
+    one, two = found["diffusion"]["loads"]
+    assert list(one["served"]) == [OURS, SERIAL]
+    assert list(two["served"]) == [OURS, SERIAL, FULL]
+    assert "Load average" in capsys.readouterr().out

@@ -1,0 +1,53 @@
+"""The benchmark that compares simulation and reality still runs: one short trace, no judgement of speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import planner
+from measures import Target
+from planner import QUICK, Figures, Pair, Plan, report, simulated, targets
+
+
+def test_figures_are_compared_by_trace() -> None:
+    real, made = Figures(1.0, 2.0, 100.0, 50.0), Figures(1.1, 1.0, 100.0, 60.0)
+    pairs = [Pair("steady", 0, 10, 0, 3.0, real, made, (2, 3))]
+    found = targets(pairs)
+    assert [(target.value, target.met) for target in found] == [
+        (pytest.approx(0.1), True),
+        (pytest.approx(0.5), False),
+        (0.0, True),
+        (pytest.approx(0.2), True),
+        (0, True),
+    ]
+    assert isinstance(found[0], Target)
+    assert "| steady | simulated | 10 | 1,100 | 1,000 | 100.0 | 60 | 3 |" in report(pairs)
+
+
+@pytest.mark.parametrize("trace", planner.TRACES)
+def test_the_traces_call_for_more_than_one_instance(trace: str) -> None:
+    """Else the planner would have nothing to do."""
+    plan = Plan()
+    outcome = simulated(plan, plan.traffic(trace, 0), 4.0)
+    assert outcome.replicas.most > 1
+    assert outcome.given_up == 0
+
+
+@pytest.mark.slow
+def test_a_short_trace_is_answered_as_the_simulation_has_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planner.main(["--quick", "--output", str(tmp_path / "planner.json")])
+    written = json.loads((tmp_path / "planner.json").read_text())
+    (pair,) = written["findings"]["pairs"]
+    assert pair["failed"] == 0
+    assert pair["requests"] == len(QUICK.traffic("bursts", 0))
+    assert pair["real"]["ttft_p50"] > 0
+    # Prompts cannot be prefilled faster than the engine does, and there is one instance at least, all the time.
+    assert pair["simulated"]["ttft_p50"] > 0
+    for how in ("real", "simulated"):
+        assert pair[how]["instance_seconds"] >= 0.9 * (QUICK.seconds - 1)
+    assert "bursts" in capsys.readouterr().out

@@ -1,0 +1,233 @@
+"""The benchmark of speech: what it computes, and that it runs from end to end on tiny models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import voice
+from llm import transformers_dtype
+from motet_shared.quantiles import quantile
+from voice_asr import WHISPER_PYTHON, AsrFindings, AsrPlan, Heard, asr_report, asr_targets
+from voice_checkpoint import whisper_checkpoint
+from voice_clips import clips
+from voice_speech import RATE, questions, spoken
+from voice_timing import measured
+from voice_tts import Stream, TtsFindings, tts_targets
+from voice_turns import (
+    AUDIBLE,
+    STAGES,
+    Interruption,
+    Loudspeaker,
+    Turn,
+    TurnsFindings,
+    TurnsPlan,
+    run_turns,
+    turns_report,
+    turns_targets,
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("bench")
+
+
+def tokens(runs: dict[str, Any]) -> list[int]:
+    return [token for clip in runs["said"] for token in clip]
+
+
+def heard(name: str, one: list[float], eight: list[float], said: list[int]) -> Heard:
+    """Of clips of 30 s: seconds of each round."""
+    found = Heard(name)
+    for alone, together in zip(one, eight, strict=True):
+        runs = [
+            {"seconds": 30.0, "batch": batch, "whole": [taken, 99.0, 0.1], "said": [said] * batch,
+             "parts": {"features": [0.01], "encoder": [0.02]}}
+            for batch, taken in ((1, alone), (8, together))
+        ]  # fmt: skip
+        found.take({"runs": runs, "note": ""})
+    return found
+
+
+def test_targets_compare_rounds_with_the_peers_that_are_there() -> None:
+    found = AsrFindings(
+        {
+            "motet int8": heard("motet int8", [1.0, 2.0, 1.0], [4.0, 4.0, 4.0], [1, 2, 3, 4]),
+            "faster-whisper int8": heard(
+                "faster-whisper int8", [2.0, 2.0, 2.0], [6.0, 6.0, 6.0], [1, 2, 9, 4]
+            ),
+        },
+        {"transformers pipeline, float32": "it failed"},
+    )
+    judged = {target.what: (target.value, target.met) for target in asr_targets(found, AsrPlan())}
+    assert judged == {
+        "motet int8 / faster-whisper int8, 1 × 30 s": (2.0, True),
+        "motet int8 / faster-whisper int8, 8 × 30 s": (1.5, False),
+    }
+    text = asr_report(found, AsrPlan(clips=((30.0, 4),)))
+    assert "| motet int8 | 100% | 30.0 | 60.0 |" in text
+    assert "| faster-whisper int8 | 75% | 15.0 | 40.0 |" in text
+    assert "10 / 20 / 970" in text
+    assert "* transformers pipeline, float32 is absent: it failed" in text
+
+
+def test_an_engine_that_says_too_little_is_no_comparison() -> None:
+    class Short:
+        def whole(self, sounds: list[Any], tokens: int) -> list[list[int]]:
+            return [[1] * (tokens - 1) for _ in sounds]
+
+        def parts(self, sounds: list[Any]) -> dict[str, float]:
+            return {"features": 0.0, "encoder": 0.0}
+
+        def describe(self) -> str:
+            return ""
+
+    task = {"checkpoints": [{"seconds": 1.0, "tokens": 4}], "batches": [2], "repeats": 1}
+    with pytest.raises(
+        RuntimeError, match=r"4 tokens were to be said of each of 2 clips, not \[3, 3\]"
+    ):
+        measured(lambda task: Short(), task, clips)  # type: ignore[arg-type, return-value]
+
+
+def test_clips_and_questions_are_always_the_same() -> None:
+    first, second = clips(2, 0.5)
+    assert len(first) == 8000
+    assert np.array_equal(first, clips(1, 0.5)[0])
+    assert not np.array_equal(first, second)
+    assert questions(9) == questions(9) != questions(9, seed=1)
+    pcm = np.frombuffer(spoken("What is two plus three?"), "<i2")
+    assert 0.6 < len(pcm) / RATE < 3
+    assert abs(int(pcm[-1200:].max())) > 300  # no silence behind it
+
+
+def test_a_checkpoint_is_made_once_and_says_as_much_as_it_is_told(cache: Path) -> None:
+    eight, nine = (
+        whisper_checkpoint("whisper-least", 8, cache),
+        whisper_checkpoint("whisper-least", 9, cache),
+    )
+    assert (eight / "model.safetensors").resolve() == (nine / "model.safetensors").resolve()
+    lengths = [
+        json.loads((folder / "generation_config.json").read_text())["max_length"]
+        for folder in (eight, nine)
+    ]
+    assert lengths == [8, 9]
+    made = (eight / "config.json").stat().st_mtime_ns
+    assert (
+        whisper_checkpoint("whisper-least", 8, cache) / "config.json"
+    ).stat().st_mtime_ns == made
+
+
+def test_the_first_loud_sample_is_heard_when_it_is_played() -> None:
+    quiet, loud = (
+        np.full(RATE // 10, AUDIBLE - 1, "<i2").tobytes(),
+        np.full(RATE // 10, -AUDIBLE, "<i2").tobytes(),
+    )
+    ahead, late = Loudspeaker(), Loudspeaker()
+    ahead.play(quiet, 5.0)
+    assert not ahead.audible
+    ahead.play(quiet + loud, 5.01)  # before the first piece was played
+    assert ahead.audible == pytest.approx(5.2)
+    late.play(quiet, 5.0)
+    late.play(loud, 7.0)
+    late.play(loud, 7.0)
+    assert late.audible == 7.0
+
+
+def test_turns_are_told_by_stage_and_one_without_a_sound_is_missed() -> None:
+    stages = dict(
+        zip(
+            ("speech ends", "transcript", "first text", "first audio", "audible"),
+            range(200, 700, 100),
+            strict=True,
+        )
+    )
+    answered = [Turn("?", {stage: float(at) for stage, at in stages.items()}) for _ in range(19)]
+    found = TurnsFindings(answered)
+    assert [target.met for target in turns_targets(found)] == [True, True]
+    assert "| audible |  | 600 | 600 | 100 | 100 |" in turns_report(found, TurnsPlan())
+    silent = {stage: at for stage, at in answered[0].stages.items() if stage != "audible"}
+    found.turns += [Turn("?", silent), Turn("?", silent)]
+    assert [target.met for target in turns_targets(found)] == [True, False]
+    assert "in 2 nothing was heard" in turns_report(found, TurnsPlan())
+
+
+def test_interruptions_are_judged_by_when_the_reply_stops() -> None:
+    turns = [Turn("?", dict.fromkeys(STAGES, 100.0))]
+    found = TurnsFindings(
+        turns, [Interruption(200.0, 20.0)] * 19 + [Interruption(300.0, 160.0)] * 2, too_late=3
+    )
+    barge_in = turns_targets(found)[-1]
+    assert (barge_in.value, barge_in.met) == (160.0, False)
+    report = turns_report(found, TurnsPlan())
+    assert "21 replies were spoken into; 3 more came when the reply was complete" in report
+    assert "| the reply has stopped, since that |  | 20 | 160 |" in report
+
+
+def test_speech_is_judged_by_stream() -> None:
+    found = TtsFindings(
+        {"pocket-tts": {1: [Stream(0.1, 1.0, 5.0)], 4: [Stream(0.4, 4.5, 5.0)] * 4}}
+    )
+    judged = {target.what: target.met for target in tts_targets(found)}
+    assert judged == {
+        "pocket-tts: real-time factor, 1 streams": True,
+        "pocket-tts: real-time factor, 4 streams": False,
+        "pocket-tts: first audio p50, alone": True,
+    }
+    assert quantile([1.0, 2.0], 0.5) == 1.0
+
+
+def test_without_models_that_hear_and_speak_no_turn_is_made_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("voice_turns.MODELS", tmp_path)
+    found = run_turns(TurnsPlan(asr="somewhere"))
+    assert (found.turns, found.missing) == ([], "pocket-tts are not in models/: give --tts FOLDER")
+    assert turns_targets(found) == []
+    assert "pocket-tts" in turns_report(found, TurnsPlan())
+
+
+@pytest.mark.long
+@pytest.mark.automatic
+def test_recognizers_and_voices_are_measured(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(WHISPER_PYTHON, "/usr/bin/false")
+    output = tmp_path / "voice.json"
+    only = ["--only", "asr", "tts", "--cache", str(cache), "--output", str(output)]
+    voice.main(
+        [
+            "--quick",
+            "--threads",
+            "1",
+            "--engines",
+            "motet float32",
+            "transformers",
+            "faster-whisper int8",
+            *only,
+        ]
+    )
+    found = json.loads(output.read_text())["findings"]
+    dtype = transformers_dtype("auto")
+    peers = ("motet float32", f"transformers pipeline, {dtype}")
+    ours, theirs = (found["asr"]["heard"][name]["runs"] for name in peers)
+    assert list(ours) == ["1 × 1 s", "2 × 1 s", "1 × 4 s", "2 × 4 s"]
+    if dtype == "float32":  # rounded to 16 bits, a random model may prefer other words
+        assert {load: tokens(ours[load]) for load in ours} == {
+            load: tokens(theirs[load]) for load in theirs
+        }
+    for runs in ours.values():
+        assert 0 < runs["features"][0] < runs["whole"][0]
+    assert list(found["asr"]["missing"]) == ["faster-whisper int8"]
+    (streams,) = found["tts"]["spoken"].values()
+    assert [len(rows) for rows in streams.values()] == [1, 2]
+    assert all(
+        0 < row["first"] <= row["last"] and row["speech"] > 0.5
+        for rows in streams.values()
+        for row in rows
+    )
+    assert "Load average" in capsys.readouterr().out

@@ -1,0 +1,159 @@
+"""The pocket-embed recipe in small: cases, training, a folder that the service and transformers load alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from random import Random
+
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from embed_data import HELD_OUT_SEEDS, Case, altered, case, exchanged, held_out, rewritten, told
+from embed_evaluate import Reader, retrieval
+from pocket_embed import Recipe, Trainer, contrast, vectors
+from world import Scene, Thing, sample_scene
+
+TINY = Recipe(
+    width=32,
+    layers=2,
+    heads=4,
+    inner=48,
+    vocabulary=600,
+    tokenizer_cases=60,
+    batch=8,
+    steps=30,
+    warmup=4,
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("embed")
+    trainer = Trainer(TINY)
+    reports = trainer.run(folder / "state" / "state.pt")
+    assert sum(report.loss for report in reports[-5:]) < 0.9 * sum(
+        report.loss for report in reports[:5]
+    )
+    trainer.export(folder / "model")
+    return folder / "model"
+
+
+def test_cases_are_functions_of_seed_and_index() -> None:
+    cases = [case(50, index) for index in range(40)]
+    assert cases == [case(50, index) for index in range(40)]
+    assert {one.kind for one in cases} == {"world", "general"}
+    assert all(one.text != one.near for one in cases)
+    assert sum(one.text != one.same for one in cases) > 36
+    with pytest.raises(ValueError, match="held out"):
+        case(HELD_OUT_SEEDS.start, 0)
+
+
+def test_held_out_cases_are_none_of_those() -> None:
+    for kind in ("world", "general"):
+        kept = list(held_out(kind, 20))
+        assert {one.kind for one in kept} == {kind}
+        assert len({one.text for one in kept}) == 20
+        assert kept[:3] == list(held_out(kind, 3))
+
+
+def test_a_scene_that_is_altered_reads_differently() -> None:
+    for seed in range(60):
+        rng = Random(seed)
+        scene = sample_scene(rng, least=2)
+        assert altered(scene, rng) != scene
+    red, blue = Thing(shape="star", colour="red"), Thing(shape="circle", colour="blue", column=2)
+    row = Scene(things=(red, blue))
+    texts = {told(row, Random(seed)).lower().rstrip(".") for seed in range(80)}
+    assert {
+        "from right to left: a blue circle and a red star",
+        "a red star is left of a blue circle",
+    } <= texts
+    assert not any(text.startswith("from right to left: a red") for text in texts)
+
+
+def test_general_sentences_in_other_words() -> None:
+    texts = {
+        rewritten("She did not begin because we have four apples.", Random(seed)).lower()
+        for seed in range(200)
+    }
+    assert "because we have four apples, she didn't start." in texts
+    assert any("4 apples" in text for text in texts)
+    assert exchanged("So it is.", Random(1)) is None
+    changed = exchanged("The apple is green.", Random(1))
+    assert changed is not None
+    assert changed != "The apple is green."
+
+
+def test_the_loss_wants_the_other_wording_nearest() -> None:
+    same = torch.nn.functional.normalize(
+        torch.randn(6, 16, generator=torch.Generator().manual_seed(1))
+    )
+    good, right = contrast(same, same, -same, 0.05)
+    bad, wrong = contrast(same, -same, same, 0.05)
+    assert (float(right), float(wrong)) == (1.0, 0.0)
+    assert float(good) < 0.1 < float(bad)
+
+
+def test_the_real_size_is_within_its_bounds() -> None:
+    trainer = Trainer(replace(Recipe(), tokenizer_cases=200))
+    assert sum(parameter.numel() for parameter in trainer.model.parameters()) <= 3_000_000
+    assert len(trainer.tokenizer) <= Recipe.vocabulary
+    texts = [case(50, index).text for index in range(50)]
+    read = trainer.tokenizer(texts).input_ids
+    assert not any(trainer.tokenizer.unk_token_id in ids for ids in read)
+    assert max(map(len, read)) <= Recipe.context
+    words = sum(len(text.split()) for text in texts)
+    assert sum(map(len, read)) < 2 * words, "most words are one token"
+
+
+def test_a_run_that_is_resumed_takes_the_course_of_one_that_is_not(tmp_path: Path) -> None:
+    undisturbed = Trainer(TINY, steps=6)
+    due = [undisturbed.train_step(step) for step in undisturbed.batches()]
+    first = Trainer(TINY, steps=6)
+    seen = [first.train_step(step) for step in islice(first.batches(), 3)]
+    first.save_state(tmp_path / "state.pt")
+    resumed = Trainer(TINY, steps=6)
+    resumed.load_state(tmp_path / "state.pt")
+    seen += [resumed.train_step(step) for step in resumed.batches()]
+    assert [one.loss for one in seen] == pytest.approx([one.loss for one in due], rel=1e-4)
+
+
+def test_the_service_and_transformers_read_the_folder_alike(trained: Path) -> None:
+    assert json.loads((trained / "config.json").read_text())["architectures"] == ["BertModel"]
+    texts = [text for one in held_out("world", 3) for text in (one.text, one.same)]
+    model, tokenizer = (
+        AutoModel.from_pretrained(trained, dtype=torch.float32),
+        AutoTokenizer.from_pretrained(trained),
+    )
+    with torch.no_grad():
+        due = vectors(model, tokenizer, texts)
+    torch.testing.assert_close(Reader(trained).vectors(texts), due, atol=1e-5, rtol=0)
+
+
+def test_held_out_retrieval_is_measured(trained: Path) -> None:
+    reader = Reader(trained)
+    found = retrieval(reader, "world", 12)
+    assert 1 / 24 < found["first"] <= 1, "even a little training is better than chance"
+    assert 0 <= found["near"] <= 1
+
+
+def test_a_perfect_reader_scores_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [Case("world", f"a{n}", f"b{n}", f"c{n}") for n in range(5)]
+    monkeypatch.setattr("embed_evaluate.held_out", lambda kind, count: cases[:count])
+
+    class Perfect:
+        def vectors(self, texts: list[str]) -> torch.Tensor:
+            return torch.stack(
+                [torch.eye(10)[int(text[1:]) + 5 * (text[0] == "c")] for text in texts]
+            )
+
+    assert retrieval(Perfect(), "world", 5) == {"first": 1.0, "near": 1.0}  # type: ignore[arg-type]

@@ -1,0 +1,163 @@
+"""What every recipe's training does: rates, updates, a state that outlives the process, and an end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from muon import orthogonalize
+from training import Schedule, Training, readable
+
+STEPS = 6
+
+
+class Lines(Training[torch.Tensor, float]):
+    """Learns to double numbers."""
+
+    def __init__(self, steps: int = STEPS, breaks_at: int = -1) -> None:
+        torch.manual_seed(3)
+        module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+        super().__init__(
+            module, Schedule(steps=steps, warmup=2, decay=0.01), matrix_lr=0.02, other_lr=0.01
+        )
+        self.breaks_at = breaks_at
+
+    def batches(self) -> Iterator[torch.Tensor]:
+        while self.step < self.schedule.steps:
+            yield torch.randn(8, 4, generator=torch.Generator().manual_seed(self.step))
+
+    def train_step(self, batch: torch.Tensor) -> float:
+        if self.step == self.breaks_at:
+            raise RuntimeError("out of numbers")
+        loss = (self.learnt(batch) - 2 * batch).square().mean()
+        loss.backward()
+        self.update()
+        return float(loss.detach())
+
+    def progress(self, reports: Sequence[float], seconds: float) -> str:
+        return f"{self.step}: {len(reports)} steps, {seconds >= 0}"
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "state.pt"
+
+
+def test_a_run_ends_with_its_schedule_and_says_where_it_is(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(Lines().run(state, log=2)) == STEPS
+    assert capsys.readouterr().out.splitlines() == [f"{step}: 2 steps, True" for step in (2, 4, 6)]
+
+
+def test_a_run_that_is_resumed_takes_the_course_of_one_that_is_not(state: Path) -> None:
+    undisturbed = Lines().run(state)
+    first = Lines(steps=3).run(state)
+    resumed = Lines()
+    resumed.load_state(state)
+    assert resumed.step == 3
+    assert first + resumed.run(state) == undisturbed
+
+
+def test_the_state_has_the_names_that_older_ones_have(state: Path) -> None:
+    trainer = Lines()
+    trainer.run(state)
+    saved = torch.load(state, weights_only=True)
+    assert set(saved) == {"step", "model", "optimizers"}
+    assert saved["step"] == STEPS
+    assert set(saved["model"]) == set(trainer.learnt.state_dict())
+    assert len(saved["optimizers"]) == 2
+    trainer.saved_as = "part"
+    trainer.save_state(state)
+    assert set(torch.load(state, weights_only=True)) == {"step", "part", "optimizers"}
+    assert [path.name for path in state.parent.iterdir()] == [state.name], (
+        "nothing else is left behind"
+    )
+
+
+def test_the_state_is_saved_when_a_step_fails(state: Path) -> None:
+    with pytest.raises(RuntimeError, match="out of numbers"):
+        Lines(breaks_at=4).run(state)
+    resumed = Lines()
+    resumed.load_state(state)
+    assert resumed.step == 4
+    assert len(resumed.run(state)) == STEPS - 4
+
+
+def test_the_state_is_saved_on_the_way(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, saved = Lines(), []
+    monkeypatch.setattr(trainer, "save_state", lambda path: saved.append(trainer.step))
+    trainer.run(state, every=0.0)
+    assert saved == [*range(1, STEPS + 1), STEPS]
+
+
+def test_a_file_stop_ends_a_run_after_a_step(state: Path) -> None:
+    state.parent.mkdir()
+    (state.parent / "stop").touch()
+    assert len(Lines().run(state)) == 1
+    assert torch.load(state, weights_only=True)["step"] == 1
+
+
+def test_a_process_that_does_not_lead_keeps_nothing(
+    state: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follower = Lines()
+    follower.leads = False
+    assert len(follower.run(state, every=0.0, log=1)) == STEPS
+    assert not state.exists()
+    assert not capsys.readouterr().out
+
+
+def test_rates_follow_the_schedule_from_their_peaks(state: Path) -> None:
+    trainer = Lines()
+    batch = next(trainer.batches())
+    trainer.train_step(batch)
+    rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    assert rates == pytest.approx([0.02 / 2, 0.01 / 2]), "the first of two steps of warm-up"
+    trainer.learnt(batch).sum().backward()
+    trainer.update(rate=0.1)
+    rates = [group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    assert rates == pytest.approx([0.002, 0.001])
+    assert all(parameter.grad is None for parameter in trainer.learnt.parameters())
+
+
+def test_a_folder_is_made_readable(tmp_path: Path) -> None:
+    (tmp_path / "weights").touch(mode=0o600)
+    readable(tmp_path)
+    assert (tmp_path / "weights").stat().st_mode & 0o777 == 0o644
+
+
+def test_schedule_warms_up_stays_and_decays_to_zero() -> None:
+    schedule = Schedule(steps=100, warmup=10, decay=0.2)
+    factors = [schedule.at(step) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1)
+    assert set(factors[9:81]) == {1.0}
+    assert factors[80:] == sorted(factors[80:], reverse=True)
+    assert 0 < factors[-1] < 0.1
+
+
+def test_schedule_falls_again_after_each_restart() -> None:
+    restarts = ((100, 0.5), (200, 0.2))
+    plain, again = (
+        Schedule(steps=steps, warmup=10, decay=0.2, restarts=restarts) for steps in (100, 300)
+    )
+    assert [again.at(step) for step in range(100)] == [plain.at(step) for step in range(100)]
+    assert again.at(100) == pytest.approx(0.05)
+    assert again.at(150) == pytest.approx(0.25)
+    assert 0 < again.at(199) < 0.01
+    assert again.at(250) == pytest.approx(0.1)
+    assert 0 < again.at(299) < 0.01
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 40), (2, 40, 16)])
+def test_muon_updates_are_nearly_semi_orthogonal(shape: tuple[int, int, int]) -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalize(torch.randn(*shape)))
+    assert float(values.min()) > 0.5
+    assert float(values.max()) < 1.4

@@ -1,0 +1,266 @@
+"""Cutting and stitching: a long recording loses no word and says none twice; what is stable stays."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from motet_asr.engine.request import Piece, Word
+from motet_asr.transcription.live import Agreement
+from motet_asr.transcription.stitch import join
+from motet_asr.transcription.windows import Marks, Window, cut, spoken
+from motet_shared.errors import BadRequest
+
+RATE = 16_000
+CALM = settings(deadline=None, max_examples=60)
+TEXTS = ("no", "no", "yes", "red", "circle", "a", "the", "square")
+
+
+def speech(pattern: list[tuple[bool, float]], seed: int = 0, gain: float = 0.1) -> Any:
+    """Noise where somebody talks, quiet hiss where nobody does: (talks, seconds) in turn."""
+    generator = np.random.default_rng(seed)
+    parts = [
+        generator.standard_normal(round(s * RATE)) * (gain if talks else gain / 300)
+        for talks, s in pattern
+    ]
+    return np.concatenate(parts).astype(np.float32)
+
+
+# ------------------------------------------------------------------------------------------------------------ cutting
+@CALM
+@given(
+    st.lists(st.tuples(st.booleans(), st.floats(0.05, 7)), min_size=1, max_size=14),
+    st.sampled_from([2.0, 6.0, 12.0, 30.0]),
+    st.sampled_from([0.002, 0.1, 3.0]),
+)
+def test_windows_cover_everything_and_are_never_too_long(
+    pattern: list[tuple[bool, float]], longest: float, gain: float
+) -> None:
+    audio = speech(pattern, gain=gain)
+    assert_covers(cut(audio, longest), audio, longest)
+
+
+def assert_covers(windows: list[Window], audio: Any, longest: float) -> None:
+    """Every sample is in some window, in order, and none that is to be heard is too long."""
+    assert windows[0].start == 0
+    assert windows[-1].end == len(audio) / RATE
+    assert [window.index for window in windows] == list(range(len(windows)))
+    for window in windows:
+        assert window.seconds > 0
+        assert window.silent or window.seconds <= longest + 1e-9
+        assert window.silent or len(window.of(audio)) <= longest * RATE + 1
+    for before, after in pairwise(windows):
+        assert after.start == before.end - after.overlap
+        assert after.end > before.end
+
+
+@st.composite
+def spans(draw: st.DrawFn) -> list[tuple[float, float]]:
+    found, now = [], 0.0
+    for _ in range(draw(st.integers(0, 12))):
+        start = now + draw(st.sampled_from([0.1, 0.3, 0.6, 2.0, 5.0, 20.0]))
+        now = start + draw(st.sampled_from([0.05, 0.5, 3.0, 8.0]))
+        found.append((round(start, 3), round(now, 3)))
+    return found
+
+
+@CALM
+@given(spans(), st.floats(0.01, 9.0), st.sampled_from([2.0, 6.0, 12.0, 30.0]))
+def test_marked_speech_is_heard_and_long_silences_are_not(
+    marked: list[tuple[float, float]], after: float, longest: float
+) -> None:
+    """Whatever the level says: all of this is noise of one loudness."""
+    total = (marked[-1][1] if marked else 0.0) + after
+    audio = speech([(True, total)])
+    windows = cut(audio, longest, spoken(marked))
+    assert_covers(windows, audio, longest)
+    heard = [window for window in windows if not window.silent]
+    for start, end in marked:
+        first = min(
+            (window for window in heard if window.end > start), key=lambda window: window.start
+        )
+        assert first.start <= start
+        assert any(window.start < end <= window.end + 1e-6 for window in heard)
+        for moment in np.arange(start, end, 0.1):
+            assert any(window.start <= moment <= window.end for window in heard)
+    for window in windows[1:]:
+        if not window.overlap and not window.silent:
+            assert not any(start + 0.02 < window.start < end - 0.02 for start, end in marked), (
+                "no cut falls into speech"
+            )
+    silence = [
+        b - a
+        for a, b in zip(
+            [0.0, *(e for _, e in marked)], [*(s for s, _ in marked), total], strict=True
+        )
+    ]
+    unheard = sum(window.seconds for window in windows if window.silent)
+    assert unheard >= sum(gap - 0.9 for gap in silence if gap > 4.0) - 1e-6
+
+
+@pytest.mark.parametrize(
+    "wrong", [(2.0, 1.0), (-1.0, 1.0), (float("nan"), 1.0), (0.0, float("inf"))]
+)
+def test_what_is_no_span_is_refused(wrong: tuple[float, float]) -> None:
+    with pytest.raises(BadRequest, match="speech") as refused:
+        spoken([(0.0, 0.5), wrong])
+    assert refused.value.param == "speech"
+
+
+def test_cuts_fall_into_pauses_and_overlap_only_without_one() -> None:
+    talk = [(True, 4.0), (False, 0.5)]
+    windows = cut(speech(talk * 6), 10.0)
+    assert len(windows) > 2
+    for window in windows[1:]:
+        assert window.overlap == 0
+        assert 4.0 <= window.start % 4.5 <= 4.5
+    breathless = cut(speech([(True, 25.0)]), 10.0)
+    assert [window.overlap for window in breathless] == [0, 2.5, 2.5]
+    assert not any(window.silent for window in breathless)
+
+
+def test_silence_and_clipping() -> None:
+    assert [window.silent for window in cut(np.zeros(RATE * 2, np.float32), 1.5)] == [True, True]
+    assert [
+        window.seconds for window in cut(np.zeros(RATE * 90, np.float32), 2.0) if window.silent
+    ] == [90.0]
+    [whisper] = cut(speech([(True, 1.0)], gain=0.004), 2.0)
+    assert not whisper.silent
+    clipped = np.clip(speech([(True, 4.0), (False, 0.6), (True, 4.0)], gain=50.0), -1, 1)
+    [first, second] = cut(clipped, 6.0)
+    assert 4.0 < first.end < 4.6
+    assert second.overlap == 0
+
+
+def test_a_rule_of_one_s_own_may_mark_speech() -> None:
+    audio = speech([(True, 9.0)])
+    talks = np.ones(450, dtype=bool)
+    talks[150:170] = False
+    assert cut(audio, 5.0, lambda _: Marks(talks, np.zeros(450, dtype=bool)))[0].end == 3.2
+
+
+# ---------------------------------------------------------------------------------------------------------- stitching
+@st.composite
+def streams(draw: st.DrawFn) -> list[Word]:
+    """Words as they were really spoken: any of few texts, so that many repeat."""
+    words, now = [], draw(st.floats(0, 0.5))
+    for _ in range(draw(st.integers(3, 60))):
+        length = draw(st.floats(0.15, 0.6))
+        words.append(Word(" " + draw(st.sampled_from(TEXTS)), now, now + length))
+        now += length + draw(st.sampled_from([0.05, 0.05, 0.3]))
+    return words
+
+
+def heard_in(words: list[Word], window: Window, draw: Any) -> list[Piece]:
+    """What a recognizer makes of a window: whole words right but a little displaced, torn ones missing or wrong."""
+    found = []
+    for word in words:
+        if window.start <= word.start and word.end <= window.end:
+            found.append(word.moved(draw(st.floats(-0.06, 0.06))))
+        elif (
+            word.end > window.start + 0.05
+            and word.start < window.end - 0.05
+            and draw(st.booleans())
+        ):
+            start, end = max(word.start, window.start), min(word.end, window.end)
+            found.append(
+                Word(draw(st.sampled_from([" torn", word.text, word.text[:2]])), start, end)
+            )
+    pieces = []
+    while found:
+        count = draw(st.integers(1, len(found)))
+        part, found = found[:count], found[count:]
+        pieces.append(Piece("".join(w.text for w in part), part[0].start, part[-1].end, [], part))
+    return pieces
+
+
+@settings(deadline=None, max_examples=150)
+@given(streams(), st.sampled_from([6.0, 10.0]), st.data())
+def test_stitching_neither_loses_nor_doubles_a_word(
+    words: list[Word], longest: float, data: st.DataObject
+) -> None:
+    total, overlap = words[-1].end, longest / 3
+    windows: list[Window] = []
+    start = 0.0
+    while True:
+        windows.append(
+            Window(len(windows), start, min(start + longest, total), overlap if start else 0.0)
+        )
+        if windows[-1].end >= total:
+            break
+        start = windows[-1].end - overlap
+    said: list[Piece] = []
+    for window in windows:
+        pieces = heard_in(words, window, data.draw)
+        if window.overlap:
+            said, pieces = join(said, pieces, window.start, window.start + window.overlap)
+        said = said + pieces
+    assert "".join(piece.text for piece in said) == "".join(word.text for word in words)
+    assert all("".join(word.text for word in piece.words) == piece.text for piece in said)
+
+
+def test_an_overlap_that_only_one_has_heard_is_kept() -> None:
+    word = Word(" red", 5.0, 5.4)
+    piece = Piece(" red", 5.0, 5.4, [7], [word])
+    assert join([piece], [], 4.0, 6.0) == ([piece], [])
+    assert join([], [piece], 4.0, 6.0) == ([], [piece])
+
+
+def test_words_that_do_not_match_are_taken_by_their_time() -> None:
+    early = Piece(" a b", 4.0, 5.9, [], [Word(" a", 4.0, 4.4), Word(" b", 5.5, 5.9)])
+    late = Piece(" c d", 4.1, 5.8, [], [Word(" c", 4.1, 4.5), Word(" d", 5.4, 5.8)])
+    left, right = join([early], [late], 4.0, 6.0)
+    assert [piece.text for piece in left + right] == [" a", " d"]
+
+
+# ------------------------------------------------------------------------------------------------------------- stable
+@settings(deadline=None, max_examples=150)
+@given(streams(), st.data())
+def test_the_stable_prefix_only_grows(words: list[Word], data: st.DataObject) -> None:
+    """Whatever the hearings say: changing words, words that vanish, times that jump."""
+    agreement, before, shown = Agreement(), "", ""
+    for _ in range(data.draw(st.integers(1, 12))):
+        count = data.draw(st.integers(0, len(words)))
+        hearing = [
+            Word(data.draw(st.sampled_from(TEXTS)), word.start, word.end)
+            if data.draw(st.booleans())
+            else word
+            for word in words[:count]
+        ]
+        if data.draw(st.integers(0, 5)) == 0:
+            agreement.settle(hearing, data.draw(st.floats(0, words[-1].end)))
+        else:
+            agreement.hear(hearing)
+        shown = agreement.stable_text
+        assert shown.startswith(before)
+        before = shown
+    agreement.finish()
+    assert agreement.stable_text.startswith(shown)
+    assert agreement.tail_text == ""
+
+
+@CALM
+@given(streams(), st.data())
+def test_what_two_hearings_agree_on_becomes_stable(words: list[Word], data: st.DataObject) -> None:
+    """A recognizer that is right except about its last word: the stable text is right, and at the end it is all."""
+    agreement = Agreement()
+    for count in range(1, len(words) + 1):
+        wrong = Word(
+            " " + data.draw(st.sampled_from(["um", "er", "ah"])) + str(count),
+            *_times(words[count - 1]),
+        )
+        agreement.hear([*words[: count - 1], wrong])
+        text = "".join(word.text for word in words)
+        assert text.startswith(agreement.stable_text)
+        assert len(agreement.stable) >= count - 2
+    agreement.settle(words, float("inf"))
+    assert agreement.stable_text == "".join(word.text for word in words)
+
+
+def _times(word: Word) -> tuple[float, float]:
+    return word.start, word.end

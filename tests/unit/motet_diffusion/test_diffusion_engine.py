@@ -1,0 +1,474 @@
+"""The diffusion engine draws diffusers' pictures: alone, in company, changed, taken up again, come who may."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting, DiffusionPipeline
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from motet_diffusion.config import EngineConfig
+from motet_diffusion.engine.denoise_loop import preview_steps
+from motet_diffusion.engine.engine import Engine
+from motet_diffusion.engine.request import Done, Drawing, Key
+from motet_diffusion.pipeline.estimate import estimate
+from motet_diffusion.pipeline.rules import OWN_DEFAULTS, own_defaults
+from motet_shared.errors import (
+    BadRequest,
+    ConfigError,
+    InternalError,
+    MotetError,
+    Overloaded,
+    PayloadTooLarge,
+)
+from support import diffusion_checkpoints
+from support.diffusion_book import Pixels, Sketchbook, assert_alike
+from support.diffusion_checkpoints import FAMILIES, SCHEDULERS, SIZE
+
+STEPS = 5
+RED = Drawing(prompt="red circle", steps=STEPS, seed=3)
+COMPANY = (
+    replace(RED, seed=4, guidance_scale=1.0),
+    replace(RED, prompt="blue", width=2 * SIZE, steps=3),
+    replace(RED, prompt="two stars", steps=7, guidance_scale=3.0, seed=9),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Checkpoints by family and options, each made once."""
+    made: dict[Any, Path] = {}
+
+    def make(family: str = "sd", **options: Any) -> Path:
+        key = (family, *sorted(options.items()))
+        if key not in made:
+            made[key] = FAMILIES[family](tmp_path_factory.mktemp(family) / "model", **options)
+        return made[key]
+
+    return make
+
+
+def reference(path: Path, drawing: Drawing, auto: Any = None, **arguments: Any) -> Pixels:
+    """What diffusers itself draws."""
+    left_out = (
+        {"text_encoder_3": None, "tokenizer_3": None} if path.parent.name.startswith("sd3") else {}
+    )
+    pipeline = DiffusionPipeline.from_pretrained(path, low_cpu_mem_usage=False, **left_out)
+    if type(pipeline).__name__.startswith("PixArt"):
+        arguments |= {"use_resolution_binning": False, "clean_caption": False}
+    if auto is not None:
+        pipeline = auto.from_pipe(pipeline)
+    if drawing.guidance_scale is not None:
+        arguments["guidance_scale"] = drawing.guidance_scale
+    if drawing.negative_prompt:
+        arguments["negative_prompt"] = drawing.negative_prompt
+    pipeline.set_progress_bar_config(disable=True)
+    images = pipeline(
+        prompt=drawing.prompt,
+        width=drawing.width or SIZE,
+        height=drawing.height or SIZE,
+        num_inference_steps=drawing.steps,
+        generator=torch.Generator().manual_seed(drawing.seed),
+        output_type="np",
+        **arguments,
+    ).images
+    return (images[0] * 255).round().astype(np.int64)
+
+
+def sized(drawing: Drawing) -> Drawing:
+    return replace(drawing, width=drawing.width or SIZE, height=drawing.height or SIZE)
+
+
+# ------------------------------------------------------------------------------------------------------------ exactness
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_draws_what_diffusers_draws_alone_and_in_company(
+    folder: Callable[..., Path], family: str
+) -> None:
+    path = folder(family)
+    drawing = sized(RED)
+    wanted = reference(path, drawing)
+    assert wanted.std() > 5  # a picture, no surface
+    with Sketchbook(path) as book:
+        (alone,) = book.draw(drawing)
+        assert_alike(alone, wanted)
+        passes = book.engine.passes
+        first, *_, last = book.draw(drawing, *map(sized, COMPANY), drawing)
+        assert_alike(first, wanted)
+        assert_alike(last, wanted)
+        together = book.engine.passes - passes
+        assert together < STEPS * 2 + 3 + 7 + STEPS  # what each alone would take
+
+
+@pytest.mark.long(after=3)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_every_scheduler_and_guidance(folder: Callable[..., Path], scheduler: str) -> None:
+    path = folder("sd", scheduler=scheduler)
+    drawings = [
+        replace(RED, guidance_scale=0.0),
+        replace(RED, guidance_scale=4.0, negative_prompt="blue star", steps=4),
+        replace(RED, height=2 * SIZE),
+    ]
+    with Sketchbook(path) as book:
+        for drawing, drawn in zip(drawings, book.draw(*drawings), strict=True):
+            assert_alike(drawn, reference(path, drawing))
+
+
+@pytest.mark.parametrize("family", ["sd", "sdxl", "sd3", "flux"])
+def test_pictures_are_changed_wholly_and_in_part(folder: Callable[..., Path], family: str) -> None:
+    path = folder(family)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), np.uint8))
+    mask = Image.fromarray(np.repeat(np.array([[0, 255]], np.uint8), SIZE, 0).repeat(SIZE // 2, 1))
+    change = replace(sized(RED), image=image, strength=0.8)
+    fill = replace(change, mask=mask)
+    given = {"image": image, "strength": 0.8}
+    with Sketchbook(path) as book:
+        changed, filled, _ = book.draw(change, fill, sized(RED))
+    assert_alike(changed, reference(path, change, AutoPipelineForImage2Image, **given))
+    assert_alike(filled, reference(path, fill, AutoPipelineForInpainting, mask_image=mask, **given))
+    assert np.abs(changed - filled).max() > 5
+
+
+def test_a_family_that_only_draws_is_entered_in_its_middle(folder: Callable[..., Path]) -> None:
+    """PixArt: diffusers has no pipeline to compare with, but its own takes latents and times."""
+    path = folder("pixart")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), np.uint8))
+    change = replace(sized(RED), image=image, strength=0.6, steps=10, checkpoint_every=2)
+    nothing, all_of_it = (
+        replace(change, mask=Image.new("L", (SIZE, SIZE), value)) for value in (0, 255)
+    )
+    with Sketchbook(path) as book:
+        changed, kept, filled = book.draw(change, nothing, all_of_it)
+        (half,) = [step for step in book.steps(0) if step.step == 4]
+        (again,) = book.draw(replace(change, resume=half.checkpoint, resume_step=4))
+    pipeline = DiffusionPipeline.from_pretrained(path, low_cpu_mem_usage=False)
+    with torch.no_grad():
+        pixels = pipeline.image_processor.preprocess(image)
+        latents = (
+            pipeline.vae.encode(pixels).latent_dist.mode() * pipeline.vae.config.scaling_factor
+        )
+        decoded = pipeline.vae.decode(latents / pipeline.vae.config.scaling_factor).sample
+    same = pipeline.image_processor.postprocess(decoded, output_type="np")[0]
+    assert_alike(kept, (same * 255).round().astype(np.int64))
+    generator = torch.Generator().manual_seed(change.seed)
+    noise = torch.randn(latents.shape, generator=generator)
+    pipeline.scheduler.set_timesteps(10)
+    times = pipeline.scheduler.timesteps[-6:]
+    noisy = pipeline.scheduler.add_noise(latents, noise, times[:1])
+    assert_alike(changed, reference(path, change, latents=noisy, timesteps=times.tolist()))
+    assert_alike(filled, changed)
+    assert (again == changed).all()
+    assert np.abs(changed - kept).max() > 5
+
+
+@pytest.mark.long(after=3)
+@pytest.mark.parametrize(
+    ("family", "scheduler"), [("sd", name) for name in SCHEDULERS] + [("sd3", ""), ("pixart", "")]
+)
+def test_a_picture_goes_on_from_any_checkpoint(
+    folder: Callable[..., Path], family: str, scheduler: str
+) -> None:
+    """To the bit: what a scheduler remembers, and the generator, are part of the checkpoint."""
+    path = folder(family, **({"scheduler": scheduler} if scheduler else {}))
+    drawing = replace(sized(RED), checkpoint_every=1)
+    with Sketchbook(path) as book:
+        (whole,) = book.draw(drawing)
+        checkpoints = {step.step: step.checkpoint for step in book.steps(0) if step.checkpoint}
+        last = book.steps(0)[-1].step
+        assert sorted(checkpoints) == list(range(1, last))
+    with Sketchbook(path) as other:
+        for step, data in checkpoints.items():
+            passes = other.engine.passes
+            (again,) = other.draw(replace(drawing, resume=data, resume_step=step))
+            assert (again == whole).all()
+            assert other.engine.passes - passes == last - step
+            assert [event.step for event in other.steps(0)] == list(range(step + 1, last + 1))
+
+
+def test_a_changed_picture_goes_on_too(folder: Callable[..., Path]) -> None:
+    image = Image.new("RGB", (SIZE, SIZE), "red")
+    drawing = replace(
+        RED, image=image, mask=Image.new("L", (SIZE, SIZE), 255), strength=0.8, checkpoint_every=2
+    )
+    with Sketchbook(folder("sd", scheduler="dpm")) as book:
+        (whole,) = book.draw(drawing)
+        (middle,) = [step for step in book.steps(0) if step.checkpoint]
+        (again,) = book.draw(replace(drawing, resume=middle.checkpoint, resume_step=middle.step))
+    assert (again == whole).all()
+
+
+# ------------------------------------------------------------------------------------------------------ come and go
+@given(st.data())
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_whoever_joins_and_leaves_the_others_do_not_notice(
+    folder: Callable[..., Path], data: st.DataObject
+) -> None:
+    path = folder("sd")
+    choices = [RED, *COMPANY]
+    with Sketchbook(path, max_running=4) as book:
+        wanted = [book.draw(choice)[0] for choice in choices]
+        book.events = []
+        running: dict[Key, int] = {}
+        cancelled: set[Key] = set()
+        for number in range(data.draw(st.integers(3, 8), label="pictures")):
+            which = data.draw(st.integers(0, len(choices) - 1), label="which")
+            book.engine.add(number, choices[which])
+            running[number] = which
+            for _ in range(data.draw(st.integers(0, 6), label="steps before the next")):
+                book.engine.step()
+            if data.draw(st.booleans(), label="does one leave?"):
+                gone = data.draw(st.sampled_from(sorted(running.keys() - cancelled)), label="who")  # type: ignore[type-var]
+                book.engine.cancel(gone)
+                cancelled.add(gone)
+            if not running.keys() - cancelled:
+                break
+        book.until(lambda: not book.engine.has_work)
+        book.look()
+        for key in running.keys() - cancelled:
+            assert_alike(book.picture(key), wanted[running[key]])
+
+
+def test_a_cancelled_picture_is_in_no_further_pass(folder: Callable[..., Path]) -> None:
+    with Sketchbook(folder("sd"), max_running=2) as book:
+        book.engine.add("long", replace(RED, steps=150))
+        book.engine.add("short", RED)
+        book.engine.add("next", RED)
+        book.until(lambda: len(book.steps("long")) >= 3)
+        book.engine.cancel("long")
+        steps = len(book.steps("long"))
+        book.until(lambda: not book.engine.has_work)
+        book.look()
+        assert len(book.steps("long")) <= steps + 1  # one may just have been told
+        assert not [
+            event for event in book.events if isinstance(event, Done) and event.key == "long"
+        ]
+        assert_alike(book.picture("short"), book.picture("next"))
+        book.engine.cancel("long")  # again, and unknown: nothing happens
+        book.engine.cancel("never")
+
+
+def test_one_bad_request_in_a_batch_spoils_no_other(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The denoiser fails on whatever holds a seed's noise; the others in its batch are computed without it."""
+    with Sketchbook(folder("sd")) as book:
+        (wanted,) = book.draw(RED)
+        noise = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(66))
+        forward = book.engine.studio.denoiser.forward
+
+        def touchy(sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if any(torch.allclose(row, noise[0], atol=1e-3) for row in sample):
+                raise RuntimeError("not this one")
+            return forward(sample, *args, **kwargs)
+
+        monkeypatch.setattr(book.engine.studio.denoiser, "forward", touchy)
+        for key, drawing in {
+            "good": RED,
+            "bad": replace(RED, seed=66),
+            "too": replace(RED, seed=5),
+        }.items():
+            book.engine.add(key, drawing)
+        book.events = []
+        book.until(lambda: not book.engine.has_work)
+        book.look()
+        assert_alike(book.picture("good"), wanted)
+        assert book.picture("too").shape == wanted.shape
+        with pytest.raises(InternalError, match="not this one"):
+            book.picture("bad")
+
+
+def test_wide_batches_are_cut(folder: Callable[..., Path]) -> None:
+    with Sketchbook(folder("sd"), max_rows=2) as book:
+        one, other = book.draw(RED, RED)
+        assert book.engine.rows == 2 * book.engine.passes
+        assert (one == other).all()
+
+
+# ------------------------------------------------------------------------------------------------------------ previews
+@pytest.mark.parametrize("family", FAMILIES)
+def test_estimates_end_at_the_picture(folder: Callable[..., Path], family: str) -> None:
+    """The estimate is of the finished latents: near the end it is what the last step makes."""
+    with Sketchbook(folder(family)) as book:
+        drawing = replace(sized(RED), steps=12, previews=11, checkpoint_every=1)
+        book.draw(drawing)
+        shown = [step.estimate for step in book.steps(0) if step.estimate is not None]
+        assert 6 <= len(shown) <= 11
+        assert all(
+            guess.shape == (1, 16 if family == "sd3" else 4, 8, 8) and bool(guess.isfinite().all())
+            for guess in shown
+        )
+        changes = [float((guess - shown[-1]).abs().mean()) for guess in shown[:-1]]
+        assert changes[-1] < changes[0]
+        preview = book.engine.colours.picture(shown[-1], (SIZE, SIZE))
+        assert preview.size == (SIZE, SIZE)
+
+
+@pytest.mark.parametrize("scheduler", ["ddim", "euler", "v", "lcm"])
+def test_an_estimate_is_the_schedulers_own(folder: Callable[..., Path], scheduler: str) -> None:
+    """Where a scheduler tells what it expects, ours is the same."""
+    made = SCHEDULERS[scheduler]()
+    made.set_timesteps(6)
+    generator = torch.Generator().manual_seed(0)
+    sample, output = (torch.randn((1, 4, 8, 8), generator=generator) for _ in range(2))
+    for moment in made.timesteps[:3]:
+        made.scale_model_input(sample, moment)
+        ours = estimate(made, output, moment, sample)
+        result = made.step(output, moment, sample, return_dict=True)
+        if scheduler != "lcm":  # which adds its boundary condition
+            torch.testing.assert_close(ours, result.pred_original_sample, atol=1e-4, rtol=1e-4)
+        assert bool(ours.isfinite().all())
+        sample = result.prev_sample
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "wanted"),
+    [
+        (0, 20, []),
+        (1, 20, [4]),
+        (2, 20, [4, 16]),
+        (3, 20, [4, 10, 16]),
+        (3, 4, [1, 2, 3]),
+        (8, 2, [1]),
+        (3, 1, []),
+    ],
+)
+def test_previews_come_soon_and_evenly(count: int, steps: int, wanted: list[int]) -> None:
+    assert sorted(preview_steps(count, steps)) == wanted
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"width": 15}, BadRequest, "size: 15x16; width and height must be multiples of 2"),
+        ({"width": -2}, BadRequest, "size: -2x16"),
+        (
+            {"width": 1 << 12, "height": 1 << 12},
+            PayloadTooLarge,
+            "size: 4096x4096 is more than 16384 pixels",
+        ),
+        ({"steps": 100_000}, BadRequest, r"steps: 100000; give 1 to 200 \(max_steps\)"),
+        ({"steps": -1}, BadRequest, "steps: -1"),
+        ({"guidance_scale": -1.0}, BadRequest, "guidance_scale: -1.0; give 0 to 100"),
+        ({"guidance_scale": float("nan")}, BadRequest, "guidance_scale: nan"),
+        ({"strength": 1.5}, BadRequest, "strength: 1.5"),
+        (
+            {"strength": 0.01, "image": Image.new("RGB", (16, 16))},
+            BadRequest,
+            "is less than one; raise either",
+        ),
+    ],
+)
+def test_refusals(
+    folder: Callable[..., Path], fields: dict[str, Any], error: type[MotetError], message: str
+) -> None:
+    with Sketchbook(folder("sd")) as book, pytest.raises(error, match=message):
+        book.engine.add("x", replace(RED, **fields))
+
+
+def test_a_folder_says_what_is_best_where_a_request_does_not(
+    folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    plain = shutil.copytree(folder("pixart"), tmp_path / "model")
+    asked = replace(RED, steps=3, guidance_scale=2.5)
+    with Sketchbook(plain, text_length=12) as book:
+        (due,) = book.draw(asked)
+    own = {
+        "num_inference_steps": 3,
+        "guidance_scale": 2.5,
+        "max_sequence_length": 12,
+        "strength": 0.5,
+    }
+    (plain / OWN_DEFAULTS).write_text(json.dumps(own))
+    with Sketchbook(plain) as book:
+        (drawn,) = book.draw(replace(RED, steps=0, guidance_scale=None))
+        assert_alike(drawn, due)
+        settled = book.engine.studio.rules.settled(replace(RED, steps=7, guidance_scale=None))
+        assert (settled.steps, settled.guidance_scale, settled.strength) == (7, 2.5, 0.5)
+    with Sketchbook(plain, guidance=1.5) as book:
+        assert (
+            book.engine.studio.rules.settled(replace(RED, guidance_scale=None)).guidance_scale
+            == 1.5
+        )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "give an object with any of num_inference_steps"),
+        ('{"cfg": 3}', "cfg: not known"),
+        ('{"guidance_scale": "3"}', "guidance_scale: '3'; give a number of at least 0.0"),
+        ('{"num_inference_steps": 2.5}', "num_inference_steps: 2.5; give a number of at least 1"),
+        ('{"guidance_scale": NaN}', "guidance_scale: nan"),
+    ],
+)
+def test_what_a_folder_says_amiss_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / OWN_DEFAULTS).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        own_defaults(tmp_path)
+
+
+def test_checkpoints_of_other_pictures_are_refused(folder: Callable[..., Path]) -> None:
+    with Sketchbook(folder("sd")) as book:
+        book.draw(replace(RED, checkpoint_every=1))
+        (data, *_) = [step.checkpoint for step in book.steps(0) if step.checkpoint]
+        for wrong in (
+            replace(RED, resume=b"nonsense", resume_step=1),
+            replace(RED, resume=data[:100], resume_step=1),
+            replace(RED, resume=data, resume_step=1, width=2 * SIZE),
+            replace(RED, resume=data, resume_step=99),
+        ):
+            with pytest.raises(BadRequest, match="resume: "):
+                book.draw(wrong)
+
+
+def test_a_family_that_does_not_change_pictures_says_so(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motet_diffusion.pipeline.rules.can_reenter", lambda _: False)
+    with (
+        Sketchbook(folder("pixart")) as book,
+        pytest.raises(BadRequest, match="does not change pictures"),
+    ):
+        book.engine.add("x", replace(RED, image=Image.new("RGB", (SIZE, SIZE))))
+
+
+def test_a_full_queue_is_overloaded(folder: Callable[..., Path]) -> None:
+    with Sketchbook(folder("sd"), max_running=1, max_waiting=1) as book:
+        book.engine.add("a", RED)
+        book.engine.add("b", RED)
+        with pytest.raises(Overloaded, match="max_waiting"):
+            book.engine.add("c", RED)
+
+
+def test_folders_that_are_no_models(tmp_path: Path, folder: Callable[..., Path]) -> None:
+    with pytest.raises(ConfigError, match=r"no model_index\.json"):
+        EngineConfig(model=str(tmp_path))
+    (tmp_path / "model_index.json").write_text(
+        '{"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "X"]}'
+    )
+    with pytest.raises(ConfigError, match="diffusers does not load it"):
+        Engine(EngineConfig(model=str(tmp_path)), print)
+    with pytest.raises(ConfigError, match="dtype='int3'"):
+        EngineConfig(model=str(folder("sd")), dtype="int3")
+
+
+def test_the_checkpoints_are_diffusers_own(tmp_path: Path) -> None:
+    """A tiny folder loads without us, as a real one does."""
+    path = diffusion_checkpoints.pixart(tmp_path / "model")
+    assert (
+        type(DiffusionPipeline.from_pretrained(path, low_cpu_mem_usage=False)).__name__
+        == "PixArtSigmaPipeline"
+    )

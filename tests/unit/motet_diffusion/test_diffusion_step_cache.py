@@ -1,0 +1,62 @@
+"""The first-block cache: off it changes nothing, on it leaves blocks out, for each row by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motet_diffusion.config import EngineConfig
+from motet_diffusion.engine.engine import Engine
+from motet_diffusion.engine.request import Drawing
+from motet_shared.errors import ConfigError
+from support.diffusion_book import Sketchbook, assert_alike
+from support.diffusion_checkpoints import FAMILIES, SIZE
+
+STEPS = 16
+RED = Drawing(prompt="red circle", width=SIZE, height=SIZE, steps=STEPS, seed=3)
+OTHERS = (replace(RED, seed=4, guidance_scale=1.0), replace(RED, prompt="blue", steps=9))
+
+
+@pytest.fixture(scope="module", params=["sd3", "flux", "pixart"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return FAMILIES[request.param](tmp_path_factory.mktemp(request.param) / "model")
+
+
+def test_a_threshold_that_nothing_keeps_changes_nothing(folder: Path) -> None:
+    with Sketchbook(folder) as book, Sketchbook(folder, step_cache=1e-12) as cached:
+        (wanted,), (drawn,) = book.draw(RED), cached.draw(RED)
+        assert (drawn == wanted).all()
+        assert not cached.engine.stats()["rows_skipped"]
+
+
+def test_rows_are_left_out_each_by_itself(folder: Path) -> None:
+    """In company as alone: what one row decides is no other row's affair."""
+    with Sketchbook(folder) as book, Sketchbook(folder, step_cache=0.3) as cached:
+        (exact,) = book.draw(RED)
+        (alone,) = cached.draw(RED)
+        skipped = cached.engine.stats()["rows_skipped"]
+        rows = cached.engine.rows
+        assert 0 < skipped < rows
+        assert np.abs(alone - exact).mean() < 40  # the picture is another one, but no noise
+        together, *_ = cached.draw(RED, *OTHERS)
+        assert_alike(together, alone)
+        assert cached.engine.cache is not None
+        assert not cached.engine.cache._memory
+
+
+def test_everything_may_be_left_out_but_the_first_step(folder: Path) -> None:
+    with Sketchbook(folder, step_cache=1e9) as cached:
+        cached.draw(RED)
+        assert cached.engine.cache is not None
+        assert cached.engine.cache.computed * STEPS == cached.engine.rows
+
+
+def test_a_unet_has_no_such_chain(tmp_path: Path) -> None:
+    path = FAMILIES["sd"](tmp_path / "model")
+    with pytest.raises(
+        ConfigError, match="UNet2DConditionModel has no chain of transformer blocks; give 0"
+    ):
+        Engine(EngineConfig(model=str(path), step_cache=0.1), print)

@@ -1,0 +1,121 @@
+"""Who waits and who is served: texts of many requests in one engine, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from motet_embedding.config import EngineConfig
+from motet_embedding.encoder import Encoder
+from motet_embedding.engine import Engine
+from motet_embedding.texts import Text
+from motet_embedding.waiting import Lines, cost
+from motet_shared.errors import InternalError, Overloaded
+
+FOLDER = str(Path(__file__).parents[3] / "models" / "pocket-chat")  # whose model is never read
+LENGTHS = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=12), min_size=1, max_size=8)
+
+
+class Counting:
+    """An encoder whose vector of a text is its first token and its length."""
+
+    packed = True
+
+    def encode(self, texts: Sequence[Text]) -> Tensor:
+        return torch.tensor([[float(text.ids[0]), float(len(text))] for text in texts])
+
+
+def text(length: int, first: int = 0) -> Text:
+    return Text([first] * length)
+
+
+@given(LENGTHS, st.booleans(), st.integers(1, 60))
+def test_every_text_is_taken_once_and_no_pass_costs_more(
+    requests: list[list[int]], packed: bool, most: int
+) -> None:
+    lines = Lines()
+    for key, lengths in enumerate(requests):
+        lines.add(key, [text(length) for length in lengths])
+    seen: list[tuple[int, int]] = []
+    while len(lines):
+        taken = lines.take(most, packed=packed)
+        assert taken
+        assert len(taken) == 1 or cost([len(one.text) for one in taken], packed=packed) <= most
+        seen += [(cast(int, one.key), one.place) for one in taken]
+    assert sorted(seen) == [
+        (key, place) for key, lengths in enumerate(requests) for place in range(len(lengths))
+    ]
+    assert lines.take(most, packed=packed) == []
+
+
+@given(LENGTHS, st.booleans())
+def test_nobody_waits_longer_than_there_are_requests(
+    requests: list[list[int]], packed: bool
+) -> None:
+    lines = Lines()
+    for key, lengths in enumerate(requests):
+        lines.add(key, [text(length) for length in lengths])
+    lines.add("late", [text(7)])
+    served: set[object] = set()
+    for _ in range(len(requests) + 1):
+        served |= {one.key for one in lines.take(10, packed=packed)}
+    assert "late" in served
+
+
+def test_with_padding_texts_of_one_length_share_a_pass() -> None:
+    lines = Lines()
+    lines.add("a", [text(length) for length in (3, 40, 4, 38, 3, 39)])
+    assert [len(one.text) for one in lines.take(16, packed=False)] == [3, 3, 4]
+    assert [len(one.text) for one in lines.take(120, packed=False)] == [40, 39, 38]
+
+
+def test_what_a_pass_costs() -> None:
+    assert (
+        cost([3, 9, 9], packed=True),
+        cost([3, 9, 9], packed=False),
+        cost([], packed=False),
+    ) == (21, 27, 0)
+
+
+def test_vectors_come_back_to_their_request_and_place() -> None:
+    engine = Engine(EngineConfig(model=FOLDER, max_batch_tokens=6), cast(Encoder, Counting()))
+    engine.add("a", [text(2, 10), text(3, 11)])
+    engine.add("b", [text(1, 20)])
+    found: dict[tuple[object, int], list[float]] = {}
+    steps = 0
+    while engine.has_work:
+        steps += 1
+        for output in engine.step():
+            for place, row in zip(output.places, output.vectors, strict=True):
+                found[output.key, place] = row.tolist()
+    assert found == {("a", 0): [10, 2], ("a", 1): [11, 3], ("b", 0): [20, 1]}
+    assert (
+        steps,
+        engine.stats()["texts"],
+        engine.stats()["tokens"],
+        engine.stats()["padding"],
+    ) == (1, 3, 6, 0)
+    assert engine.step() == []
+
+
+def test_what_is_cancelled_is_gone_and_what_does_not_fit_is_refused() -> None:
+    config = EngineConfig(model=FOLDER, max_waiting=3, max_batch_tokens=1)
+    engine = Engine(config, cast(Encoder, Counting()))
+    engine.add("a", [text(1), text(1)])
+    with pytest.raises(Overloaded, match="2 texts wait and 2 more would exceed max_waiting=3"):
+        engine.add("b", [text(1), text(1)])
+    with pytest.raises(InternalError):
+        engine.add("a", [text(1)])
+    engine.step()
+    engine.cancel("a")
+    engine.cancel("nobody")
+    assert not engine.has_work
+    engine.add("b", [text(1)] * 3)
+    assert engine.stats()["waiting"] == 3

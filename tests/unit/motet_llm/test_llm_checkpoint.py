@@ -1,0 +1,336 @@
+"""What the engine refuses to load, and that it says why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    DeepseekV32Config,
+    Gemma3Config,
+    Gemma4UnifiedAssistantConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    T5Config,
+    TrOCRConfig,
+)
+
+from motet_kernels.runtime.device import find_dtype
+from motet_llm.config import EngineConfig
+from motet_llm.engine.engine import Engine
+from motet_llm.weights import checkpoint
+from motet_shared.errors import ConfigError
+from support import families
+from support.checkpoints import tiny_checkpoint
+
+Weights = dict[str, torch.Tensor]
+
+
+def load(folder: Path, **settings: Any) -> Engine:
+    return Engine(EngineConfig(model=str(folder), threads=1, **settings))
+
+
+def edit_config(folder: Path, **fields: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+# -------------------------------------------------------------------------------------------------------------- weights
+def drop_norm(weights: Weights) -> None:
+    del weights["model.norm.weight"]
+
+
+def add_bias(weights: Weights) -> None:
+    weights["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+
+
+def widen_mlp(weights: Weights) -> None:
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.zeros(100, 64)
+
+
+def untie_head(weights: Weights) -> None:
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (drop_norm, r"missing model\.norm\.weight"),
+        (add_bias, r"unknown model\.layers\.0\.self_attn\.q_proj\.bias"),
+        (widen_mlp, r"model\.layers\.1\.mlp\.up_proj\.weight is \[100, 64\], not \[96, 64\]"),
+        (untie_head, r"tie_word_embeddings=true, but the two matrices differ"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    damage: Callable[[Weights], None], complaint: str, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    damage(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=complaint):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"num_hidden_layers": 1, "layer_types": None}, r"unknown model\.layers\.1\."),
+        ({"num_hidden_layers": 3, "layer_types": None}, r"missing model\.layers\.2\."),
+        ({"num_hidden_layers": 3}, "must be equal to the number of `layer_types`"),
+        ({"num_key_value_heads": 1}, r"k_proj\.weight is \[32, 64\], not \[16, 64\]"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quantization_config.quant_method='hqq' is not read",
+        ),
+        (
+            {"layer_types": ["full_attention", "chunked_attention"]},
+            "its model code fails on 6 tokens of text",
+        ),
+        ({"model_type": "house_made"}, r"not of a model that transformers knows.*house_made"),
+    ],
+)
+def test_a_config_that_contradicts_its_weights_is_refused(
+    fields: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint("qwen3", tmp_path)
+    edit_config(folder, **fields)
+    with pytest.raises(ConfigError, match=complaint):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        (
+            {"num_attention_heads": 0},
+            r"config\.json: num_attention_heads=0: give an integer of at least 1",
+        ),
+        (
+            {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None},
+            "not a multiple of the number of",
+        ),
+        (
+            {"num_attention_heads": 3},
+            "num_key_value_heads=2: give a number that divides num_attention_heads=3",
+        ),
+        ({"hidden_size": "64"}, "Field 'hidden_size' expected int, got str"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers=-1: give an integer of at least 1"),
+        ({"hidden_act": "nope"}, "cannot make LlamaForCausalLM of it: KeyError.'nope'"),
+        (
+            {"rope_parameters": {"rope_type": "nope"}},
+            "cannot make LlamaForCausalLM of it: KeyError.'nope'",
+        ),
+        ({"dtype": "float13"}, "float13"),
+        ({"vocab_size": 300}, r"embed_tokens\.weight is \[259, 64\], not \[300, 64\]"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, "contains custom code"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_config_that_makes_no_sense_is_refused(
+    fields: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    edit_config(folder, **fields)
+    with pytest.raises(ConfigError, match=complaint):
+        load(folder)
+
+
+def test_files_of_a_checkpoint_in_parts_are_all_there(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    parts = dict.fromkeys(weights, "model-1.safetensors") | {
+        "model.norm.weight": "model-2.safetensors"
+    }
+    for part in sorted(set(parts.values())):
+        own = {name: weights[name] for name in weights if parts[name] == part}
+        save_file(own, folder / part, metadata={"format": "pt"})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": parts}))
+    load(folder)
+    (folder / "model-2.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"names model-2\.safetensors; copy what is missing"):
+        load(folder)
+    index.write_text("{")
+    with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json cannot be read"):
+        load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantized_tensors_are_refused_though_the_config_says_nothing(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(dtype)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ConfigError, match=r"model\.norm\.weight is quantized; give the original weights"
+    ):
+        load(folder)
+
+
+def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"generation_config\.json cannot be read"):
+        load(folder)
+
+
+def test_pickled_weights_are_not_touched(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
+        load(folder)
+
+
+def test_torn_weights_are_named(tmp_path: Path) -> None:
+    tiny_checkpoint("llama", tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read.*copy it again"):
+        load(tmp_path)
+
+
+def test_broken_json_is_named(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        load(folder)
+
+
+# ------------------------------------------------------------------------------------------------------- architectures
+@pytest.mark.parametrize(
+    ("config", "complaint"),
+    [
+        (T5Config(), "'t5' is not supported: it is an encoder-decoder"),
+        (Gemma3Config(), "'gemma3' is not supported: it is multimodal"),
+        (
+            Gemma4UnifiedAssistantConfig(),
+            r"goes on from the states of another model \(shared_kv_states\)",
+        ),
+        (DeepseekV32Config(), r"selects itself \(layers of kind indexed_attention\)"),
+        (TrOCRConfig(), "TrOCRForCausalLM computes the logits of every token"),
+    ],
+    ids=lambda value: getattr(value, "model_type", None),
+)
+def test_what_config_json_tells_is_refused_before_weights_are_read(
+    config: PreTrainedConfig, complaint: str, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=complaint):
+        load(tmp_path, context=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("BloomForCausalLM", "BloomForCausalLM takes no attention function from outside"),
+        ("DiffLlamaForCausalLM", "layer 0 attends more than once per token"),
+        ("DogeForCausalLM", "it makes masks of its own"),
+        ("MambaForCausalLM", "models without a KV cache are not served"),
+        ("MiniMaxForCausalLM", "its tokens see each other outside of attention"),
+        (
+            "MoshiForCausalLM",
+            "its config has a window of 12 tokens, which the masks of layer 0 have not",
+        ),
+        ("ZayaForCausalLM", "ZayaCCAProjection is a recurrent layer that is not supported"),
+    ],
+)
+def test_code_that_would_run_wrong_is_refused_by_its_cause(
+    name: str, complaint: str, tmp_path: Path
+) -> None:
+    folder = families.write_checkpoint(name, tmp_path)
+    with pytest.raises(ConfigError, match=complaint):
+        load(folder, context=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "complaint"),
+    [
+        ("BertLMHeadModel", {"is_decoder": False}, "BertSelfAttention looks at later tokens"),
+        (
+            "GemmaForCausalLM",
+            {"use_bidirectional_attention": True},
+            "not causal|looks at later tokens",
+        ),
+        (
+            "Gemma4ForCausalLM",
+            {"use_bidirectional_attention": "all"},
+            "not causal|looks at later tokens",
+        ),
+    ],
+)
+def test_a_field_of_the_config_can_make_a_family_inexact(
+    name: str, fields: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    folder = families.write_checkpoint(name, tmp_path)
+    edit_config(folder, **fields)
+    with pytest.raises(ConfigError, match=complaint):
+        load(folder)
+
+
+# ------------------------------------------------------------------------------------------------------ context, dtype
+def rope(kind: str, original: int) -> dict[str, Any]:
+    return {
+        "rope_type": kind,
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": original,
+    }
+
+
+def test_rope_that_depends_on_the_batch_is_held_to_its_exact_range() -> None:
+    config = LlamaConfig(max_position_embeddings=512, rope_parameters=rope("dynamic", 128))
+    assert checkpoint.context_of(config, 0) == 128
+    with pytest.raises(ConfigError, match="context=200: the model is exact up to 128"):
+        checkpoint.context_of(config, 200)
+    assert (
+        checkpoint.context_of(
+            LlamaConfig(max_position_embeddings=512, rope_parameters=rope("yarn", 128)), 0
+        )
+        == 512
+    )
+
+
+def test_what_auto_stands_for() -> None:
+    configs = [LlamaConfig(dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    wide, bf16, _ = configs
+    cpu, float32 = torch.device("cpu"), torch.float32
+    assert [find_dtype("auto", c.dtype, cpu) for c in configs] == [float32] * 3
+    assert find_dtype("bfloat16", wide.dtype, cpu) == torch.bfloat16
+    kinds = [checkpoint.resolve_kv_dtype(c, "auto", float32, cpu) for c in configs]
+    assert kinds == [float32, torch.bfloat16, float32]
+    assert checkpoint.resolve_kv_dtype(bf16, "float32", float32, cpu) == float32
+    assert [checkpoint.resolve_weights(c, "auto", float32, cpu) for c in configs] == [
+        "float32",
+        "bfloat16",
+        "float32",
+    ]
+    assert checkpoint.resolve_weights(wide, "int8", float32, cpu) == "int8"
+
+
+def test_the_pool_is_sized_from_memory(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    block_bytes = 2 * 2 * 2 * 16 * 4 * 8  # layers, keys and values, heads, dim, float32, tokens
+    engine = load(folder, kv_memory=11 * block_bytes + 1, block_size=8)  # one pads block tables
+    assert engine.stats()["blocks_total"] == 10
+    assert engine.stats()["kv_bytes"] == 11 * block_bytes  # one more block for padding
+    with pytest.raises(ConfigError, match=r"kv_memory=100: does not hold one block"):
+        load(folder, kv_memory=100)
+    assert load(folder, max_running=2, block_size=8).stats()["blocks_total"] == 2 * 512 / 8
+
+
+def test_eos_ids_come_from_the_generation_config_first(tmp_path: Path) -> None:
+    folder = tiny_checkpoint("llama", tmp_path)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))
+    config = checkpoint.load_config(folder)
+    assert checkpoint.eos_ids(folder, config) == {5, 6}
+    (folder / "generation_config.json").unlink()
+    assert checkpoint.eos_ids(folder, config) == {258}

@@ -1,0 +1,193 @@
+"""GGUF files compute what their blocks stand for, read by the gguf package's own decoders."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize
+from safetensors.torch import load_file, save_file
+
+from motet_llm.weights.coded_linear import checked
+from motet_llm.weights.gguf_blocks import KINDS, read_blocks
+from motet_shared.errors import ConfigError
+from support.checkpoints import tiny_checkpoint
+from support.quantized_checkpoints import SIZES, answer, check, engine_of
+
+TYPES: Any = gguf.GGMLQuantizationType
+# Where a block's float16 are, and how large: codes and small scales may be anything, these not.
+_HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+_SIZE = {"Q4_0": 0.02, "Q5_0": 0.01, "Q8_0": 0.002, "Q4_K": 0.0004, "Q6_K": 0.0002}
+_LAYER = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def blocks(kind: str, rows: int, inputs: int, seed: int = 0) -> np.ndarray:
+    """Random rows of blocks, as bytes."""
+    count, size = gguf.GGML_QUANT_SIZES[TYPES[kind]]
+    random = np.random.default_rng(seed)
+    data = random.integers(0, 256, (rows, inputs // count, size), dtype=np.uint8)
+    for at in _HALVES[kind]:
+        halves = (_SIZE[kind] * random.uniform(0.5, 1.5, (rows, inputs // count, 1))).astype(
+            np.float16
+        )
+        data[:, :, at : at + 2] = halves.view(np.uint8)
+    if kind == "Q6_K":
+        data[:, :, 192:208] = random.integers(
+            -40, 40, (rows, inputs // count, 16), dtype=np.int8
+        ).view(np.uint8)
+    return data.reshape(rows, -1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_are_what_the_gguf_package_makes_of_them(kind: str) -> None:
+    data = blocks(kind, 6, 512)
+    codes, scales, shifts, group = read_blocks(kind, torch.from_numpy(data))
+    found = checked("blocks", codes, scales, shifts, group).dense()
+    torch.testing.assert_close(
+        found, torch.from_numpy(dequantize(data, TYPES[kind])), rtol=1e-5, atol=1e-6
+    )
+
+
+def theirs(name: str) -> str:
+    """A tensor's name in the file."""
+    module, _, end = name.rpartition(".")
+    if module.startswith("model.layers."):
+        number, _, part = module.removeprefix("model.layers.").partition(".")
+        return f"blk.{number}.{_LAYER[part]}.{end}"
+    return f"{_OTHERS[module]}.{end}"
+
+
+def turned(rows: np.ndarray, heads: int) -> np.ndarray:
+    """As llama.cpp's converter lays the rows of Llama's queries and keys: halves of a head in turns."""
+    return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(len(rows), -1)
+
+
+def back(rows: np.ndarray, heads: int) -> np.ndarray:
+    return rows.reshape(heads, len(rows) // heads // 2, 2, -1).swapaxes(1, 2).reshape(len(rows), -1)
+
+
+def make(folder: Path, family: str, kinds: dict[str, str], **sizes: Any) -> tuple[Path, Path]:
+    """A folder with a GGUF file whose matrices have the type of the first ending in `kinds`, and what it stands for."""
+    plain = tiny_checkpoint(family, folder / "plain", **{**SIZES, **sizes})
+    tensors = load_file(plain / "model.safetensors")
+    coded = folder / "coded"
+    shutil.copytree(plain, coded, ignore=shutil.ignore_patterns("*.safetensors"))
+    writer = gguf.GGUFWriter(
+        coded / "model.gguf", "llama" if family in ("llama", "mistral") else family
+    )
+    writer.add_block_count(2)
+    writer.add_embedding_length(256)
+    writer.add_head_count(4)
+    for seed, (name, tensor) in enumerate(sorted(tensors.items())):
+        module = name.removesuffix(".weight")
+        heads = (
+            {"q_proj": 4, "k_proj": 2}.get(module.rpartition(".")[2])
+            if family in ("llama", "mistral")
+            else None
+        )
+        kind = next((kind for end, kind in kinds.items() if module.endswith(end)), None)
+        if kind is None:
+            data = tensor.numpy()
+            writer.add_tensor(theirs(name), data if heads is None else turned(data, heads))
+            continue
+        data = blocks(kind, len(tensor), tensor.shape[1], seed)
+        writer.add_tensor(theirs(name), data, raw_dtype=TYPES[kind])
+        dense = dequantize(data, TYPES[kind])
+        tensors[name] = torch.from_numpy(
+            np.ascontiguousarray(dense if heads is None else back(dense, heads))
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    return coded, plain
+
+
+MIXED = {
+    "v_proj": "Q6_K",
+    "1.mlp.down_proj": "Q6_K",
+    "embed_tokens": "Q6_K",
+    "_proj": "Q4_K",
+    "lm_head": "Q6_K",
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_one_type(kind: str, family: str, tmp_path: Path) -> None:
+    check(*make(tmp_path, family, {"_proj": kind}), "int4:32" if kind == "Q4_0" else "int8:32")
+
+
+def test_the_usual_mixture_with_its_tied_table(tmp_path: Path) -> None:
+    """Values are of another type than queries and keys, and are computed beside them."""
+    coded, plain = make(tmp_path, "llama", MIXED)
+    check(coded, plain, "int4:32 (9)")
+
+
+def test_layers_of_one_type_are_computed_together(tmp_path: Path) -> None:
+    coded, _ = make(tmp_path, "qwen3", {"embed_tokens": "Q8_0", "_proj": "Q4_K"})
+    engine = engine_of(coded)
+    assert engine.runner.fused["layers"] == 2
+    assert len(answer(engine)[0]) == 6
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+def test_a_torn_file_is_named(tmp_path: Path) -> None:
+    coded, _ = make(tmp_path, "qwen3", {"_proj": "Q4_0"})
+    path = coded / "model.gguf"
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(ConfigError, match=r"model\.gguf cannot be read"):
+        engine_of(coded)
+
+
+def test_a_file_of_another_model_is_named(tmp_path: Path) -> None:
+    coded, _ = make(tmp_path, "qwen3", {"_proj": "Q4_0"})
+    other = tiny_checkpoint("llama", tmp_path / "llama", **SIZES)
+    (other / "model.safetensors").unlink()
+    shutil.copy(coded / "model.gguf", other)
+    with pytest.raises(
+        ConfigError, match=r"general\.architecture is 'qwen3', config\.json asks for 'llama'"
+    ):
+        engine_of(other)
+
+
+def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
+    coded, _ = make(tmp_path, "qwen3", {})
+    writer = gguf.GGUFWriter(coded / "model.gguf", "qwen3")
+    count, size = gguf.GGML_QUANT_SIZES[TYPES.Q2_K]
+    data = np.zeros((256, 256 // count * size), np.uint8)
+    writer.add_tensor("blk.0.attn_q.weight", data, raw_dtype=TYPES.Q2_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        ConfigError, match=r"blk\.0\.attn_q\.weight is Q2_K; Q4_0, Q5_0, Q8_0, Q4_K, Q6_K are read"
+    ):
+        engine_of(coded)
+
+
+def test_two_files_are_one_too_many(tmp_path: Path) -> None:
+    coded, _ = make(tmp_path, "qwen3", {"_proj": "Q4_0"})
+    shutil.copy(coded / "model.gguf", coded / "other.gguf")
+    with pytest.raises(ConfigError, match=r"model\.gguf, other\.gguf: keep one GGUF file"):
+        engine_of(coded)

@@ -1,0 +1,138 @@
+"""Ready-made quantized checkpoints compute what transformers computes with the weights that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from motet_shared.errors import ConfigError
+from support import quantized_checkpoints as made
+from support.quantized_checkpoints import TOKENS, answer, check, engine_of
+
+MADE: dict[str, tuple[Callable[[Path], tuple[Path, Path]], str]] = {
+    "gptq": (lambda at: made.gptq(at), "int4:64"),
+    "gptq v2, zero points": (
+        lambda at: made.gptq(at, symmetric=False, version="gptq_v2"),
+        "int4:64",
+    ),
+    "gptq, zero points, desc_act": (
+        lambda at: made.gptq(at, symmetric=False, act=True, group=32),
+        "int4:32",
+    ),
+    "gptq, eight bits, one group": (lambda at: made.gptq(at, bits=8, group=-1), "int8:"),
+    "gptq, eight bits, zero points": (
+        lambda at: made.gptq(at, bits=8, symmetric=False, group=128),
+        "int8:128",
+    ),
+    "awq": (lambda at: made.awq(at), "int4:64"),
+    "packed int4": (lambda at: made.compressed(at, "pack-quantized", group=32), "int4:32"),
+    "packed int4, zero points": (
+        lambda at: made.compressed(at, "pack-quantized", group=128, symmetric=False),
+        "int4:128",
+    ),
+    "packed int4, groups of 16": (
+        lambda at: made.compressed(at, "pack-quantized", group=16),
+        "int8:16",
+    ),
+    "packed int8": (lambda at: made.compressed(at, "pack-quantized", bits=8), "int8:"),
+    "int8": (lambda at: made.compressed(at, "int-quantized", bits=8), "int8:"),
+    "int8, zero points": (
+        lambda at: made.compressed(at, "naive-quantized", bits=8, symmetric=False),
+        "int8:",
+    ),
+    "float8": (lambda at: made.compressed(at, "float-quantized", kind="float", bits=8), "float8:"),
+    "float8, blocks": (
+        lambda at: made.compressed(at, "naive-quantized", kind="float", bits=8, block=64),
+        "float8:64",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_it_computes_what_its_weights_stand_for(kind: str, tmp_path: Path) -> None:
+    make, form = MADE[kind]
+    check(*make(tmp_path), form)
+
+
+def test_what_is_not_in_codes_takes_the_format_that_is_asked_for(tmp_path: Path) -> None:
+    quantized, _ = made.awq(tmp_path)
+    engine = engine_of(quantized, weights="int8")
+    assert engine.runner.describe()["weights"].endswith(", int8")
+    assert len(answer(engine)[0]) == TOKENS
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize("method", ["bitsandbytes", "exl2", None])
+def test_methods_that_are_not_read_are_named(method: str | None, tmp_path: Path) -> None:
+    quantized, _ = made.gptq(tmp_path)
+    made.set_config(quantized, quantization_config={"quant_method": method, "load_in_4bit": True})
+    with pytest.raises(
+        ConfigError, match=r"quant_method=.* is not read; give gptq, awq, compressed-tensors"
+    ):
+        engine_of(quantized)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 3}, r"quantization_config\.bits=3: 4 and 8 are read"),
+        ({"group_size": 48}, r"qzeros is int32|scales is float16 \[4, 256\], not"),
+        ({"group_size": 7}, r"quantization_config\.group_size=7: give -1 or a multiple of 16"),
+        ({"checkpoint_format": "marlin"}, r"checkpoint_format='marlin': gptq and gptq_v2 are read"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    quantized, _ = made.gptq(tmp_path)
+    settings = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 64,
+        "checkpoint_format": "gptq",
+        **change,
+    }
+    made.set_config(quantized, quantization_config=settings)
+    with pytest.raises(ConfigError, match=message):
+        engine_of(quantized)
+
+
+NAME = "model.layers.1.mlp.up_proj"
+
+
+@pytest.mark.parametrize(
+    ("end", "value", "message"),
+    [
+        ("scales", None, rf"{NAME}\.scales is missing; copy the checkpoint again"),
+        (
+            "qweight",
+            torch.zeros(3, 512, dtype=torch.int32),
+            rf"{NAME}\.qweight is int32 \[3, 512\], not int32 \[32, 512\]",
+        ),
+        ("scales", torch.full((4, 512), torch.nan), rf"{NAME}\.scales\[0, 0\] is NaN"),
+        (
+            "g_idx",
+            torch.zeros(256, dtype=torch.int32),
+            rf"{NAME}\.g_idx: its groups are not of group_size=64 inputs",
+        ),
+        ("extra", torch.zeros(1), rf"unknown {NAME}\.extra"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(
+    end: str, value: torch.Tensor | None, message: str, tmp_path: Path
+) -> None:
+    quantized, _ = made.gptq(tmp_path)
+    path = quantized / "model.safetensors"
+    tensors = load_file(path)
+    if value is None:
+        del tensors[f"{NAME}.{end}"]
+    else:
+        tensors[f"{NAME}.{end}"] = value
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match=message):
+        engine_of(quantized)

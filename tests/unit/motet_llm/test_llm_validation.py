@@ -1,0 +1,93 @@
+"""Settings and requests that cannot be followed are refused by name."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet_llm.config import EngineConfig
+from motet_llm.engine.validation import check_sampling, check_tokens
+from motet_shared.errors import BadRequest, ConfigError
+from motet_shared.messages import Sampling
+
+VOCAB = 259
+
+
+@pytest.mark.parametrize(
+    ("sampling", "complaint"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0: give 0 to 100"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"top_p": 0.0}, "top_p=0"),
+        ({"top_p": 1.5}, "top_p=1.5: give 0 to 1"),
+        ({"min_p": -0.1}, "min_p=-0.1"),
+        ({"top_k": -1}, "top_k=-1: give at least 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0"),
+        ({"presence_penalty": math.inf}, "presence_penalty=inf"),
+        ({"max_tokens": 0}, "max_tokens=0: give at least 1"),
+        ({"logprobs": 21}, "logprobs=21: give -1 to 20"),
+        (
+            {"logit_bias": {VOCAB: 1.0}},
+            f"logit_bias: token {VOCAB} is not in the vocabulary of {VOCAB}",
+        ),
+        ({"logit_bias": {1: 101.0}}, "logit_bias=101.0: give -100 to 100"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids: token -1"),
+    ],
+)
+def test_sampling_that_cannot_be_followed_is_refused_by_name(
+    sampling: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(BadRequest, match=complaint) as caught:
+        check_sampling(Sampling(**sampling), vocab=VOCAB, max_logprobs=20)
+    assert caught.value.param == next(iter(sampling))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "complaint"),
+    [
+        ([], [], "prompt has no tokens"),
+        ([1, VOCAB], [], f"prompt: token {VOCAB} is not in the vocabulary"),
+        ([1], [-5], "output: token -5"),
+    ],
+)
+def test_tokens_that_the_model_lacks_are_refused(
+    prompt: list[int], output: list[int], complaint: str
+) -> None:
+    with pytest.raises(BadRequest, match=complaint):
+        check_tokens(prompt, output, vocab=VOCAB)
+
+
+def test_the_edges_of_every_range_are_allowed() -> None:
+    for sampling in (
+        Sampling(temperature=0, top_p=1.0, min_p=0.0, top_k=0, logprobs=-1, max_tokens=1),
+        Sampling(temperature=100, min_p=1.0, presence_penalty=-2, frequency_penalty=2, logprobs=20),
+        Sampling(
+            logit_bias={0: -100, VOCAB - 1: 100}, stop_token_ids=[0, VOCAB - 1], seed=-(1 << 80)
+        ),
+    ):
+        check_sampling(sampling, vocab=VOCAB, max_logprobs=20)
+    check_tokens([0, VOCAB - 1], [], vocab=VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"model": "/nowhere"}, "model='/nowhere': no config.json there"),
+        ({"dtype": "int3"}, "dtype='int3': choose one of auto, float32, bfloat16"),
+        ({"block_size": 0}, "block_size=0: give a whole number of at least 1"),
+        ({"threads": -1}, "threads=-1"),
+        (
+            {"token_budget": 4, "max_running": 8},
+            "token_budget=4: every running request needs a token",
+        ),
+    ],
+)
+def test_a_wrong_setting_names_field_value_and_remedy(
+    tmp_path: Path, settings: dict[str, Any], complaint: str
+) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ConfigError, match=complaint):
+        EngineConfig(**{"model": str(tmp_path), **settings})

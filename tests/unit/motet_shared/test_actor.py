@@ -1,0 +1,175 @@
+"""The life of an actor process: states, refusals, crashes, exit codes, stats."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from motet_shared import errors
+from motet_shared.messages import Echo, ModelCard, Text
+from motet_shared.process.actor import EXIT_CONFIG, EXIT_CRASH, Actor, operation
+from motet_shared.process.telemetry import Metrics
+from motet_shared.testing import MemoryHub, NatsServer, memory_bus, memory_buses, running, settle
+from motet_shared.wire.call import Call
+
+
+class Parrot(Actor):
+    role = "tokenizer"
+
+    async def warm(self) -> None:
+        await asyncio.sleep(0)
+
+    def models(self) -> list[ModelCard]:
+        return [ModelCard(name="echo", context=8)]
+
+    def load(self) -> dict[str, float]:
+        return {"queued": 3.0}
+
+    @operation(Echo)
+    async def echo(self, call: Call, request: Echo) -> None:
+        await call.send(Text(request.text, [1]))
+
+
+async def test_what_an_actor_serves_and_how_loaded_it_is_travels_in_heartbeats() -> None:
+    async with memory_buses("gateway", "tokenizer") as (gateway, bus), running(Parrot(None, bus)):
+        await settle()
+        (beat,) = gateway.directory.ready("tokenizer", model="echo")
+        assert (beat.instance, beat.load["queued"]) == (bus.instance, 3.0)
+        assert gateway.directory.ready("tokenizer", model="other") == []
+        assert gateway.directory.outstanding(bus.instance) == 0
+    assert gateway.directory.instances("tokenizer") == []
+
+
+async def test_a_newcomer_knows_everybody_at_once() -> None:
+    hub = MemoryHub()
+    async with memory_buses("tokenizer", hub=hub) as (bus,), running(Parrot(None, bus)):
+        await settle()
+        gateway = await memory_bus(hub, "gateway")
+        await settle()
+        assert len(gateway.directory.ready("tokenizer")) == 1
+        await gateway.close()
+
+
+async def test_an_unknown_operation_is_refused_by_name() -> None:
+    class Mute(Actor):
+        role = "tokenizer"
+
+    async with memory_buses("gateway", "tokenizer") as (gateway, bus), running(Mute(None, bus)):
+        with pytest.raises(errors.BadRequest, match="Echo"):
+            async with gateway.open("tokenizer", Echo(), instance=bus.instance) as stream:
+                await anext(stream.batches())
+
+
+async def test_a_model_that_is_not_served_is_refused_with_those_that_are() -> None:
+    async with memory_buses("tokenizer") as (bus,):
+        parrot = Parrot(None, bus)
+        (card,) = parrot.models()
+        parrot.check_served(card.name)
+        with pytest.raises(
+            errors.UnknownModel,
+            match=f"'gpt-99' is not served by {bus.instance}, which serves {card.name}",
+        ):
+            parrot.check_served("gpt-99")
+        with pytest.raises(errors.UnknownModel, match="nothing yet"):
+            Actor(None, bus).check_served(card.name)
+
+
+async def test_waiting_for_the_directory_times_out() -> None:
+    async with memory_buses("gateway") as (gateway,):
+        with pytest.raises(TimeoutError):
+            await gateway.directory.wait_for(lambda d: d.ready("decode"), 0.05)
+
+
+async def test_stats_become_gauges() -> None:
+    async with memory_buses("gateway", "tokenizer") as (gateway, bus), running(Parrot(None, bus)):
+        await settle()
+        async with gateway.open("tokenizer", Echo(text="x")) as stream:
+            assert [b async for b in stream] == [Text("x", [1])]
+        metrics = Metrics("tokenizer", bus.instance)
+        metrics.watch(lambda: bus.stats() | {"dropped": {"malformed": 2}})
+        page = metrics.render().decode()
+    labels = f'instance="{bus.instance}",role="tokenizer"'
+    assert f"motet_requests{{{labels}}} 1.0" in page
+    assert (
+        f'motet_dropped{{instance="{bus.instance}",kind="malformed",role="tokenizer"}} 2.0' in page
+    )
+
+
+PROCESS = """
+import asyncio
+from motet_shared.process.actor import Actor, run
+from motet_shared.process.config import ProcessConfig
+class Doomed(Actor):
+    role = "tokenizer"
+    async def warm(self):
+        {warm}
+run(Doomed, ProcessConfig)
+"""
+
+
+async def process(warm: str, *argv: str, **env: str) -> tuple[int | None, str]:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        PROCESS.format(warm=warm),
+        *argv,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "MOTET_METRICS_PORT": "-1",
+            **env,
+        },
+        stderr=subprocess.PIPE,
+    )
+    _, trouble = await asyncio.wait_for(child.communicate(), 60)
+    return child.returncode, trouble.decode()
+
+
+async def test_wrong_settings_end_with_their_own_exit_code() -> None:
+    code, trouble = await process("pass", "--metrics-port", "many")
+    assert code == EXIT_CONFIG
+    assert "metrics-port" in trouble
+    code, trouble = await process("pass", "--nats-url", "nats://127.0.0.1:1")
+    assert code == EXIT_CONFIG
+    assert "nats://127.0.0.1:1" in trouble
+    code, trouble = await process("pass", "--instance", "decode-1")
+    assert code == EXIT_CONFIG
+    assert "tokenizer-" in trouble
+
+
+async def test_a_crash_ends_the_process_and_says_why() -> None:
+    async with NatsServer() as server:
+        env = {"MOTET_NATS_URL": server.url, "MOTET_NATS_CREDENTIALS": str(server.credentials)}
+        code, trouble = await process(
+            "asyncio.get_running_loop().call_later(0.1, self.crash, OSError('disk'))", **env
+        )
+        assert code == EXIT_CRASH
+        assert "disk" in trouble
+        code, trouble = await process("raise ValueError('weights are torn')", **env)
+        assert code == EXIT_CRASH
+        assert "weights are torn" in trouble
+
+
+async def test_a_process_tells_how_long_its_start_took() -> None:
+    async with NatsServer() as server:
+        env = {"MOTET_NATS_URL": server.url, "MOTET_NATS_CREDENTIALS": str(server.credentials)}
+        warm = "await asyncio.sleep(0.25); self.crash(OSError('enough'))"
+        _, told = await process(warm, "--log-format", "json", **env)
+    lines = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    [ready] = [line for line in lines if line["message"] == "ready"]
+    stages = {name: ready[name] for name in ("imports", "connected", "warm-up", "registered")}
+    assert stages["warm-up"] >= 0.25
+    assert ready["start"] == pytest.approx(sum(stages.values()), abs=0.01)
+
+
+def test_what_runs_without_torch_imports_without_torch() -> None:
+    modules = (
+        "motet_shared.process.actor, motet_gateway.service, motet_tokenizer.service,"
+        " motet_pipelines.chat.chat, motet_cli.supervision.up"
+    )
+    code = f"import sys; sys.modules['torch'] = None; import {modules}"  # None: as if it were not installed
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)

@@ -1,0 +1,171 @@
+"""compose.yaml, as far as it can be checked without a Docker engine: what it promises, and NATS as it starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from motet_gateway.images.store import JetStreamStore
+from motet_llm.config import EngineConfig
+from motet_llm.service import DecodeConfig
+from motet_shared.credentials import USERS
+from motet_shared.errors import Unavailable
+from motet_shared.process.config import load
+from motet_shared.testing import NatsServer
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "services" / "nats-store.conf"
+COMPOSED: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSED["services"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_is_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["tmpfs"][0] == "/tmp"
+    if set(service.get("profiles", ())) & {
+        "observability"
+    }:  # images of others, with users of their own
+        assert service.get("user", "nobody") not in ("0", "root")
+        return
+    assert service["tmpfs"] == ["/tmp"]
+    if name == "store":  # it gives a folder away and ends
+        assert (service["user"], service["cap_add"], service["restart"]) == ("0", ["CHOWN"], "no")
+    elif name == "credentials":  # it gives files away, finds again what it has given, and ends
+        assert (service["user"], service["restart"]) == ("0", "no")
+        assert service["cap_add"] == ["CHOWN", "DAC_READ_SEARCH"]
+    else:
+        assert service["user"] == "${MOTET_USER:-10001}"
+        assert "cap_add" not in service
+
+
+def test_files_that_are_mounted_are_there() -> None:
+    for name, service in SERVICES.items():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("./"):
+                assert (ROOT / source).exists(), f"{name}: {source}"
+            elif not source.startswith("$"):
+                assert source in COMPOSED["volumes"], f"{name}: {source}"
+
+
+def test_profiles() -> None:
+    profiles = {
+        name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service
+    }
+    assert profiles == {
+        **{f"{name}-gpu": ["gpu"] for name in ("decode", "vision", "asr", "tts")},
+        **{"embedding-gpu": ["gpu-embedding"], "diffusion-gpu": ["gpu-images"]},
+        **{name: ["observability"] for name in ("prometheus", "grafana", "otel")},
+        "speakers": ["speakers"],
+        "embedding": ["embedding"],
+        "diffusion": ["images"],
+        "planner": ["planner"],
+    }
+
+
+@pytest.mark.parametrize("name", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"MOTET_LONG_CONTEXT": "true", "MOTET_HOST_CACHE": "4GiB"},
+        {"MOTET_ATTENTION_BUDGET": "1024"},
+    ],
+)
+def test_settings_of_the_language_model_are_its_own_where_nothing_is_said(
+    name: str, given: dict[str, str]
+) -> None:
+    def filled(value: object) -> str:
+        return re.sub(
+            r"\$\{(\w+):-([^}]*)\}", lambda found: given.get(found[1], found[2]), str(value)
+        )
+
+    env = {key: filled(value) for key, value in SERVICES[name]["environment"].items()}
+    env["MOTET_MODEL"] = str(ROOT) + env["MOTET_MODEL"]  # ./models is mounted at /models
+    loaded = load(DecodeConfig, [], env)
+    loaded.engine()  # it refuses what does not go together
+    plain = load(DecodeConfig, [], {"MOTET_MODEL": env["MOTET_MODEL"]} | given)
+    others = {key.removeprefix("MOTET_").lower() for key in env if key.startswith("MOTET_")} - {
+        "role"
+    }
+    for field in others & {field.name for field in fields(EngineConfig)}:
+        assert getattr(loaded, field) == getattr(plain, field), field
+
+
+def test_the_store_is_given_to_the_user_of_nats(tmp_path: Path) -> None:
+    _, *argv = SERVICES["store"]["entrypoint"]
+    folder = tmp_path / "store"
+    folder.mkdir()
+    code = argv[-1].replace("/store", str(folder))
+    assert code != argv[-1]
+    subprocess.run(
+        [sys.executable, argv[0], code], env={**os.environ, "OWNER": str(os.getuid())}, check=True
+    )
+    assert folder.stat().st_uid == os.getuid()
+    ended = {"condition": "service_completed_successfully"}
+    assert SERVICES["nats"]["depends_on"] == {"store": ended, "credentials": ended}
+
+
+def test_each_role_mounts_its_own_password_alone() -> None:
+    mounted = {
+        name: [volume for volume in service.get("volumes", []) if volume.startswith("nats-")]
+        for name, service in SERVICES.items()
+    }
+    assert mounted.pop("credentials") == [
+        f"nats-{one}:/credentials/{one}" for one in ("server", *USERS)
+    ]
+    assert mounted.pop("nats") == ["nats-server:/etc/nats/server:ro"]
+    for name, found in mounted.items():
+        role = name.removesuffix("-gpu")
+        assert found == ([f"nats-{role}:/run/nats:ro"] if role in USERS else []), name
+    assert {volume[0].split(":")[0] for volume in mounted.values() if volume} == {
+        f"nats-{user}" for user in USERS if user != "operator"
+    }
+    assert not [
+        name
+        for name, one in SERVICES.items()
+        if "MOTET_NATS_PASSWORD" in one.get("environment", {})
+    ]
+
+
+async def test_nats_keeps_pictures_within_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the flags of compose.yaml, except for where it listens."""
+    command = SERVICES["nats"]["command"]
+    mounted = {volume.split(":")[1]: volume.split(":")[0] for volume in SERVICES["nats"]["volumes"]}
+    assert (ROOT / mounted[command[1]]).resolve() == CONFIG
+    assert mounted[command[3]] == "store"
+    assert command == [
+        "--config",
+        "/etc/nats/nats-store.conf",
+        "--store_dir",
+        "/store",
+        "--addr",
+        "0.0.0.0",
+    ]
+    monkeypatch.setenv("MOTET_STORE_SIZE", "1MB")
+    async with NatsServer(CONFIG, tmp_path / "store") as nats:
+        bus = await nats.bus("gateway")
+        try:
+            keep = await JetStreamStore.open(bus, 60, 60, 6)
+            assert keep is not None
+            name = await keep.put_picture(b"small", "png")
+            assert await keep.picture(name) == b"small"
+            with pytest.raises(Unavailable, match="the picture cannot be kept"):
+                await keep.put_picture(bytes(2 << 20), "png")
+            assert await keep.picture(name) == b"small"
+        finally:
+            await bus.close()

@@ -1,0 +1,118 @@
+"""Each test runs in exactly one tier; extended runs go on where they were broken off."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import extended
+from support import tiers
+
+ROOT = Path(__file__).parents[3]
+SUITE = """
+import pytest
+
+def test_quick(): pass
+
+@pytest.mark.long
+def test_long(): pass
+
+@pytest.mark.long(after=1)
+@pytest.mark.parametrize("case", range(3))
+def test_cases(case): pass
+
+@pytest.mark.extended("soak")
+@pytest.mark.long
+def test_soak(): pass
+"""
+
+
+def chosen(folder: Path, tier: str) -> list[str]:
+    """Return the tests in `folder` that `--tier` runs; none where pytest refuses to run."""
+    (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    options = [
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        f"--tier={tier}",
+    ]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(folder)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return (
+        []
+        if done.returncode == 4
+        else [line.partition("::")[2] for line in done.stdout.splitlines() if "::test_" in line]
+    )
+
+
+def test_every_test_runs_in_one_tier(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    found = {
+        tier: chosen(tmp_path, tier) for tier in ("test", "test-long", "extended-soak", "ci", "all")
+    }
+    assert found["test"] == ["test_quick", "test_cases[0]"]
+    assert found["test-long"] == ["test_long", "test_cases[1]", "test_cases[2]"]
+    assert found["extended-soak"] == ["test_soak"]
+    assert set(found["ci"]) == {*found["test"], *found["test-long"]}
+    assert set(found["all"]) == {*found["ci"], *found["extended-soak"]}
+
+
+def test_a_part_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(
+        "import pytest\n@pytest.mark.extended('x')\ndef test_one(): pass\n"
+    )
+    assert chosen(tmp_path, "all") == []
+
+
+def test_quick_parameters_must_exist() -> None:
+    first, second = tiers.mostly_long(["a", "b"], ["a"])
+    assert first == "a"
+    assert second == pytest.param("b", marks=pytest.mark.long)
+    with pytest.raises(ValueError, match="'c'"):
+        tiers.mostly_long(["a", "b"], ["c"])
+
+
+def test_parts_are_the_same_everywhere() -> None:
+    assert set(extended.PARTS) == set(tiers.PARTS)
+    assert all(part in (ROOT / "Makefile").read_text() for part in tiers.PARTS)
+    for part, steps in extended.PARTS.items():
+        assert sum(step.seconds for step in steps) <= (5400 if part == "soak" else 3600), part
+
+
+def test_a_part_goes_on_behind_what_has_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extended, "commit", lambda: "abc")
+    ran, gate = tmp_path / "ran", tmp_path / "gate"
+    note = f"open({str(ran)!r}, 'a').write('x')"
+    first = extended.Step(name="first", argv=("-c", note), seconds=30)
+    second = extended.Step(name="second", argv=("-c", f"open({str(gate)!r})"), seconds=30)
+    assert not extended.run_part("storm", [first, second], results=tmp_path)
+    gate.touch()
+    assert extended.run_part("storm", [first, second], results=tmp_path)
+    assert ran.read_text() == "x"
+    document = json.loads((tmp_path / "storm.json").read_text())
+    assert (document["part"], document["commit"]) == ("storm", "abc")
+    assert [(step["name"], step["passed"]) for step in document["steps"]] == [
+        ("first", True),
+        ("second", True),
+    ]
+    assert document["date"]
+    assert document["processor"]
+    monkeypatch.setattr(extended, "commit", lambda: "def")
+    assert extended.run_part("storm", [first], results=tmp_path)
+    assert ran.read_text() == "xx"
