@@ -20,7 +20,7 @@ class Job:
     """A request that comes `arrival` seconds after the start and is left by its client after `output` tokens.
 
     limit: what it asks for as max_tokens, which is all that a server knows; 0: `output`.
-    sentence: of the grammar that its reply is held to, for one replay. adapter: in the engine's bank.
+    grammar_state: of the grammar that its reply is held to, for one replay. adapter: in the engine's bank.
     temperature: at which it is drawn.
     """
 
@@ -28,7 +28,7 @@ class Job:
     prompt: list[int]
     output: int
     limit: int = 0
-    sentence: GrammarState | None = None
+    grammar_state: GrammarState | None = None
     adapter: Adapter | None = None
     temperature: float = 0.0
 
@@ -159,7 +159,11 @@ class Replay:
         )
         try:
             self._engine.add(
-                str(index), job.prompt, sampling, sentence=job.sentence, adapter=job.adapter
+                str(index),
+                job.prompt,
+                sampling,
+                grammar_state=job.grammar_state,
+                adapter=job.adapter,
             )
         except MotetError as error:
             served.error = error.message

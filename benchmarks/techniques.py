@@ -96,7 +96,7 @@ def hold(
         for held in (False, True) if pair % 2 else (True, False):
             before = engine.stats()
             jobs = [
-                Job(0.0, prompt, bench.plan.output, sentence=grammar.start() if held else None)
+                Job(0.0, prompt, bench.plan.output, grammar_state=grammar.start() if held else None)
                 for prompt in prompts
             ]
             served = Replay(engine, jobs).run()

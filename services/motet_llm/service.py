@@ -164,7 +164,7 @@ class Decode(EngineActor):
         self._profiler = Profiler()
         self._reporter: CacheReporter | None = None
         self._remote: RemotePrefill | None = None
-        self._sights = ImageEmbeddingReader(self.store, config.image_memory)
+        self._image_reader = ImageEmbeddingReader(self.store, config.image_memory)
         self._grammars = Grammars(
             self._spelling, timeout=config.grammar_timeout, capacity=config.grammar_cache
         )
@@ -203,22 +203,22 @@ class Decode(EngineActor):
         asked = time.perf_counter()
         async with (
             self.adapter_of(request.model, call.expires) as adapter,
-            self._sights.reading(request.sights) as sights,
+            self._image_reader.reading(request.sights) as images,
         ):
             began = time.perf_counter()
             timing = {"decode.adapter": began - asked} if adapter is not None else {}
-            sentence = await self._sentence(call, request)
-            if sentence is not None:
+            grammar_state = await self._grammar_state(call, request)
+            if grammar_state is not None:
                 timing["decode.grammar"] = time.perf_counter() - began
-            last = await self._generate(call, request, sights, sentence, adapter)
+            last = await self._generate(call, request, images, grammar_state, adapter)
         timing |= {f"decode.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
         call.finish(last.finish or "stop", last.usage, timing)
 
-    async def _sentence(self, call: Call, request: Generate) -> GrammarState | None:
+    async def _grammar_state(self, call: Call, request: Generate) -> GrammarState | None:
         """Return the grammar state of the reply, or None; others continue while it compiles."""
         if request.grammar is None:
             return None
-        return await self._grammars.sentence(
+        return await self._grammars.grammar_state(
             request.grammar, request.output, call.expires, request.tenant.partition("\0")[0]
         )
 
@@ -226,8 +226,8 @@ class Decode(EngineActor):
         self,
         call: Call,
         request: Generate,
-        sights: list[ImageEmbedding],
-        sentence: GrammarState | None,
+        images: list[ImageEmbedding],
+        grammar_state: GrammarState | None,
         adapter: Adapter | None,
     ) -> StepOutput:
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
@@ -242,8 +242,8 @@ class Decode(EngineActor):
             deadline=call.expires,
             priority=request.priority,
             tenant=request.tenant,
-            sights=sights,
-            sentence=sentence,
+            images=images,
+            grammar_state=grammar_state,
             adapter=adapter,
         )
         try:
@@ -293,7 +293,7 @@ class Decode(EngineActor):
         if self._thread is None:
             return {}
         own = {
-            "image_bytes": self._sights.held,
+            "image_bytes": self._image_reader.held,
             **(self._remote.stats() if self._remote is not None else {}),
             **self._grammars.stats(),
         }

@@ -101,7 +101,7 @@ class KvReceiver:
             self.choose is None
             or request.was_handed_over
             or request.sent >= 0
-            or request.sights is not None
+            or request.images is not None
         ):
             return False
         instance = self.choose(request, self._here(request))

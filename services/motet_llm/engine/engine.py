@@ -251,10 +251,10 @@ class Engine:
         prompt: list[int],
         sampling: Sampling,
         *,
-        sights: Sequence[ImageEmbedding] = (),
+        images: Sequence[ImageEmbedding] = (),
         **options: Unpack[Options],
     ) -> None:
-        """Queue a request. `sights`: the images in its prompt, in the order of placeholders.
+        """Queue a request. `images`: those in its prompt, in the order of placeholders.
 
         Raises ContextTooLong, BadRequest, Overloaded when the queue is full, or DeadlineExceeded if
         not even the first token can be ready in time.
@@ -276,7 +276,7 @@ class Engine:
             sampling,
             max_length=max_length,
             stop_ids=stop_ids,
-            sights=place(prompt, sights, self.runner.sight),
+            images=place(prompt, images, self.runner.image_shape),
             watch=rule.watch(len(prompt))
             if (rule := self.config.heavy_hitters) is not None
             else None,
@@ -504,8 +504,8 @@ class Engine:
         is_finite = num_finite >= work.num_tokens - len(work.draft)
         if is_finite and (not drawn.ids or drawn.ids[0] is not None):
             return None
-        if is_finite and request.sentence is not None:
-            return self._end_of_grammar(request, request.sentence)
+        if is_finite and request.grammar_state is not None:
+            return self._end_of_grammar(request, request.grammar_state)
         return self._fail_not_finite(request)
 
     def _take_back(self, work: Work, kept: Kept, num_finite: int) -> None:
@@ -524,11 +524,11 @@ class Engine:
             return self._finish(request, kept.ids, kept.logprobs, kept.finish)
         return StepOutput(request.key, kept.ids, kept.logprobs)
 
-    def _end_of_grammar(self, request: Request, sentence: GrammarState) -> StepOutput:
+    def _end_of_grammar(self, request: Request, grammar_state: GrammarState) -> StepOutput:
         """End a reply for which no token is allowed: finish if its grammar may end, else fail."""
-        if sentence.may_end:
+        if grammar_state.may_end:
             return self._finish(request, [], None, "stop")
-        return self._fail(request, sentence.error(f"after {request.num_output} tokens"))
+        return self._fail(request, grammar_state.error(f"after {request.num_output} tokens"))
 
     def _finish(
         self, request: Request, ids: list[int], logprobs: list[TokenLogprob] | None, reason: str
@@ -579,7 +579,7 @@ class Engine:
             "evictions": self.pool.evictions,
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
-            "paused": self.scheduler.num_paused,
+            "paused": self.scheduler.num_out_of_credit,
             "preemptions": self.scheduler.preemptions,
             "recomputed_tokens": self.prefix_cache.ghosts.recomputed
             if self.prefix_cache is not None

@@ -92,7 +92,7 @@ class ModelRunner:
         self.device = find_device(config.device, ConfigError)
         self.on_gpu = gpu.is_gpu(self.device)
         model_config = checkpoint.load_config(folder)
-        self.sight = checkpoint.sight_shape(folder)
+        self.image_shape = checkpoint.sight_shape(folder)
         self.context = checkpoint.context_of(model_config, config.context)
         self.dtype = find_dtype(config.dtype, model_config.dtype, self.device, ConfigError)
         self.eos_ids = checkpoint.eos_ids(folder, model_config)
@@ -294,13 +294,13 @@ class ModelRunner:
 
     def _see(self, ids_N: Tensor, works: list[Work]) -> dict[str, Any]:
         """Return the model's inputs: token ids, or embeddings if there are image placeholders."""
-        if self.sight is None:
+        if self.image_shape is None:
             return {"input_ids": ids_N.unsqueeze(0)}
         seen = [
             (start + places, shown)
             for start, work in zip(_starts(works), works, strict=True)
-            if (sights := work.request.sights) is not None
-            for places, shown in [sights.between(*work.span)]
+            if (images := work.request.images) is not None
+            for places, shown in [images.between(*work.span)]
             if len(places)
         ]
         if not seen:
@@ -325,15 +325,15 @@ class ModelRunner:
     def _turned(self, positions_N: np.ndarray, works: list[Work]) -> np.ndarray:
         """Return rotary positions: `[3, N]` if images with several axes are present, else `[N]`."""
         if (
-            self.sight is None
-            or self.sight.axes == 1
-            or all(work.request.sights is None for work in works)
+            self.image_shape is None
+            or self.image_shape.axes == 1
+            or all(work.request.images is None for work in works)
         ):
             return positions_N
         turned_3N = np.tile(positions_N, (3, 1))
         for start, work in zip(_starts(works), works, strict=True):
-            if work.request.sights is not None:
-                turned_3N[:, start : start + work.num_tokens] = work.request.sights.positions(
+            if work.request.images is not None:
+                turned_3N[:, start : start + work.num_tokens] = work.request.images.positions(
                     *work.span
                 )
         return turned_3N

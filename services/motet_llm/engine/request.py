@@ -50,7 +50,7 @@ class Options(TypedDict, total=False):
     deadline: float | None
     priority: int
     tenant: str
-    sentence: GrammarState | None
+    grammar_state: GrammarState | None
     adapter: Adapter | None
     send_from: int
 
@@ -80,6 +80,8 @@ class Request:
         "deadline",
         "emitted",
         "first_token_at",
+        "grammar_state",
+        "images",
         "key",
         "left_out",
         "max_length",
@@ -98,8 +100,6 @@ class Request:
         "rejected",
         "sampling",
         "sent",
-        "sentence",
-        "sights",
         "spilled",
         "started_at",
         "state_slot",
@@ -128,8 +128,8 @@ class Request:
         deadline: float | None = None,
         priority: int = 0,
         tenant: str = "",
-        sights: ImageEmbeddings | None = None,
-        sentence: GrammarState | None = None,
+        images: ImageEmbeddings | None = None,
+        grammar_state: GrammarState | None = None,
         adapter: Adapter | None = None,
         send_from: int = -1,
         watch: Watch | None = None,
@@ -137,10 +137,10 @@ class Request:
         self.key = key
         self.arrival = arrival
         self.tokens = [*prompt, *output]
-        self.sights = sights
-        self.sentence = sentence
+        self.images = images
+        self.grammar_state = grammar_state
         self.adapter = adapter
-        self.names = self.tokens if sights is None else [*sights.names, *output]
+        self.names = self.tokens if images is None else [*images.names, *output]
         self.num_prompt = len(prompt)
         self.sampling = sampling
         self.stop_ids = stop_ids
@@ -234,14 +234,14 @@ class Request:
         return num_tokens - self.left_out if group.window is None else num_tokens
 
     @property
-    def paused(self) -> bool:
+    def out_of_credit(self) -> bool:
         """Return True if the request is out of credit."""
         return self.emitted >= self.credit
 
     @property
     def is_idle(self) -> bool:
         """Return True if nothing is to compute: out of credit, or prefilled remotely."""
-        return self.receiving or self.paused
+        return self.receiving or self.out_of_credit
 
     @property
     def is_full(self) -> bool:
@@ -250,7 +250,7 @@ class Request:
     @property
     def end(self) -> str | None:
         """Return why no token can follow: "stop" (end of grammar), "length" (full), or None."""
-        if self.sentence is not None and self.sentence.ended:
+        if self.grammar_state is not None and self.grammar_state.ended:
             return "stop"
         return "length" if self.is_full else None
 

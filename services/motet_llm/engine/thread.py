@@ -38,11 +38,11 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
         prompt: list[int],
         sampling: Sampling,
         *,
-        sights: Sequence[ImageEmbedding] = (),
+        images: Sequence[ImageEmbedding] = (),
         **options: Unpack[Options],
     ) -> None:
         """Call `Engine.add`; a refusal arrives as a `StepOutput` with `error`."""
-        self._submit(key, partial(self.engine.add, key, prompt, sampling, sights=sights, **options))
+        self._submit(key, partial(self.engine.add, key, prompt, sampling, images=images, **options))
 
     def grant(self, key: Key, total: int) -> None:
         self.between_steps(partial(self.engine.grant, key, total))

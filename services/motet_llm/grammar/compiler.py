@@ -67,7 +67,7 @@ class Grammars:
             future.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def sentence(
+    async def grammar_state(
         self,
         wish: messages.Grammar,
         output: Sequence[int] = (),

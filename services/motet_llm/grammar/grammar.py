@@ -107,11 +107,11 @@ class Grammar:
         if self._matcher.is_error():
             raise _not_compiled(wish, _reason(self._matcher.get_error()))
         first_W = np.zeros(words(spelling.vocab), np.uint32)
-        sentence = self.start()
-        sentence.fill(first_W, ())
-        if sentence.failed:
-            raise sentence.error("at its beginning")
-        if not first_W.any() and not sentence.may_end:
+        grammar_state = self.start()
+        grammar_state.fill(first_W, ())
+        if grammar_state.failed:
+            raise grammar_state.error("at its beginning")
+        if not first_W.any() and not grammar_state.may_end:
             raise _refusal(wish, "no text that this model can write satisfies it; loosen it")
 
     def start(self, output: Sequence[int] = ()) -> GrammarState:
@@ -119,13 +119,13 @@ class Grammar:
 
         Raises BadRequest if `output` is not in the grammar.
         """
-        sentence = GrammarState(self._matcher.deep_copy(), self._wish, self._step_seconds)
-        if not sentence.accept(output):
+        grammar_state = GrammarState(self._matcher.deep_copy(), self._wish, self._step_seconds)
+        if not grammar_state.accept(output):
             raise BadRequest(
                 "output: is no beginning of a sentence of `grammar`; send what it gave",
                 param="output",
             )
-        return sentence
+        return grammar_state
 
 
 def words(vocab: int) -> int:

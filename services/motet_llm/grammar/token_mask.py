@@ -29,7 +29,9 @@ class TokenMask:
 
     def __init__(self, requests: Sequence[Row], vocab: int, device: torch.device):
         self._held = [
-            (row, request) for row, request in enumerate(requests) if request.sentence is not None
+            (row, request)
+            for row, request in enumerate(requests)
+            if request.grammar_state is not None
         ]
         self._rows = len(requests)
         self._vocab = vocab
@@ -79,7 +81,7 @@ def _next(before: GrammarState | None, row: Row) -> GrammarState | None:
     None where the draft has left the grammar: tokens drawn there are discarded.
     """
     if not isinstance(row, SpeculativeRow):
-        return row.sentence
+        return row.grammar_state
     if before is None:
         return None
     if len(row.ahead) == 1:

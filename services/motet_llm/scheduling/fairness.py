@@ -18,21 +18,21 @@ def tenant_group(tenant: str) -> str:
     return tenant.partition("\0")[0]
 
 
-class Shares:
+class FairShares:
     """Count the tokens served to each tenant group, and within each group to its users."""
 
     def __init__(self) -> None:
-        self._houses = TokenCounts()
+        self._groups = TokenCounts()
         self._users: dict[str, TokenCounts] = {}
 
     def enter(self, tenant: str) -> None:
         """Register one more request of a tenant."""
-        self._houses.enter(tenant_group(tenant))
+        self._groups.enter(tenant_group(tenant))
         self._users.setdefault(tenant_group(tenant), TokenCounts()).enter(tenant)
 
     def leave(self, tenant: str) -> None:
         """Remove one request of a tenant."""
-        self._houses.leave(tenant_group(tenant))
+        self._groups.leave(tenant_group(tenant))
         users = self._users[tenant_group(tenant)]
         users.leave(tenant)
         if not len(users):
@@ -40,22 +40,22 @@ class Shares:
 
     def serve(self, tenant: str, num_tokens: int) -> None:
         """Count tokens computed for a tenant with requests here; negative to take them back."""
-        self._houses.serve(tenant_group(tenant), num_tokens)
+        self._groups.serve(tenant_group(tenant), num_tokens)
         self._users[tenant_group(tenant)].serve(tenant, num_tokens)
 
     def served(self, tenant: str) -> tuple[int, int]:
         """Return the tokens served to the group and to its user: a sort key, lowest first."""
-        return self._houses.served(tenant_group(tenant)), self._users[tenant_group(tenant)].served(
+        return self._groups.served(tenant_group(tenant)), self._users[tenant_group(tenant)].served(
             tenant
         )
 
-    def of_house(self, name: str) -> int:
+    def served_to_group(self, name: str) -> int:
         """Return the tokens served to all users of a tenant group that has requests here."""
-        return self._houses.served(name)
+        return self._groups.served(name)
 
     def __len__(self) -> int:
         """Return the number of tenant groups that are remembered."""
-        return len(self._houses)
+        return len(self._groups)
 
 
 class TokenCounts:

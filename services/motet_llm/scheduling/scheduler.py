@@ -30,14 +30,14 @@ from motet_llm.engine.request import Request, Status
 from motet_llm.speculation.speculative_row import Row, SpeculativeRow
 from motet_shared.errors import InternalError, Overloaded
 
-from .fairness import Shares, tenant_group
+from .fairness import FairShares, tenant_group
 from .step_time import StepTimeEstimate
 
 _rank = attrgetter("rank")
 SMALLEST_CHUNK = (
     32  # tokens: 8 or 16 take as long (beside four streams of pocket-chat, on a Zen 3: 3.6 ms)
 )
-PATIENCE = 5.0  # multiplier on decode_slowdown for urgent requests
+URGENT_SLOWDOWN = 5.0  # multiplier on decode_slowdown for urgent requests
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,7 +110,7 @@ class _Budget:
     """
 
     def __init__(
-        self, limits: Limits, pace: StepTimeEstimate, shares: Shares, streams: Sequence[Request]
+        self, limits: Limits, pace: StepTimeEstimate, shares: FairShares, streams: Sequence[Request]
     ):
         self.spent = 0
         self._limits, self._pace, self._shares, self._streams = limits, pace, shares, streams
@@ -127,9 +127,9 @@ class _Budget:
         return self._chunks[urgent] - self.spent
 
     def _chunk(self, urgent: bool) -> int:
-        if not urgent and self._pace.wants_to_look(len(self._streams)):
+        if not urgent and self._pace.needs_decode_sample(len(self._streams)):
             return 0
-        slowdown = self._limits.decode_slowdown * (PATIENCE if urgent else 1.0)
+        slowdown = self._limits.decode_slowdown * (URGENT_SLOWDOWN if urgent else 1.0)
         chunk = self._pace.chunk(len(self._streams), slowdown, self._limits.latency_goal)
         return int(min(self._most, max(SMALLEST_CHUNK, chunk)))
 
@@ -139,17 +139,19 @@ class _Budget:
     def is_crowded_out(self, request: Request) -> bool:
         """Return True if another tenant's streams crowd out the request.
 
-        Its tenant has no stream here and was served no more than the crowd's, and no stream has a
+        Its tenant has no stream here and was served no more than the dominant group, and no stream has a
         higher priority.
         """
         tenant = tenant_group(request.tenant)
         if (
-            self.crowd is None
+            self.dominant_group is None
             or tenant in self._tenants
             or any(r.priority > request.priority for r in self._streams)
         ):
             return False
-        return self._shares.of_house(tenant) <= self._shares.of_house(self.crowd)
+        return self._shares.served_to_group(tenant) <= self._shares.served_to_group(
+            self.dominant_group
+        )
 
     @property
     def is_long(self) -> bool:
@@ -160,7 +162,7 @@ class _Budget:
         )
 
     @cached_property
-    def crowd(self) -> str | None:
+    def dominant_group(self) -> str | None:
         """Return the tenant group with several streams and at least half of all, or None."""
         tenant, count = max(self._tenants.items(), key=itemgetter(1), default=("", 0))
         return tenant if count > 1 and 2 * count >= len(self._streams) else None
@@ -190,13 +192,15 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.preemptions = 0
-        self.counts = Shares()
+        self.counts = FairShares()
         self.pace = pace or StepTimeEstimate()
         self.hand_over: Callable[[Request], bool] = lambda request: False
         self._tables = tables
         self._prefix_cache = prefix_cache
         self._works: dict[Request, Work] = {}
-        self._crowd_rests = False  # whether the crowd's streams rested in the last step
+        self._dominant_rested = (
+            False  # whether the dominant group's streams rested in the last step
+        )
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded when the queue is full."""
@@ -225,9 +229,9 @@ class Scheduler:
         return self._room_for(request) is not None
 
     @property
-    def num_paused(self) -> int:
+    def num_out_of_credit(self) -> int:
         """Return the number of requests out of credit."""
-        return sum(r.paused for r in [*self.running, *self.waiting])
+        return sum(r.out_of_credit for r in [*self.running, *self.waiting])
 
     def tokens_before(self, request: Request) -> int:
         """Return the fewest tokens to prefill before a new request draws its first token.
@@ -237,7 +241,7 @@ class Scheduler:
         first = (
             r
             for r in self.waiting
-            if r.tenant == request.tenant and r.rank < request.rank and not r.paused
+            if r.tenant == request.tenant and r.rank < request.rank and not r.out_of_credit
         )
         return request.num_uncomputed + sum(r.num_uncomputed for r in first)
 
@@ -258,11 +262,13 @@ class Scheduler:
                 self._plan(request, 1)
         budget = _Budget(self.limits, self.pace, self.counts, list(self._works))
         may_begin = not (self.limits.static_batching and active)
-        if may_begin and self.waiting and budget.crowd is not None:
+        if may_begin and self.waiting and budget.dominant_group is not None:
             self._begin(budget, budget.is_crowded_out)
-        self._crowd_rests = budget.spent > 0 and budget.is_long and not self._crowd_rests
-        if self._crowd_rests:
-            for stream in [r for r in self._works if tenant_group(r.tenant) == budget.crowd]:
+        self._dominant_rested = budget.spent > 0 and budget.is_long and not self._dominant_rested
+        if self._dominant_rested:
+            for stream in [
+                r for r in self._works if tenant_group(r.tenant) == budget.dominant_group
+            ]:
                 self._leave_out(stream)
         for request in sorted((r for r in active if r.num_uncomputed > 1), key=self._turn):
             budget.spent += self._plan(request, self._chunk(request, budget.left_for(request)))
@@ -381,7 +387,7 @@ class Scheduler:
 
     def _victim(self) -> Request:
         """Return the request of the lowest rank, of those out of credit if there are any."""
-        return next((r for r in reversed(self.running) if r.paused), self.running[-1])
+        return next((r for r in reversed(self.running) if r.out_of_credit), self.running[-1])
 
     def _leave_out(self, request: Request) -> None:
         work = self._works.pop(request, None)
@@ -425,7 +431,7 @@ class Scheduler:
 
     def _next_arrival(self) -> Request | None:
         """Return the waiting request that goes next, or None."""
-        return min((r for r in self.waiting if not r.paused), key=self._turn, default=None)
+        return min((r for r in self.waiting if not r.out_of_credit), key=self._turn, default=None)
 
     def _room_for(self, request: Request) -> list[Request] | None:
         """Return the requests to preempt so that `request` fits; None if it cannot fit."""
@@ -460,7 +466,7 @@ class Scheduler:
         stay = [r for r in self.running if r not in victims]
         if (
             len(stay) >= self._tables.max_open
-            or sum(not r.paused for r in stay) >= self.limits.max_running
+            or sum(not r.out_of_credit for r in stay) >= self.limits.max_running
         ):
             return False
         freed = sum(self._tables.num_unshared(r) for r in victims)
@@ -486,10 +492,10 @@ class Scheduler:
         First those out of credit, then those that it outranks by priority, then one of a tenant
         with several if its own tenant runs nothing.
         """
-        yield from (r for r in reversed(self.running) if r.paused)
+        yield from (r for r in reversed(self.running) if r.out_of_credit)
         if self.limits.static_batching:
             return
-        busy = [r for r in reversed(self.running) if not r.paused]
+        busy = [r for r in reversed(self.running) if not r.out_of_credit]
         yield from (r for r in busy if r.priority < request.priority)
         places = Counter(tenant_group(r.tenant) for r in busy)
         if busy and not places[tenant_group(request.tenant)]:

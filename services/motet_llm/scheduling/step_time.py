@@ -6,8 +6,8 @@ import math
 from collections import deque
 
 HISTORY = 64  # steps
-ALIKE = 16  # steps kept per class of row counts
-LOOK = 32  # most steps with prefill in a row before one without it measures decoding
+PER_CLASS = 16  # steps kept per class of row counts
+MAX_MIXED_STEPS = 32  # most steps with prefill in a row before one without it measures decoding
 
 
 class StepTimeEstimate:
@@ -27,16 +27,20 @@ class StepTimeEstimate:
         self._prefill: deque[float] = deque(
             maxlen=HISTORY
         )  # seconds that a prefilled token added to its step
-        self._unseen = 0  # steps that decoded and prefilled since the last that only decoded
+        self._mixed_in_a_row = (
+            0  # steps that decoded and prefilled since the last that only decoded
+        )
 
     def note(self, seconds: float, num_decodes: int, num_prefill_tokens: int) -> None:
         """Record a step that took `seconds`."""
         if not num_prefill_tokens:
-            self._decode.setdefault(num_decodes.bit_length(), deque(maxlen=ALIKE)).append(seconds)
+            self._decode.setdefault(num_decodes.bit_length(), deque(maxlen=PER_CLASS)).append(
+                seconds
+            )
             self._rows.append(seconds / max(1, num_decodes))
-            self._unseen = 0
+            self._mixed_in_a_row = 0
             return
-        self._unseen += num_decodes > 0
+        self._mixed_in_a_row += num_decodes > 0
         if num_prefill_tokens >= 4:  # with fewer, the step's own time dominates
             rest = seconds - (self.decode_step(num_decodes) if num_decodes else 0.0)
             self._prefill.append(max(rest, 0.05 * seconds) / num_prefill_tokens)
@@ -63,10 +67,10 @@ class StepTimeEstimate:
         steps = [seconds for alike in self._decode.copy().values() for seconds in alike.copy()]
         return min(self._prefill, default=0.0) * num_prefill + min(steps, default=0.0) * num_steps
 
-    def wants_to_look(self, rows: int) -> bool:
+    def needs_decode_sample(self, rows: int) -> bool:
         """Return True if the next step, of `rows` streams, should only decode, to be measured."""
         is_new = bool(self._decode) and rows.bit_length() not in self._decode
-        return self._unseen >= (1 if is_new else LOOK)
+        return self._mixed_in_a_row >= (1 if is_new else MAX_MIXED_STEPS)
 
     def chunk(self, rows: int, slowdown: float, goal: float = 0.0) -> float:
         """Return the tokens that may be prefilled in a step while `rows` streams decode.

@@ -51,7 +51,9 @@ class DraftRequest(Request):
         ours[same:] = theirs[same:]
         self.known = len(theirs)
         self.num_computed = min(self.num_computed, same, self.known - 1)
-        self.sentence = None if self.real.sentence is None else self.real.sentence.copy()
+        self.grammar_state = (
+            None if self.real.grammar_state is None else self.real.grammar_state.copy()
+        )
         self.draft, self.wanted = [], wanted
 
     def guess(self, token: int) -> bool:
@@ -63,6 +65,6 @@ class DraftRequest(Request):
             return False
         self.append(token)
         self.draft.append(token)
-        if self.sentence is not None:
-            self.sentence.accept([token])
+        if self.grammar_state is not None:
+            self.grammar_state.accept([token])
         return len(self.draft) < self.wanted and self.end is None

@@ -32,9 +32,9 @@ class SpeculativeRow:
         return self.request.stop_ids
 
     @property
-    def sentence(self) -> GrammarState | None:
+    def grammar_state(self) -> GrammarState | None:
         """Return the grammar state of the request itself, which has not accepted `ahead`."""
-        return self.request.sentence
+        return self.request.grammar_state
 
     @property
     def tokens(self) -> list[int]:

@@ -42,8 +42,8 @@ def keep(work: Work, drawn: Drawn, num_finite: int) -> Kept:
         kept.ids.append(token)
         if logprob is not None:
             kept.logprobs = [*(kept.logprobs or []), logprob]
-        if request.sentence is not None:
-            request.sentence.accept([token])
+        if request.grammar_state is not None:
+            request.grammar_state.accept([token])
         if end := request.end:
             kept.finish = end
             break

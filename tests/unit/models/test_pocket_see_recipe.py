@@ -331,7 +331,7 @@ def test_the_services_see_what_transformers_sees(run) -> None:
             vocabulary.template.encode(MESSAGES, []), [shown.ids]
         )
         sampling = Sampling(temperature=0, max_tokens=6, ignore_eos=True)
-        engine.add(seed, prompt, sampling, sights=[ImageEmbedding(embeddings, f"picture {seed}")])
+        engine.add(seed, prompt, sampling, images=[ImageEmbedding(embeddings, f"picture {seed}")])
         ids: list[int] = []
         while engine.has_work:
             ids += [token for output in engine.step() for token in output.ids]

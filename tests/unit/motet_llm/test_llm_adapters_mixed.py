@@ -115,13 +115,13 @@ class Stage:
             self.grammars.get(wish.grammar),
             self.adapters[id(engine)].get(wish.adapter),
         )
-        sentence: GrammarState | None = None if grammar is None else grammar.start(output)
+        grammar_state: GrammarState | None = None if grammar is None else grammar.start(output)
         engine.add(
             key,
             BASE[: wish.length],
             wish.sampling,
             output=list(output),
-            sentence=sentence,
+            grammar_state=grammar_state,
             adapter=adapter,
         )
 

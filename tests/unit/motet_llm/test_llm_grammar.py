@@ -43,10 +43,10 @@ def wish(kind: Any, text: str) -> messages.Grammar:
 
 
 def allowed(
-    sentence: GrammarState, stop_ids: frozenset[int] = frozenset({EOS}), vocab: int = VOCAB
+    grammar_state: GrammarState, stop_ids: frozenset[int] = frozenset({EOS}), vocab: int = VOCAB
 ) -> set[int]:
     row_W = np.zeros(words(vocab), np.uint32)
-    sentence.fill(row_W, stop_ids)
+    grammar_state.fill(row_W, stop_ids)
     bits = np.unpackbits(row_W.view(np.uint8), bitorder="little")[:vocab]
     return set(np.flatnonzero(bits).tolist())
 
@@ -59,8 +59,8 @@ def spelled(text: str, tokenizer: Tokenizer | None = None) -> list[int]:
 
 def takes(grammar: Grammar, text: str) -> bool:
     """Whether the whole text is a sentence."""
-    sentence = grammar.start()
-    return sentence.accept(spelled(text)) and sentence.may_end
+    grammar_state = grammar.start()
+    return grammar_state.accept(spelled(text)) and grammar_state.may_end
 
 
 # ------------------------------------------------------------------------------------------------------------ grammars
@@ -100,23 +100,23 @@ def test_what_is_a_sentence(
 def test_a_reply_may_end_where_the_grammar_does_and_ends_where_nothing_follows(
     spelling: Spelling,
 ) -> None:
-    sentence = Grammar(wish("regex", "ab?"), spelling).start()
+    grammar_state = Grammar(wish("regex", "ab?"), spelling).start()
     (first,) = spelled("a")
-    assert EOS not in allowed(sentence)
-    assert first in allowed(sentence)
-    assert sentence.accept([first])
-    assert (sentence.may_end, sentence.ended) == (True, False)
-    assert allowed(sentence) == {EOS, *spelled("b")}
-    assert allowed(sentence, frozenset()) == set(spelled("b"))  # ignore_eos
-    assert sentence.accept(spelled("b"))
-    assert sentence.ended
+    assert EOS not in allowed(grammar_state)
+    assert first in allowed(grammar_state)
+    assert grammar_state.accept([first])
+    assert (grammar_state.may_end, grammar_state.ended) == (True, False)
+    assert allowed(grammar_state) == {EOS, *spelled("b")}
+    assert allowed(grammar_state, frozenset()) == set(spelled("b"))  # ignore_eos
+    assert grammar_state.accept(spelled("b"))
+    assert grammar_state.ended
 
 
 def test_what_no_token_can_go_on_with_is_told_in_plain_words() -> None:
     without_b = Spelling(tiny_tokenizers.byte_level(), VOCAB, [EOS, *spelled("b")])
-    sentence = Grammar(wish("regex", "a+b"), without_b).start()
-    assert sentence.accept(spelled("a"))
-    assert allowed(sentence) == set(spelled("a"))
+    grammar_state = Grammar(wish("regex", "a+b"), without_b).start()
+    assert grammar_state.accept(spelled("a"))
+    assert allowed(grammar_state) == set(spelled("a"))
     stuck = Grammar(wish("regex", "ab"), without_b).start()
     assert stuck.accept(spelled("a"))
     assert not allowed(stuck)
@@ -207,11 +207,11 @@ def test_what_is_forced_is_not_looked_ahead_for(
     request_: messages.Grammar, spelling: Spelling
 ) -> None:
     """A million forced characters would take seconds of every step."""
-    sentence = Grammar(request_, spelling).start()
+    grammar_state = Grammar(request_, spelling).start()
     began = time.thread_time()
     for _ in range(20):
-        (token, *_) = sorted(allowed(sentence))
-        assert sentence.accept([token])
+        (token, *_) = sorted(allowed(grammar_state))
+        assert grammar_state.accept([token])
     assert time.thread_time() - began < 5
 
 
@@ -307,9 +307,9 @@ async def test_what_is_compiled_is_kept_and_counted(spelling: Spelling) -> None:
     grammars = Grammars(lambda: spelling, timeout=60, capacity=2)
     try:
         request = schema(type="object")
-        await grammars.sentence(request)
-        sentence = await grammars.sentence(request, spelled('{"a'))
-        assert not sentence.may_end
+        await grammars.grammar_state(request)
+        grammar_state = await grammars.grammar_state(request, spelled('{"a'))
+        assert not grammar_state.may_end
         stats = grammars.stats()
         assert (stats["grammars_compiled"], stats["grammar_hits"], stats["grammars_waiting"]) == (
             1,
@@ -318,8 +318,8 @@ async def test_what_is_compiled_is_kept_and_counted(spelling: Spelling) -> None:
         )
         assert stats["grammar_seconds"] > 0
         for text in ("a", "b", "c"):
-            await grammars.sentence(wish("regex", text))
-        await grammars.sentence(request)  # three others came since, and two are kept
+            await grammars.grammar_state(wish("regex", text))
+        await grammars.grammar_state(request)  # three others came since, and two are kept
         assert grammars.stats()["grammars_compiled"] == 5
     finally:
         grammars.close()
@@ -329,10 +329,10 @@ async def test_a_refusal_and_a_limit_reach_their_request_only(spelling: Spelling
     grammars = Grammars(lambda: spelling, timeout=60, capacity=8)
     try:
         with pytest.raises(BadRequest, match="unclosed"):
-            await grammars.sentence(wish("regex", "(open"))
+            await grammars.grammar_state(wish("regex", "(open"))
         with pytest.raises(DeadlineExceeded):
-            await grammars.sentence(wish("regex", "abc"), deadline=time.monotonic() - 1)
-        assert await grammars.sentence(wish("regex", "abc"))
+            await grammars.grammar_state(wish("regex", "abc"), deadline=time.monotonic() - 1)
+        assert await grammars.grammar_state(wish("regex", "abc"))
         assert grammars.stats()["grammars_refused"] == 1
         assert grammars.stats()["grammars_waiting"] == 0
     finally:
@@ -349,7 +349,7 @@ async def test_a_grammar_that_compiles_for_too_long_is_refused(
     grammars = Grammars(slow, timeout=0.1, capacity=8)
     try:
         with pytest.raises(BadRequest, match="within") as raised:
-            await grammars.sentence(wish("regex", "abc"))
+            await grammars.grammar_state(wish("regex", "abc"))
         assert raised.value.param == "structured_outputs.regex"
     finally:
         grammars.close()

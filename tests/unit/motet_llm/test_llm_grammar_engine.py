@@ -99,9 +99,13 @@ def write(
     engine: Engine, grammar: Grammar | None, output: tuple[int, ...] = (), **options: Any
 ) -> tuple[list[int], str]:
     """The tokens of one reply, those of `output` not among them, and why it ended."""
-    sentence = None if grammar is None else grammar.start(output)
+    grammar_state = None if grammar is None else grammar.start(output)
     engine.add(
-        "one", PROMPT, Sampling(**{"max_tokens": 60, **options}), output=output, sentence=sentence
+        "one",
+        PROMPT,
+        Sampling(**{"max_tokens": 60, **options}),
+        output=output,
+        grammar_state=grammar_state,
     )
     outputs = run(engine)["one"]
     last = outputs[-1]
@@ -258,7 +262,10 @@ def test_log_probabilities_stay_the_model_s_own(engine: Engine, spelling: Spelli
     grammar = compiled(spelling, "regex", "[ab]{3}")
     engine.add("free", PROMPT, Sampling(temperature=0, max_tokens=1, logprobs=3))
     engine.add(
-        "held", PROMPT, Sampling(temperature=0, max_tokens=1, logprobs=3), sentence=grammar.start()
+        "held",
+        PROMPT,
+        Sampling(temperature=0, max_tokens=1, logprobs=3),
+        grammar_state=grammar.start(),
     )
     outputs = run(engine)
     (free,), (held,) = (outputs[key][0].logprobs or [] for key in ("free", "held"))
@@ -285,8 +292,8 @@ def test_a_mixed_batch_changes_nobody(folder: Path, spelling: Spelling, overlaps
 
     def add(key: int) -> None:
         grammar = grammars[key % len(grammars)]
-        sentence = None if grammar is None else grammar.start()
-        engine.add(key, [*PROMPT, key], wishes[key], sentence=sentence)
+        grammar_state = None if grammar is None else grammar.start()
+        engine.add(key, [*PROMPT, key], wishes[key], grammar_state=grammar_state)
 
     alone = []
     for key in range(len(wishes)):
@@ -316,7 +323,7 @@ def test_a_dead_end_is_told_to_its_request_and_the_others_go_on(
     engine: Engine, spelling: Spelling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free, _ = write(engine, None, seed=5)
-    sentence = compiled(spelling, "regex", "[a-z]{50}").start()
+    grammar_state = compiled(spelling, "regex", "[a-z]{50}").start()
     fills = 0
 
     def fill(row_W: Any, stop_ids: Any) -> None:
@@ -329,10 +336,10 @@ def test_a_dead_end_is_told_to_its_request_and_the_others_go_on(
 
         ended = may_end = False
         accept = staticmethod(lambda tokens: True)
-        error = staticmethod(sentence.error)
+        error = staticmethod(grammar_state.error)
 
     Dead.fill = staticmethod(fill)  # type: ignore[attr-defined]
-    engine.add("dead", PROMPT, Sampling(max_tokens=60), sentence=Dead())  # type: ignore[arg-type]
+    engine.add("dead", PROMPT, Sampling(max_tokens=60), grammar_state=Dead())  # type: ignore[arg-type]
     engine.add("one", PROMPT, Sampling(max_tokens=60, seed=5))
     outputs = run(engine)
     error = outputs["dead"][-1].error

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from motet_llm.cache.block_pool import BlockPool
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.engine.request import Request, Status
-from motet_llm.scheduling.fairness import Shares, TokenCounts, tenant_group
+from motet_llm.scheduling.fairness import FairShares, TokenCounts, tenant_group
 from motet_llm.scheduling.scheduler import Limits, Scheduler, Work
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_models.capacity import KvGroup, KvLayout
@@ -126,7 +126,7 @@ def test_a_request_without_credit_holds_its_blocks_and_is_passed_over() -> None:
     slow = make_request(0, prompt=4, credit=1)
     scheduler.add(slow)
     run_step(scheduler)
-    assert slow.paused
+    assert slow.out_of_credit
     assert not scheduler.has_work
     assert run_step(scheduler) == []
     assert list(map(len, slow.tables)) == [1]
@@ -242,7 +242,7 @@ def test_a_flood_of_many_users_does_not_keep_another_tenant_out() -> None:
 
 
 def test_shares_of_users_are_forgotten_with_them() -> None:
-    shares = Shares()
+    shares = FairShares()
     for tenant in ("acme\0ann", "acme\0bob", "acme", "solo"):
         shares.enter(tenant)
         shares.serve(tenant, 10)
@@ -403,7 +403,7 @@ def test_what_streams_take_is_not_laid_to_what_is_prefilled_beside_them() -> Non
     chunk, looks = 0.0, 0
     for _ in range(1000):
         rows = 32
-        if pace.wants_to_look(rows):
+        if pace.needs_decode_sample(rows):
             looks += 1
             pace.note(0.100, rows, num_prefill_tokens=0)
             continue

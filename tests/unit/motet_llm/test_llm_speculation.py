@@ -178,8 +178,8 @@ class World:
         grammar = self.grammars[key % len(GRAMMARS)]
         wish = WISHES[key // len(GRAMMARS)]
         sampling = Sampling(max_tokens=4 + key % 23, ignore_eos=grammar is None, **wish)
-        sentence = grammar.start(options.get("output", ())) if grammar else None
-        engine.add(key, prompt_of(key), sampling, sentence=sentence, **options)
+        grammar_state = grammar.start(options.get("output", ())) if grammar else None
+        engine.add(key, prompt_of(key), sampling, grammar_state=grammar_state, **options)
 
 
 @pytest.fixture(scope="module")

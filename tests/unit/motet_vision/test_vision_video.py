@@ -154,7 +154,7 @@ def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> 
     )
     sampling = Sampling(temperature=0, max_tokens=10, ignore_eos=True)
     sight = ImageEmbedding(embeddings, "video", prepared.grid, prepared.interval)
-    engine.add(0, before + prepared.ids + after, sampling, sights=[sight])
+    engine.add(0, before + prepared.ids + after, sampling, images=[sight])
     ids: list[int] = []
     while engine.has_work:
         for output in engine.step():

@@ -77,7 +77,7 @@ class World:
     def add(self, engine: Engine, key: int, talk: Talk, max_tokens: int = 10) -> None:
         sampling = Sampling(temperature=0, max_tokens=max_tokens, logprobs=0, ignore_eos=True)
         sights = [self.sights[number] for number in talk.pictures]
-        engine.add(key, talk.prompt, sampling, output=talk.ids, sights=sights)
+        engine.add(key, talk.prompt, sampling, output=talk.ids, images=sights)
 
     def inputs(self, talk: Talk) -> dict[str, Any]:
         """What transformers makes of the pictures."""
@@ -214,17 +214,17 @@ def test_what_does_not_fit_is_refused(world: World) -> None:
     with pytest.raises(BadRequest, match=r"1 placeholders .* the 0 images have 0 tokens"):
         engine.add(0, [1, placeholder, 2], sampling)
     with pytest.raises(BadRequest, match="0 placeholders"):
-        engine.add(0, [1, 2], sampling, sights=[whole])
+        engine.add(0, [1, 2], sampling, images=[whole])
     cut = ImageEmbedding(whole.embeddings_LTX[:, :, :5], "cut", whole.grid)
     with pytest.raises(BadRequest, match=r"this model takes \[\d, tokens, 32\]"):
-        engine.add(0, [1, *world.ids[0]], sampling, sights=[cut])
+        engine.add(0, [1, *world.ids[0]], sampling, images=[cut])
     if whole.grid:
         with pytest.raises(BadRequest, match="frames, rows and columns"):
             engine.add(
                 0,
                 [1, *world.ids[0]],
                 sampling,
-                sights=[ImageEmbedding(whole.embeddings_LTX, "flat", (1, 1, 1))],
+                images=[ImageEmbedding(whole.embeddings_LTX, "flat", (1, 1, 1))],
             )
     assert not engine.has_work
     engine.check_integrity()
@@ -237,4 +237,4 @@ def test_a_model_without_eyes_says_so(tmp_path: Path) -> None:
         EngineConfig(model=str(tiny_checkpoint("llama", tmp_path)), num_blocks=8, overlap=False)
     )
     with pytest.raises(BadRequest, match="reads no images"):
-        engine.add(0, [1], Sampling(), sights=[ImageEmbedding(torch.zeros(1, 1, 64), "x")])
+        engine.add(0, [1], Sampling(), images=[ImageEmbedding(torch.zeros(1, 1, 64), "x")])
