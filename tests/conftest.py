@@ -10,6 +10,8 @@ import pytest
 
 from support.tiers import pytest_addoption, pytest_collection_modifyitems  # noqa: F401  (hooks)
 
+pytest_plugins = ["support.limits"]
+
 # What a machine may lack for good reason; everything else is set up by `make test`.
 MAY_SKIP = ("gpu", "docker", "microphone")
 REQUIRE_ALL = os.environ.get("MOTET_REQUIRE_ALL") == "1"

@@ -13,20 +13,25 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import pytest
+
+T = TypeVar("T")
 
 TEST, LONG, EXTENDED = "test", "test-long", "extended"
 PARTS = ("peers", "conformance", "storm", "soak", "groups", "gpu")
 NAMES = (TEST, LONG, *(f"{EXTENDED}-{part}" for part in PARTS))
 CI = "ci"  # everything but the extended tests
+ALL = "all"
+COLLECTED = pytest.StashKey[list[tuple[str, str]]]()  # tier and id of each collected test
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--tier` and `--tier-list`."""
     group = parser.getgroup("tiers")
     group.addoption(
-        "--tier", choices=[*NAMES, CI, "all"], default=CI, help=f"tests to run (default: {CI})"
+        "--tier", choices=[*NAMES, CI, ALL], default=CI, help=f"tests to run (default: {CI})"
     )
     group.addoption(
         "--tier-list", metavar="FILE", help="write a line of tier and test for every collected test"
@@ -35,17 +40,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests of other tiers than `--tier`."""
-    wanted, tiers = config.getoption("--tier"), tiers_of(items)
+    found = list(zip(tiers_of(items), items, strict=True))
+    config.stash[COLLECTED] = [(tier, item.nodeid) for tier, item in found]
     if (path := config.getoption("--tier-list")) and "PYTEST_XDIST_WORKER" not in os.environ:
-        lines = sorted(f"{tier} {item.nodeid}\n" for item, tier in zip(items, tiers, strict=True))
+        lines = sorted(f"{tier} {test}\n" for tier, test in config.stash[COLLECTED])
         with open(path, "w", encoding="utf-8") as file:
             file.writelines(lines)
-    chosen = [_matches(tier, wanted) for tier in tiers]
-    if not all(chosen):
-        config.hook.pytest_deselected(
-            items=[item for item, keep in zip(items, chosen, strict=True) if not keep]
-        )
-        items[:] = [item for item, keep in zip(items, chosen, strict=True) if keep]
+    chosen = select(found, config.getoption("--tier"))
+    if len(chosen) < len(items):
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
+
+
+def select(found: Iterable[tuple[str, T]], wanted: str) -> list[T]:
+    """Return what `--tier WANTED` runs of tests that are given with their tiers."""
+    return [
+        test
+        for tier, test in found
+        if wanted in (tier, ALL) or (wanted == CI and not tier.startswith(EXTENDED))
+    ]
 
 
 def mostly_long(values: Iterable[object], quick: Sequence[object]) -> list[object]:
@@ -82,7 +96,3 @@ def _tier_of(item: pytest.Item, case: int) -> str:
         return f"{EXTENDED}-{extended.args[0]}"
     marks = list(item.iter_markers("long"))
     return LONG if any(case >= mark.kwargs.get("after", 0) for mark in marks) else TEST
-
-
-def _matches(tier: str, wanted: str) -> bool:
-    return wanted in (tier, "all") or (wanted == CI and not tier.startswith(EXTENDED))

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,25 @@ def test_every_test_runs_in_one_tier(tmp_path: Path) -> None:
     assert found["extended-soak"] == ["test_soak"]
     assert set(found["ci"]) == {*found["test"], *found["test-long"]}
     assert set(found["all"]) == {*found["ci"], *found["extended-soak"]}
+
+
+def test_every_collected_test_runs_in_one_tier(request: pytest.FixtureRequest) -> None:
+    """Of the real tests: all that this run has collected, whatever it selects."""
+    found = request.config.stash[tiers.COLLECTED]
+    by_tier = Counter(test for tier in tiers.NAMES for test in tiers.select(found, tier))
+    assert by_tier == Counter(test for _, test in found)
+    assert set(by_tier.values()) == {1}
+    parts = [f"{tiers.EXTENDED}-{part}" for part in tiers.PARTS]
+    in_ci = Counter(tiers.select(found, tiers.CI))
+    assert in_ci + Counter(t for part in parts for t in tiers.select(found, part)) == by_tier
+
+
+def test_every_test_file_is_collected_by_the_whole_run(request: pytest.FixtureRequest) -> None:
+    found = {test.partition("::")[0] for _, test in request.config.stash[tiers.COLLECTED]}
+    written = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert found <= written
+    if [Path(path).resolve() for path in request.config.args] == [ROOT / "tests"]:
+        assert found == written
 
 
 def test_a_part_that_does_not_exist_is_refused(tmp_path: Path) -> None:
