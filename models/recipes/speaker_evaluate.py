@@ -99,7 +99,7 @@ def error_rate(truth: Sequence[Turn], found: Sequence[diarize.Turn]) -> float:
         for edge in (turn.start, turn.end):
             counts[max(0, int((edge - COLLAR) / GRID)) : int((edge + COLLAR) / GRID)] = False
     for one in found:
-        said[int(one.start / GRID) : int(one.end / GRID)] = one.who
+        said[int(one.start / GRID) : int(one.end / GRID)] = one.speaker
     due, said = due[counts], said[counts]
     names, labels = sorted(set(due) - {-1}), sorted(set(said) - {-1})
     table = np.array(
@@ -134,7 +134,7 @@ def diarization(heard: Sequence[Heard], alike: float) -> tuple[float, float]:
         found = diarize.turns(one.spans, one.vectors, alike)
         rates.append(error_rate(one.made.turns, found))
         right.append(
-            len({turn.who for turn in found}) == len({turn.who for turn in one.made.turns})
+            len({turn.speaker for turn in found}) == len({turn.who for turn in one.made.turns})
         )
     return float(np.mean(rates)), float(np.mean(right))
 

@@ -27,8 +27,8 @@ from motet_shared.wire.discovery import Directory
 from .instances import check_served, pick
 
 MOVES = 6  # most moves of one stream: bounds the damage of a request that kills its instances
-PAUSE = 0.05  # seconds between two attempts
-LASTED = 1.0  # seconds after which an endless stream counts as having worked
+RETRY_DELAY = 0.05  # seconds between two attempts
+MIN_PROGRESS = 1.0  # seconds after which an endless stream counts as having worked
 RETRYABLE = (StreamBroken, Unavailable, Overloaded)
 
 
@@ -70,14 +70,14 @@ class EndlessFailover:
         while True:
             try:
                 self._check(self._bus.directory)
-                patience = self._patience_left()
+                patience = self._time_left()
                 self.instance = await pick(
                     self._bus, self._role, self._model, avoid=self.instance, patience=patience
                 )
                 self._began = self._now()
                 return self.instance
             except RETRYABLE as error:
-                if not await self._bear(error):
+                if not await self._wait_to_retry(error):
                     raise
 
     async def __aexit__(
@@ -86,18 +86,18 @@ class EndlessFailover:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        return isinstance(error, RETRYABLE) and await self._bear(error)
+        return isinstance(error, RETRYABLE) and await self._wait_to_retry(error)
 
-    async def _bear(self, error: Exception) -> bool:
+    async def _wait_to_retry(self, error: Exception) -> bool:
         """Return True if there is to be another attempt; wait PAUSE seconds before it."""
         if self._progressed(error):
             self._since = self._now()
-        if self._hopeless(error) or (self._patience_left() <= 0 and not self._is_starting()):
+        if self._is_final(error) or (self._time_left() <= 0 and not self._is_starting()):
             return False
-        await self._bus.clock.sleep(PAUSE)
+        await self._bus.clock.sleep(RETRY_DELAY)
         return True
 
-    def _patience_left(self) -> float:
+    def _time_left(self) -> float:
         """Return the seconds in which an instance may still appear."""
         presence = self._bus.directory.presence
         return (
@@ -109,9 +109,9 @@ class EndlessFailover:
         return False
 
     def _progressed(self, error: Exception) -> bool:
-        return isinstance(error, StreamBroken) and self._now() - self._began > LASTED
+        return isinstance(error, StreamBroken) and self._now() - self._began > MIN_PROGRESS
 
-    def _hopeless(self, error: Exception) -> bool:
+    def _is_final(self, error: Exception) -> bool:
         return False
 
 
@@ -170,8 +170,8 @@ class Failover(EndlessFailover):
             raise DeadlineExceeded(f"the deadline passed before the {self._what} was complete")
         return left
 
-    def _patience_left(self) -> float:
-        left = super()._patience_left()
+    def _time_left(self) -> float:
+        left = super()._time_left()
         return left if self._expires is None else min(left, self._expires - self._now())
 
     def _is_starting(self) -> bool:
@@ -184,5 +184,5 @@ class Failover(EndlessFailover):
         before, self._known = self._known, self._progress()
         return self._known > before
 
-    def _hopeless(self, error: Exception) -> bool:
+    def _is_final(self, error: Exception) -> bool:
         return self._outcome.moves > MOVES or (isinstance(error, Overloaded) and not self._known)

@@ -36,7 +36,7 @@ class Tts(Actor):
     def __init__(self, config: TtsConfig, bus: Bus):
         super().__init__(config, bus)
         self.max_active = config.max_running + config.max_waiting
-        self._desk: SpeechSessions | None = None
+        self._sessions: SpeechSessions | None = None
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
@@ -48,26 +48,28 @@ class Tts(Actor):
             created=created,
             voices=list(engine.voices),
         )
-        thread = EngineThread.on_loop(engine, lambda pieces: self.desk.deliver(pieces), self.crash)
-        self._desk = SpeechSessions(thread, engine.sample_rate, engine.model.rates)
+        thread = EngineThread.on_loop(
+            engine, lambda pieces: self.sessions.deliver(pieces), self.crash
+        )
+        self._sessions = SpeechSessions(thread, engine.sample_rate, engine.model.rates)
         self.bus.monitor.duties.append(thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "voices": len(engine.voices)})
 
     async def close(self) -> None:
-        if self._desk is not None:
-            await asyncio.to_thread(self._desk.thread.stop)
+        if self._sessions is not None:
+            await asyncio.to_thread(self._sessions.thread.stop)
 
     @property
-    def desk(self) -> SpeechSessions:
-        if self._desk is None:
+    def sessions(self) -> SpeechSessions:
+        if self._sessions is None:
             raise RuntimeError("the engine is not loaded yet")
-        return self._desk
+        return self._sessions
 
     @operation(Speak)
     async def speak(self, call: Call, request: Speak) -> None:
         """Stream the speech of one text while it is computed."""
         voice = self._check(request)
-        speech = Speech(self.desk, call, request, voice)
+        speech = Speech(self.sessions, call, request, voice)
         await speech.run()
         call.finish("stop", speech.usage)
 
@@ -85,12 +87,12 @@ class Tts(Actor):
             raise BadRequest(
                 f"speed: {request.speed}; give {SPEEDS[0]} to {SPEEDS[1]}", param="speed"
             )
-        return _voice(request.voice, list(self.desk.thread.engine.voices))
+        return _voice(request.voice, list(self.sessions.thread.engine.voices))
 
     def load(self) -> dict[str, float]:
-        if self._desk is None:
+        if self._sessions is None:
             return {}
-        stats = self._desk.thread.engine.stats()
+        stats = self._sessions.thread.engine.stats()
         numbers = {
             "running": stats["running"],
             "queued": stats["waiting"],
@@ -103,19 +105,19 @@ class Tts(Actor):
 
     def stats(self) -> dict[str, Any]:
         """Return numbers, which are metrics too, and strings: what was chosen at load time."""
-        if self._desk is None:
+        if self._sessions is None:
             return {}
-        engine = self._desk.thread.engine
+        engine = self._sessions.thread.engine
         return engine.stats() | engine.describe()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if an idle actor still expects sentences; check the engine."""
         super().check_integrity()
-        if not self.bus.calls.active and self.desk.pieces:
+        if not self.bus.calls.active and self.sessions.pieces:
             raise RuntimeError(
-                f"no call is active, but {len(self.desk.pieces)} sentences are waited for"
+                f"no call is active, but {len(self.sessions.pieces)} sentences are waited for"
             )
-        self.desk.thread.engine.check_integrity()
+        self.sessions.thread.engine.check_integrity()
 
 
 def _voice(name: str, voices: list[str]) -> str:

@@ -90,18 +90,18 @@ def spoken(word: str) -> str:
         return known + close[1:]
     if "." in core and _LETTERS.fullmatch(core):
         close = close.removeprefix(".")  # the period belongs to the last letter
-    return f"{parts['open']}{_say(core)}{close}"
+    return f"{parts['open']}{_expand(core)}{close}"
 
 
-def _say(core: str) -> str:
+def _expand(core: str) -> str:
     for pattern, say in _RULES:
-        if (match := pattern.fullmatch(core)) is not None and (said := say(match)) is not None:
-            return said
+        if (match := pattern.fullmatch(core)) is not None and (expanded := say(match)) is not None:
+            return expanded
     if not any(letter.isdigit() for letter in core):
         return _ABBREVIATIONS.get(core, core).replace("&", " and ").replace("/", " ").strip()
     # Has digits but is no number: replace its digit groups one by one.
-    said = re.sub(r"\d+", lambda match: f" {_digits_or_number(match[0])} ", core)
-    return re.sub(r"[-/_]|\s+", " ", said).replace("  ", " ").strip()
+    expanded = re.sub(r"\d+", lambda match: f" {_digits_or_number(match[0])} ", core)
+    return re.sub(r"[-/_]|\s+", " ", expanded).replace("  ", " ").strip()
 
 
 def _is_address(word: str) -> bool:
@@ -131,17 +131,17 @@ def _words(number: int, to: str = "cardinal") -> str:
     return str(num2words(number, to=to)).replace(",", "")
 
 
-def _say_money(match: re.Match[str]) -> str:
+def _expand_money(match: re.Match[str]) -> str:
     unit, part = _CURRENCIES[match["sign"]]
     amount = Decimal(match["number"].replace(",", ""))
     minus = "minus " if match["minus"] else ""
     if scale := _SCALES.get((match["scale"] or "").lower()):
         return f"{minus}{_number(match['number'])} {scale} {_plural(unit, 2)}"
     whole, cents = int(amount), int(amount * 100) % 100
-    said = f"{_words(whole)} {_plural(unit, whole)}" if whole or not cents else ""
+    expanded = f"{_words(whole)} {_plural(unit, whole)}" if whole or not cents else ""
     if cents:
-        said += f"{' and ' if said else ''}{_words(cents)} {_plural(part, cents)}"
-    return minus + said
+        expanded += f"{' and ' if expanded else ''}{_words(cents)} {_plural(part, cents)}"
+    return minus + expanded
 
 
 def _plural(unit: str, count: int) -> str:
@@ -150,7 +150,7 @@ def _plural(unit: str, count: int) -> str:
     return "pence" if unit == "penny" else f"{unit}s"
 
 
-def _say_time(match: re.Match[str]) -> str:
+def _expand_time(match: re.Match[str]) -> str:
     hour, minute = int(match["hour"]), int(match["minute"])
     half = f" {' '.join(match['half'].lower())}" if match["half"] else ""
     if not minute:
@@ -164,20 +164,20 @@ def _say_time(match: re.Match[str]) -> str:
     return f"{_words(hour)} {'oh ' if minute < 10 else ''}{_words(minute)}{half}"
 
 
-def _say_decade(match: re.Match[str]) -> str | None:
+def _expand_decade(match: re.Match[str]) -> str | None:
     number = match["number"]
     if not number.endswith("0"):
         return None
-    said = _words(int(number), "year")
-    return f"{said[:-1]}ies" if said.endswith("y") else f"{said}s"
+    expanded = _words(int(number), "year")
+    return f"{expanded[:-1]}ies" if expanded.endswith("y") else f"{expanded}s"
 
 
-def _say_date(match: re.Match[str]) -> str:
+def _expand_date(match: re.Match[str]) -> str:
     month = _MONTHS[int(match["month"]) - 1]
     return f"{month} {_words(int(match['day']), 'ordinal')} {_words(int(match['year']), 'year')}"
 
 
-def _say_measure(match: re.Match[str]) -> str | None:
+def _expand_measure(match: re.Match[str]) -> str | None:
     unit, number = match["unit"].lower(), match["number"]
     minus = {"-": "minus ", "−": "minus ", "+": "plus "}.get(match["minus"] or "", "")
     if not unit:
@@ -191,11 +191,11 @@ def _say_measure(match: re.Match[str]) -> str | None:
     return f"{minus}{_number(number)} {name if alone else name + 's'}"
 
 
-def _say_range(match: re.Match[str]) -> str:
+def _expand_range(match: re.Match[str]) -> str:
     return f"{_number(match['low'])} to {_number(match['high'])}{' percent' if match['percent'] else ''}"
 
 
-def _say_address(match: re.Match[str]) -> str:
+def _expand_address(match: re.Match[str]) -> str:
     text = re.sub(r"^https?://(?:www\.)?|^www\.", "", match[0], flags=re.I).rstrip("/")
     text = re.sub(r"[?#].*$", "", text)  # query and fragment are not read out
     for sign, name in (
@@ -210,7 +210,7 @@ def _say_address(match: re.Match[str]) -> str:
     return " ".join(text.split())
 
 
-def _say_letters(match: re.Match[str]) -> str | None:
+def _expand_letters(match: re.Match[str]) -> str | None:
     """Spell abbreviations that have no vowel, have dots or are listed; None: read as a word."""
     text = match[0]
     if "." in text:
@@ -224,14 +224,14 @@ def _say_letters(match: re.Match[str]) -> str | None:
 _SPELLED = frozenset("AI API UI USA UK EU IT ID URL CPU GPU USB TV OK IP OS FAQ CEO AM PM".split())
 
 _RULES = (
-    (_ADDRESS, _say_address),
-    (_DATE, _say_date),
-    (_MONEY, _say_money),
-    (_TIME, _say_time),
+    (_ADDRESS, _expand_address),
+    (_DATE, _expand_date),
+    (_MONEY, _expand_money),
+    (_TIME, _expand_time),
     (_ORDINAL, lambda match: _words(int(match["number"]), "ordinal")),
-    (_DECADE, _say_decade),
-    (_RANGE, _say_range),
+    (_DECADE, _expand_decade),
+    (_RANGE, _expand_range),
     (_VERSION, lambda match: " point ".join(_number(part) for part in match[0].split("."))),
-    (_MEASURE, _say_measure),
-    (_LETTERS, _say_letters),
+    (_MEASURE, _expand_measure),
+    (_LETTERS, _expand_letters),
 )

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 WordTime = tuple[str, int, int]
 
 _LETTER_MS = 70.0  # per letter, until a pace is measured for the voice
-_FORGET = 0.3  # weight that the old pace keeps when a sentence is measured
+_OLD_WEIGHT = 0.3  # weight that the old pace keeps when a sentence is measured
 _PAUSES = {
     ",": 3.0,
     ";": 4.0,
@@ -40,10 +40,12 @@ class Pace:
         letters = sum(_weights(words))
         if letters:
             old, new = self.of(voice), milliseconds / letters
-            self._by_voice[voice] = old + (1 - _FORGET) * (new - old)
+            self._by_voice[voice] = old + (1 - _OLD_WEIGHT) * (new - old)
 
 
-def shared_out(words: Sequence[tuple[str, str]], begin: float, length: float) -> list[WordTime]:
+def distribute_words(
+    words: Sequence[tuple[str, str]], begin: float, length: float
+) -> list[WordTime]:
     """Return times of (written, spoken) words that take `length` ms together, from `begin`."""
     weights = _weights(words)
     total = sum(weights)
@@ -55,7 +57,7 @@ def shared_out(words: Sequence[tuple[str, str]], begin: float, length: float) ->
     return times
 
 
-def from_starts(
+def words_from_starts(
     words: Sequence[tuple[str, str]],
     starts: Sequence[float],
     begin: float,

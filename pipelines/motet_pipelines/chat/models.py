@@ -53,7 +53,7 @@ def check_known(directory: Directory, model: str) -> None:
     raise UnknownModel(message, param="model")
 
 
-def sees(directory: Directory, model: str) -> bool:
+def accepts_images(directory: Directory, model: str) -> bool:
     """Return True if chats with a model may hold pictures, or if no tokenizer announces it yet."""
     base = directory.base_of(model)
     cards = [
@@ -62,7 +62,7 @@ def sees(directory: Directory, model: str) -> bool:
     return not cards or any(card.images for card in cards)
 
 
-def without_eyes(directory: Directory) -> list[str]:
+def without_vision(directory: Directory) -> list[str]:
     """Return the servable models that accept pictures but have no ready vision instance."""
     cards = servable(directory).values()
     return [

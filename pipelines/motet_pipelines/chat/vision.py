@@ -35,7 +35,7 @@ _SPARE = 60.0  # seconds that a file is kept beyond the deadline
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class InputMedia:
     """Picture or video: a file in any format, and the resolution (of each frame) for the model."""
 
     data: Bytes
@@ -48,7 +48,7 @@ async def see(
     bus: Bus,
     store: BlobStore,
     request: Chat,
-    pictures: Sequence[Shown],
+    pictures: Sequence[InputMedia],
     outcome: Outcome | None = None,
     *,
     deadline: float | None = None,
@@ -69,7 +69,7 @@ async def see(
 
 @asynccontextmanager
 async def lent_pictures(
-    store: BlobStore, pictures: Sequence[Shown], deadline: float | None = None
+    store: BlobStore, pictures: Sequence[InputMedia], deadline: float | None = None
 ) -> AsyncIterator[list[Image]]:
     """Keep the pictures in `store` while in the block; yield their references for any chats.
 

@@ -15,15 +15,15 @@ from typing import Any
 import msgspec
 
 from motet_pipelines.chat.chat import Outcome
-from motet_pipelines.chat.vision import Shown
+from motet_pipelines.chat.vision import InputMedia
 from motet_shared.errors import BadRequest, MotetError, Overloaded
 from motet_shared.messages import Chat, End, Text, ToolCallDelta, Usage
 
 from .draw import Drawn
 
 TOOL = "draw"
-MOST = 4  # limit of pictures per reply and of turns with calls; then the tool is withdrawn
-DECLARED: dict[str, Any] = {
+MAX_PICTURES = 4  # limit of pictures per reply and of turns with calls; then the tool is withdrawn
+DRAW_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": TOOL,
@@ -35,7 +35,7 @@ DECLARED: dict[str, Any] = {
         },
     },
 }
-_LOOK = (
+_QUESTION = (
     "What do you see?"  # sent with a picture as a user message, where every template accepts one
 )
 _SEED_MASK = 2**63 - 1
@@ -76,52 +76,59 @@ class Turn:
     outcome: Outcome = field(default_factory=Outcome)
     calls: list[Call] = field(default_factory=list)
     text: str = ""
-    _ours: dict[int, Call] = field(default_factory=dict)  # by the index of the call
+    _drawing_calls: dict[int, Call] = field(default_factory=dict)  # by the index of the call
     # Calls of the caller's tools: the model's index to the caller's.
-    _theirs: dict[int, int] = field(default_factory=dict)
+    _client_calls: dict[int, int] = field(default_factory=dict)
 
     @property
     def calls_others(self) -> bool:
         """Return True if the model called tools of the caller, which has to answer next."""
-        return bool(self._theirs)
+        return bool(self._client_calls)
 
-    def heard(self, batch: list[Text]) -> list[Text]:
+    def receive(self, batch: list[Text]) -> list[Text]:
         """Record a batch and return it without the pieces of drawing calls."""
         self.text += "".join([item.text for item in batch])
         if not any(item.tools for item in batch):
             return batch
         return [
-            msgspec.structs.replace(item, tools=self._sorted(item.tools or []) or None)
+            msgspec.structs.replace(item, tools=self._split(item.tools or []) or None)
             for item in batch
         ]
 
-    def _sorted(self, pieces: list[ToolCallDelta]) -> list[ToolCallDelta]:
+    def _split(self, pieces: list[ToolCallDelta]) -> list[ToolCallDelta]:
         """Return the pieces that call the caller's tools, renumbered without drawing calls."""
-        passed = []
+        kept = []
         for piece in pieces:
             if piece.name == TOOL:
-                self._ours[piece.index] = Call(piece.id)
-                self.calls.append(self._ours[piece.index])
+                self._drawing_calls[piece.index] = Call(piece.id)
+                self.calls.append(self._drawing_calls[piece.index])
             elif piece.name:
-                self._theirs[piece.index] = len(self._theirs)
-            if piece.index in self._ours:
-                self._ours[piece.index].arguments += piece.arguments
+                self._client_calls[piece.index] = len(self._client_calls)
+            if piece.index in self._drawing_calls:
+                self._drawing_calls[piece.index].arguments += piece.arguments
             else:
-                passed.append(msgspec.structs.replace(piece, index=self._theirs[piece.index]))
-        return passed
+                kept.append(msgspec.structs.replace(piece, index=self._client_calls[piece.index]))
+        return kept
 
 
 class Conversation:
     """Keep the growing chat; `request` and `pictures` are the next request to the model."""
 
-    def __init__(self, request: Chat, pictures: Sequence[Shown], outcome: Outcome, *, sees: bool):
+    def __init__(
+        self,
+        request: Chat,
+        pictures: Sequence[InputMedia],
+        outcome: Outcome,
+        *,
+        accepts_images: bool,
+    ):
         self.request = msgspec.structs.replace(
-            request, tools=[*request.tools, DECLARED], tool_choice="auto"
+            request, tools=[*request.tools, DRAW_TOOL], tool_choice="auto"
         )
         self.pictures = list(pictures)
-        self._outcome, self._sees = outcome, sees
+        self._outcome, self._sees = outcome, accepts_images
         self._results: list[dict[str, Any]] = []  # tool messages of this turn
-        self._shown: list[Shown] = []  # pictures that this turn adds
+        self._shown: list[InputMedia] = []  # pictures that this turn adds
         self._drawn = self._turns = 0
         self._id = request.request_id
         self._usage = Usage()
@@ -129,25 +136,25 @@ class Conversation:
 
     def next_seed(self) -> int:
         """Return the seed of the next picture. Raises Overloaded after MOST of them."""
-        if self._drawn == MOST:
-            raise Overloaded(f"{MOST} pictures were drawn; that is enough")
+        if self._drawn == MAX_PICTURES:
+            raise Overloaded(f"{MAX_PICTURES} pictures were drawn; that is enough")
         self._drawn += 1
         return (self.request.sampling.seed + self._drawn - 1) & _SEED_MASK
 
-    def shows(self, call: Call, drawn: Drawn) -> Drawing:
+    def add_picture(self, call: Call, drawn: Drawn) -> Drawing:
         """Add the picture that a call produced, and return it."""
-        made = Drawing(call.prompt(), drawn.data, drawn.width, drawn.height)
-        self._results.append(_result(call.id, _told(made.prompt)))
+        drawing = Drawing(call.prompt(), drawn.data, drawn.width, drawn.height)
+        self._results.append(_result(call.id, _result_fields(drawing.prompt)))
         if self._sees:
-            self._shown.append(Shown(made.data))
-        return made
+            self._shown.append(InputMedia(drawing.data))
+        return drawing
 
-    def tells(self, call: Call, error: MotetError) -> None:
+    def add_error(self, call: Call, error: MotetError) -> None:
         """Add the error of a call that produced no picture."""
         reason = error.message if isinstance(error, BadRequest) else error.code
         self._results.append(_result(call.id, {"error": reason}))
 
-    def is_over(self, turn: Turn) -> bool:
+    def finish_turn(self, turn: Turn) -> bool:
         """Return True if the model has finished; else prepare its next request."""
         end = self._note(turn.outcome)
         most = self.request.max_tokens
@@ -155,8 +162,8 @@ class Conversation:
         waits = (
             bool(turn.calls) and not turn.calls_others and end.status != "length"
         )  # for the results of its drawing calls
-        if waits and (left is None or left > 0) and self._turns <= MOST:
-            self._go_on(turn, left)
+        if waits and (left is None or left > 0) and self._turns <= MAX_PICTURES:
+            self._continue(turn, left)
             return False
         status = "length" if waits else end.status
         self._outcome.end = End(end.stream, end.seq, status, self._usage, self._timing)
@@ -172,18 +179,18 @@ class Conversation:
             self._timing[stage] = self._timing.get(stage, 0.0) + seconds
         return end
 
-    def _go_on(self, turn: Turn, left: int | None) -> None:
+    def _continue(self, turn: Turn, left: int | None) -> None:
         self._turns += 1
-        looks = [_look(len(self._shown))] if self._shown else []
+        question = [_question(len(self._shown))] if self._shown else []
         calls = [_call(call.id, _prompt_or_empty(call)) for call in turn.calls]
-        spoken = {"role": "assistant", "content": turn.text, "tool_calls": calls}
+        reply = {"role": "assistant", "content": turn.text, "tool_calls": calls}
         self.request = msgspec.structs.replace(
             self.request,
-            messages=[*self.request.messages, spoken, *self._results, *looks],
+            messages=[*self.request.messages, reply, *self._results, *question],
             tools=[
                 tool
                 for tool in self.request.tools
-                if tool is not DECLARED or max(self._drawn, self._turns) < MOST
+                if tool is not DRAW_TOOL or max(self._drawn, self._turns) < MAX_PICTURES
             ],
             max_tokens=left,
             request_id=f"{self._id}.{self._turns}",  # call ids derive from it
@@ -192,21 +199,21 @@ class Conversation:
         self._results, self._shown = [], []
 
 
-def is_told(error: MotetError) -> bool:
+def is_reported(error: MotetError) -> bool:
     """Return True if the model gets the error: it is retryable or about the call's arguments."""
     return error.retryable or error.param in ("prompt", "arguments")
 
 
-def remembered(prompts: Sequence[str], *, sees: bool) -> list[dict[str, Any]]:
+def remembered(prompts: Sequence[str], *, accepts_images: bool) -> list[dict[str, Any]]:
     """Return the messages for pictures of an earlier reply: calls, results, and a look if `sees`.
 
     They equal those of the conversation in which the pictures were drawn, so its prefix stays
     cached.
     """
     calls = [_call(_key(prompt), prompt) for prompt in prompts]
-    results = [_result(_key(prompt), _told(prompt)) for prompt in prompts]
-    looks = [_look(len(prompts))] if sees else []
-    return [{"role": "assistant", "content": "", "tool_calls": calls}, *results, *looks]
+    results = [_result(_key(prompt), _result_fields(prompt)) for prompt in prompts]
+    question = [_question(len(prompts))] if accepts_images else []
+    return [{"role": "assistant", "content": "", "tool_calls": calls}, *results, *question]
 
 
 def _call(name: str, prompt: str) -> dict[str, Any]:
@@ -221,23 +228,23 @@ def _prompt_or_empty(call: Call) -> str:
         return ""
 
 
-def _result(call: str, told: dict[str, Any]) -> dict[str, Any]:
+def _result(call: str, fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "role": "tool",
         "tool_call_id": call,
         "name": TOOL,
-        "content": json.dumps(told, ensure_ascii=False),
+        "content": json.dumps(fields, ensure_ascii=False),
     }
 
 
-def _told(prompt: str) -> dict[str, Any]:
+def _result_fields(prompt: str) -> dict[str, Any]:
     return {"images": [_key(prompt)], "prompt": prompt}
 
 
-def _look(count: int) -> dict[str, Any]:
+def _question(count: int) -> dict[str, Any]:
     return {
         "role": "user",
-        "content": [*[{"type": "image"}] * count, {"type": "text", "text": _LOOK}],
+        "content": [*[{"type": "image"}] * count, {"type": "text", "text": _QUESTION}],
     }
 
 

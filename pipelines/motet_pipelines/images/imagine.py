@@ -27,13 +27,13 @@ from contextlib import aclosing
 import msgspec
 
 from motet_pipelines.chat.chat import Outcome
-from motet_pipelines.chat.vision import Shown, see
+from motet_pipelines.chat.vision import InputMedia, see
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError
 from motet_shared.messages import Chat, Draw, Stroke, Text
 from motet_shared.wire.bus import Bus
 
-from .chat_drawing import Conversation, Drawing, Turn, is_told
+from .chat_drawing import Conversation, Drawing, Turn, is_reported
 from .draw import Drawn, draw
 
 Event = list[Text] | Stroke | Drawing
@@ -43,11 +43,11 @@ async def imagine(
     bus: Bus,
     store: BlobStore,
     request: Chat,
-    brush: Draw,
-    pictures: Sequence[Shown] = (),
+    settings: Draw,
+    pictures: Sequence[InputMedia] = (),
     outcome: Outcome | None = None,
     *,
-    sees: bool = False,
+    accepts_images: bool = False,
     deadline: float | None = None,
     patience: float = 5.0,
 ) -> AsyncGenerator[Event, None]:
@@ -58,37 +58,41 @@ async def imagine(
     of the caller's tools end the reply. `deadline`: seconds for everything; `patience` as in
     `chat`.
     """
-    talk = Conversation(request, pictures, outcome or Outcome(), sees=sees)
+    conversation = Conversation(
+        request, pictures, outcome or Outcome(), accepts_images=accepts_images
+    )
     left = _countdown(bus, deadline)
     while True:
         turn = Turn()
         words = see(
             bus,
             store,
-            talk.request,
-            talk.pictures,
+            conversation.request,
+            conversation.pictures,
             turn.outcome,
             deadline=left(),
             patience=patience,
         )
         async with aclosing(words):
             async for batch in words:
-                yield turn.heard(batch)
+                yield turn.receive(batch)
         for call in turn.calls:
-            painted = Drawn()
+            drawn = Drawn()
             try:
-                asked = msgspec.structs.replace(brush, prompt=call.prompt(), seed=talk.next_seed())
+                asked = msgspec.structs.replace(
+                    settings, prompt=call.prompt(), seed=conversation.next_seed()
+                )
                 async with aclosing(
-                    draw(bus, store, asked, painted, deadline=left(), patience=patience)
+                    draw(bus, store, asked, drawn, deadline=left(), patience=patience)
                 ) as strokes:
                     async for stroke in strokes:
                         yield stroke
-                yield talk.shows(call, painted)
+                yield conversation.add_picture(call, drawn)
             except MotetError as error:
-                if not is_told(error):
+                if not is_reported(error):
                     raise
-                talk.tells(call, error)
-        if talk.is_over(turn):
+                conversation.add_error(call, error)
+        if conversation.finish_turn(turn):
             return
 
 

@@ -1,10 +1,10 @@
 """Buffer the audio of a session by its position in time, for readers that follow it live.
 
-    sound = AudioBuffer(24000)
-    await sound.hear(pcm)                       # append audio as it arrives
-    sound.hold(start)                           # a turn begins: keep everything from here
-    turn = sound.between(start, end)
-    sound.settle(end)                           # the turn is over
+    audio = AudioBuffer(24000)
+    await audio.append(pcm)                       # append audio as it arrives
+    audio.hold(start)                           # a turn begins: keep everything from here
+    turn = audio.between(start, end)
+    audio.release(end)                           # the turn is over
 
 Times are in ms since the first audio of the session.
 """
@@ -18,8 +18,8 @@ from motet_media.audio import SAMPLE_BYTES, duration_ms, pcm_bytes
 from motet_shared.messages import FEED_SIZE, FEED_WINDOW
 from motet_shared.wire.stream import Stream
 
-# Bytes that may wait to be sent; `hear` blocks beyond that, so a fast sender is slowed down.
-BEHIND = 2 * 2**20
+# Bytes that may wait to be sent; `append` blocks beyond that, so a fast sender is slowed down.
+MAX_UNSENT = 2 * 2**20
 LONGEST_PADDING = 3000  # ms of a pause that are kept, as a turn may begin before its speech
 KEPT_MS = 1000  # ms kept before a turn, so that a second instance detects its start too
 
@@ -36,7 +36,7 @@ class AudioBuffer:
         self._held: float | None = None  # ms from which audio must stay, during a turn
         self._origin = origin
         self._data = bytearray()  # whole samples
-        self._torn = b""  # first half of the next sample
+        self._partial = b""  # first half of the next sample
         self._first = 0  # bytes forgotten
         self._sent = 0  # bytes sent to the listener, forgotten ones included
         # Offsets of the last feeds. All bytes before the oldest have been processed, or the
@@ -60,19 +60,19 @@ class AudioBuffer:
         """Return the number of kept bytes."""
         return len(self._data)
 
-    async def hear(self, pcm: bytes) -> None:
+    async def append(self, pcm: bytes) -> None:
         """Append PCM, cut at any byte; wait while the listener is more than BEHIND bytes behind."""
-        whole = self._torn + pcm
+        whole = self._partial + pcm
         end = len(whole) - len(whole) % SAMPLE_BYTES
         self._data += whole[:end]
-        self._torn = whole[end:]
+        self._partial = whole[end:]
         self._wake()
-        while self._listened and self._first + len(self._data) - self._sent > BEHIND:
+        while self._listened and self._first + len(self._data) - self._sent > MAX_UNSENT:
             await self._change()
 
-    def tear_off(self) -> None:
+    def drop_partial_sample(self) -> None:
         """Drop an incomplete last sample, so that the next PCM begins with a whole one."""
-        self._torn = b""
+        self._partial = b""
 
     def end(self) -> None:
         """Mark the end of the audio."""
@@ -96,7 +96,7 @@ class AudioBuffer:
         """Begin a turn at `start`, in ms: keep all audio from KEPT_MS before it."""
         self._held = start - KEPT_MS
 
-    def settle(self, until: float) -> None:
+    def release(self, until: float) -> None:
         """End the turn: audio before `until`, in ms, belongs to no turn any more."""
         self._held, self.done = None, max(self.done, until)
 
@@ -125,9 +125,11 @@ class AudioBuffer:
     def _forget_old(self) -> None:
         """Drop processed audio; between turns, keep LONGEST_PADDING ms, as they may begin one."""
         if len(self._sending) == self._sending.maxlen:
-            worked = self._ms(self._sending[0])
-            over = max(self.done, worked - LONGEST_PADDING) if self._held is None else self._held
-            self.forget(min(over, worked))
+            processed = self._ms(self._sending[0])
+            limit = (
+                max(self.done, processed - LONGEST_PADDING) if self._held is None else self._held
+            )
+            self.forget(min(limit, processed))
 
     async def _change(self) -> None:
         self._changed.clear()

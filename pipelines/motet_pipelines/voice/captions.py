@@ -1,11 +1,11 @@
 """Caption a turn while it is spoken: live transcription with failover between recognizers.
 
-    captions = Captions(bus, Listen(model="pocket-asr", sample_rate=24000), sound, start)
+    captions = Captions(bus, Listen(model="pocket-asr", sample_rate=24000), audio, start)
     captions.reach(ms)                          # audio up to here belongs to the turn
     captions.stable, captions.tail              # the transcript; `stable` only grows
     captions.pause()                            # a pause: transcribe everything so far
     text = await captions.settled()
-    captions.go_on()                            # the speaker resumes
+    captions.resume()                           # the speaker resumes
     captions.finish()                           # the turn is over
 
 If the recognizer dies, another one transcribes the turn again from its beginning. The same happens
@@ -32,20 +32,20 @@ LONG_MS = 20_000  # ms; longer audio transcribed up to a pause is not transcribe
 
 
 class Captions:
-    """Transcribe the turn that begins at `start`, in ms of `sound`.
+    """Transcribe the turn that begins at `start`, in ms of `audio`.
 
     The buffer has to keep the turn until `finish` or `close`. Runs in a task of its own, which ends
     with the turn, or with an error that `settled` raises.
     """
 
     def __init__(
-        self, bus: Bus, request: Listen, sound: AudioBuffer, start: float, *, patience: float = 5.0
+        self, bus: Bus, request: Listen, audio: AudioBuffer, start: float, *, patience: float = 5.0
     ):
         self.stable = ""
         self.tail = ""  # tentative text after `stable`, until a later result confirms it
-        self.hearings = 0
+        self.results = 0
         self._bus, self._request, self._patience = bus, request, patience
-        self._excerpt = TurnAudio(sound, start)
+        self._audio = TurnAudio(audio, start)
         self._outcome = StreamMoves()
         self._watchers: list[Callable[[], object]] = []
         self._before = ""  # transcript of the audio before the excerpt
@@ -70,7 +70,7 @@ class Captions:
             self._settled.cancelled() or self._settled.exception() is not None
         )
 
-    def watch(self, changed: Callable[[], object]) -> None:
+    def on_change(self, changed: Callable[[], object]) -> None:
         """Register a callback for every change, including the end and errors."""
         self._watchers.append(changed)
 
@@ -85,25 +85,25 @@ class Captions:
     # --------------------------------------------------------------------------- extent of the turn
     def reach(self, until: float) -> None:
         """Extend the turn to at least `until`, in ms."""
-        self._excerpt.reach(until)
+        self._audio.reach(until)
 
     def pause(self) -> None:
         """Transcribe up to the reached position as if the turn ended there."""
-        self._excerpt.pause()
+        self._audio.pause()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Continue the turn after a pause."""
         if self.is_settled:
             self._settled = _future()
-            if self._excerpt.ms > LONG_MS:
+            if self._audio.ms > LONG_MS:
                 self._before = self.stable = self.stable + self.tail
                 self.tail = ""
-                self._excerpt.cut()
-        self._excerpt.go_on()
+                self._audio.cut()
+        self._audio.resume()
 
     def finish(self) -> None:
         """End the turn at the reached position; the buffer may forget its audio."""
-        self._excerpt.finish()
+        self._audio.finish()
 
     async def close(self) -> None:
         """Cancel the transcription."""
@@ -115,11 +115,11 @@ class Captions:
         try:
             more = True
             while more:
-                stretch = self._excerpt.stretch
-                await self._hear(stretch)
-                if stretch == self._excerpt.stretch:
+                resumes = self._audio.resumes
+                await self._transcribe(resumes)
+                if resumes == self._audio.resumes:
                     self._settle()
-                more = await self._excerpt.more(stretch)
+                more = await self._audio.more(resumes)
         except Exception as error:
             self._settle(as_motet_error(error))
         finally:
@@ -131,13 +131,13 @@ class Captions:
                 self._settled.set_result(None)
             else:
                 self._settled.set_exception(error)
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for changed in self._watchers:
             changed()
 
-    async def _hear(self, stretch: int) -> None:
+    async def _transcribe(self, resumes: int) -> None:
         """Transcribe all audio of the turn, and what follows until the next pause."""
         self._outcome.instance = None  # any instance may be picked, the last one too
         moves = Failover(
@@ -145,7 +145,7 @@ class Captions:
             ROLE,
             self._request.model,
             self._outcome,
-            lambda: self.hearings,
+            lambda: self.results,
             patience=self._patience,
         )
         while True:
@@ -153,24 +153,24 @@ class Captions:
                 moves as instance,
                 self._bus.open(ROLE, self._request, instance=instance) as stream,
             ):
-                sending = asyncio.create_task(self._excerpt.send_to(stream), name="captions")
+                sending = asyncio.create_task(self._audio.send_to(stream), name="captions")
                 try:
                     async for body in stream:
                         if isinstance(body, Partial | Segment):
-                            self._take(body, self._excerpt.lasts(stretch))
+                            self._add(body, self._audio.is_current(resumes))
                 finally:
                     sending.cancel()
                     await asyncio.gather(sending, return_exceptions=True)
                 return
 
-    def _take(self, body: Partial | Segment, lasts: bool) -> None:
-        """Add a result. The end of a stretch is stable only if the speaker does not resume."""
-        self.hearings += 1
-        if isinstance(body, Partial) and lasts:
+    def _add(self, body: Partial | Segment, current: bool) -> None:
+        """Add a result. Text before a pause is stable only if the speaker does not resume."""
+        self.results += 1
+        if isinstance(body, Partial) and current:
             self.stable += continued(self.stable, self._before + body.stable)
         whole = body.stable + body.tail if isinstance(body, Partial) else body.text
         self.tail = continued(self.stable, self._before + whole)
-        self._tell()
+        self._notify()
 
 
 def _future() -> asyncio.Future[None]:

@@ -28,7 +28,7 @@ def mean(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -> l
     return [value / length for value in total] if length > 0 else total
 
 
-def cluster(vectors: Sequence[Vector], weights: Sequence[float], alike: float) -> list[int]:
+def cluster(vectors: Sequence[Vector], weights: Sequence[float], threshold: float) -> list[int]:
     """Return a cluster number per vector: 0, 1, … by first appearance.
 
     `weights`: how much each vector counts (seconds of speech). `alike`: the average cosine from
@@ -41,7 +41,7 @@ def cluster(vectors: Sequence[Vector], weights: Sequence[float], alike: float) -
     while left:
         some = left[:: math.ceil(len(left) / MOST)]
         groups = _merge(
-            [vectors[index] for index in some], [weights[index] for index in some], alike
+            [vectors[index] for index in some], [weights[index] for index in some], threshold
         )
         members += [[some[place] for place in group] for group in groups]
         centres = [
@@ -52,8 +52,8 @@ def cluster(vectors: Sequence[Vector], weights: Sequence[float], alike: float) -
         for index in left:
             if index in taken:
                 continue
-            best, closeness = nearest(vectors[index], centres)
-            (members[best] if closeness >= alike else far).append(index)
+            best, similarity = nearest(vectors[index], centres)
+            (members[best] if similarity >= threshold else far).append(index)
         left = far
     return _numbered(members, len(vectors))
 
@@ -73,7 +73,9 @@ def nearest(vector: Vector, centres: Sequence[Vector]) -> tuple[int, float]:
     return best, cosines[best]
 
 
-def _merge(vectors: Sequence[Vector], weights: Sequence[float], alike: float) -> list[list[int]]:
+def _merge(
+    vectors: Sequence[Vector], weights: Sequence[float], threshold: float
+) -> list[list[int]]:
     """Return groups of indices, merged while the average cosine is high enough.
 
     The average cosine of a merged group follows from those of its parts (Lance and Williams).
@@ -86,7 +88,7 @@ def _merge(vectors: Sequence[Vector], weights: Sequence[float], alike: float) ->
     while len(live) > 1:
         left = max(live, key=lambda i: table[i][best[i]])
         right = best[left]
-        if table[left][right] < alike:
+        if table[left][right] < threshold:
             break
         live.remove(right)
         groups[left] += groups[right]

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from .clustering import Vector, cluster, mean, nearest
 
 WINDOW, STEP = 1.6, 0.8  # seconds of a window, and from one window to the next
-SURE = 0.7  # seconds; a shorter window does not form a speaker of its own
+MIN_WINDOW = 0.7  # seconds; a shorter window does not form a speaker of its own
 # Total seconds; a speaker with less is merged into the nearest one, unless the voices differ much.
-BRIEF = 2.0
-LENIENT = 0.2  # by how much the cosine threshold is lowered for that merge
+MIN_SPEECH = 2.0
+MERGE_MARGIN = 0.2  # by how much the cosine threshold is lowered for that merge
 
 Span = tuple[float, float]
 
@@ -24,7 +24,7 @@ Span = tuple[float, float]
 class Turn(NamedTuple):
     """Turn of one speaker (a number) from `start` to `end`, in seconds."""
 
-    who: int
+    speaker: int
     start: float
     end: float
 
@@ -47,81 +47,89 @@ def windows(speech: Sequence[Span]) -> list[Span]:
     return found
 
 
-def turns(speech: Sequence[Span], vectors: Sequence[Vector], alike: float) -> list[Turn]:
+def turns(speech: Sequence[Span], vectors: Sequence[Vector], threshold: float) -> list[Turn]:
     """Return the turns of `speech`; `vectors` are those of its `windows`.
 
     Blocks: run it in a thread.
     """
-    heard = windows(speech)
-    if not heard:
+    spans = windows(speech)
+    if not spans:
         return []
-    labels = _smooth(heard, _labels(heard, vectors, alike))
+    labels = _smooth(spans, _labels(spans, vectors, threshold))
     found: list[Turn] = []
-    for (start, end), who in zip(heard, labels, strict=True):
+    for (start, end), speaker in zip(spans, labels, strict=True):
         if (
             found and found[-1].end > start
         ):  # overlapping windows of one span: set the boundary half-way
             middle = (found[-1].end + start) / 2
             found[-1] = found[-1]._replace(end=middle)
             start = middle
-        if found and found[-1].end == start and found[-1].who == who:
+        if found and found[-1].end == start and found[-1].speaker == speaker:
             found[-1] = found[-1]._replace(end=end)
         else:
-            found.append(Turn(who, start, end))
+            found.append(Turn(speaker, start, end))
     return found
 
 
-def _labels(heard: Sequence[Span], vectors: Sequence[Vector], alike: float) -> list[int]:
+def _labels(spans: Sequence[Span], vectors: Sequence[Vector], threshold: float) -> list[int]:
     """Return a speaker per window. Short windows join the nearest speaker formed by longer ones."""
-    seconds = [end - start for start, end in heard]
-    sure = [index for index, length in enumerate(seconds) if length >= SURE] or list(
-        range(len(heard))
+    seconds = [end - start for start, end in spans]
+    long_windows = [index for index, length in enumerate(seconds) if length >= MIN_WINDOW] or list(
+        range(len(spans))
     )
-    found = cluster([vectors[i] for i in sure], [seconds[i] for i in sure], alike)
-    labels = dict(zip(sure, _without_brief(found, sure, seconds, vectors, alike), strict=True))
+    found = cluster(
+        [vectors[i] for i in long_windows], [seconds[i] for i in long_windows], threshold
+    )
+    labels = dict(
+        zip(
+            long_windows,
+            _merge_brief(found, long_windows, seconds, vectors, threshold),
+            strict=True,
+        )
+    )
     names = sorted(set(labels.values()))
     centres = [_centre(name, labels, seconds, vectors) for name in names]
     return [
         labels[i] if i in labels else names[nearest(vectors[i], centres)[0]]
-        for i in range(len(heard))
+        for i in range(len(spans))
     ]
 
 
 def _centre(
-    who: int, labels: dict[int, int], seconds: Sequence[float], vectors: Sequence[Vector]
+    speaker: int, labels: dict[int, int], seconds: Sequence[float], vectors: Sequence[Vector]
 ) -> list[float]:
-    own = [index for index, label in labels.items() if label == who]
+    own = [index for index, label in labels.items() if label == speaker]
     return mean([vectors[i] for i in own], [seconds[i] for i in own])
 
 
-def _without_brief(
+def _merge_brief(
     found: list[int],
-    places: list[int],
+    indices: list[int],
     seconds: Sequence[float],
     vectors: Sequence[Vector],
-    alike: float,
+    threshold: float,
 ) -> list[int]:
     """Merge speakers with little speech into the one that their voice is nearest to."""
-    labels = dict(zip(places, found, strict=True))
+    labels = dict(zip(indices, found, strict=True))
     length: dict[int, float] = {}
-    for index, who in labels.items():
-        length[who] = length.get(who, 0.0) + seconds[index]
-    steady = [who for who, total in length.items() if total >= BRIEF]
-    if not steady:
+    for index, speaker in labels.items():
+        length[speaker] = length.get(speaker, 0.0) + seconds[index]
+    lasting = [speaker for speaker, total in length.items() if total >= MIN_SPEECH]
+    if not lasting:
         return found
-    centres = {who: _centre(who, labels, seconds, vectors) for who in length}
+    centres = {speaker: _centre(speaker, labels, seconds, vectors) for speaker in length}
     moved = {}
-    for who in length.keys() - set(steady):
-        best, closeness = nearest(centres[who], [centres[other] for other in steady])
-        moved[who] = steady[best] if closeness >= alike - LENIENT else who
-    return [moved.get(who, who) for who in found]
+    for speaker in length.keys() - set(lasting):
+        best, similarity = nearest(centres[speaker], [centres[other] for other in lasting])
+        moved[speaker] = lasting[best] if similarity >= threshold - MERGE_MARGIN else speaker
+    return [moved.get(speaker, speaker) for speaker in found]
 
 
-def _smooth(heard: Sequence[Span], labels: list[int]) -> list[int]:
+def _smooth(spans: Sequence[Span], labels: list[int]) -> list[int]:
     """Give a window between overlapping ones of one other speaker to that speaker."""
     found = list(labels)
     for i in range(1, len(found) - 1):
-        joined = heard[i - 1][1] > heard[i][0] and heard[i][1] > heard[i + 1][0]
+        joined = spans[i - 1][1] > spans[i][0] and spans[i][1] > spans[i + 1][0]
         if joined and found[i - 1] == labels[i + 1] != found[i]:
             found[i] = labels[i + 1]
     return found
@@ -132,38 +140,42 @@ def identify(
     speech: Sequence[Span],
     vectors: Sequence[Vector],
     known: Sequence[Known],
-    alike: float,
+    threshold: float,
 ) -> dict[int, str]:
     """Return the names of the speakers whose voice matches a known one."""
     if not known:
         return {}
     own: dict[int, list[int]] = {}
-    heard = windows(speech)
-    for index, (start, end) in enumerate(heard):
-        own.setdefault(who_says(found, start, end), []).append(index)
+    spans = windows(speech)
+    for index, (start, end) in enumerate(spans):
+        own.setdefault(speaker_at(found, start, end), []).append(index)
     names = {}
-    for who, places in own.items():
-        centre = mean([vectors[i] for i in places], [heard[i][1] - heard[i][0] for i in places])
-        best, closeness = nearest(centre, [one.vector for one in known])
-        if closeness >= alike:
-            names[who] = known[best].name
+    for speaker, indices in own.items():
+        centre = mean([vectors[i] for i in indices], [spans[i][1] - spans[i][0] for i in indices])
+        best, similarity = nearest(centre, [one.vector for one in known])
+        if similarity >= threshold:
+            names[speaker] = known[best].name
     return names
 
 
-def who_says(found: Sequence[Turn], start: float, end: float) -> int:
+def speaker_at(found: Sequence[Turn], start: float, end: float) -> int:
     """Return the speaker with most speech in an interval, else the nearest; 0 without turns.
 
     `found` is in order of time.
     """
     first = bisect_right(found, start, key=lambda turn: turn.end)
-    shares: dict[int, float] = {}
+    overlaps: dict[int, float] = {}
     for turn in found[first:]:
         if turn.start >= end:
             break
-        shares[turn.who] = shares.get(turn.who, 0.0) + min(end, turn.end) - max(start, turn.start)
-    if shares:
-        return max(shares, key=shares.__getitem__)
+        overlaps[turn.speaker] = (
+            overlaps.get(turn.speaker, 0.0) + min(end, turn.end) - max(start, turn.start)
+        )
+    if overlaps:
+        return max(overlaps, key=overlaps.__getitem__)
     around = found[max(0, first - 1) : first + 1]
     return (
-        min(around, key=lambda turn: max(turn.start - end, start - turn.end)).who if around else 0
+        min(around, key=lambda turn: max(turn.start - end, start - turn.end)).speaker
+        if around
+        else 0
     )

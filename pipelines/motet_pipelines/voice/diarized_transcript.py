@@ -6,7 +6,7 @@
             print(f"{part.speaker}: {part.segment.text}")
 
 A voice activity service marks the speech; while the first window is transcribed, a speakers service
-returns a voice vector for each stretch of it, far faster than real time. If a service dies, another
+returns a voice vector for each span of it, far faster than real time. If a service dies, another
 instance continues with what is left. Leaving a generator early is a remote cancel; `aclosing` makes
 that prompt.
 """
@@ -32,10 +32,10 @@ from motet_shared.messages import Segment, Survey, Transcribe, Voice, Voices
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
 
-from .diarize import Known, Span, Turn, identify, turns, who_says, windows
+from .diarize import Known, Span, Turn, identify, speaker_at, turns, windows
 from .file_speech import survey
 from .sound_files import Bytes, lent
-from .transcribe import NO_AUDIO, Hearing, transcribe
+from .transcribe import NO_AUDIO, TranscriptionOutcome, transcribe
 
 ROLE = "speakers"
 
@@ -56,8 +56,8 @@ class Part(NamedTuple):
     speaker: str
 
 
-class Heard(NamedTuple):
-    """Voice vectors of stretches of a file, in order, and the cosine from which two match."""
+class VoiceVectors(NamedTuple):
+    """Voice vectors of spans of a file, in order, and the cosine from which two match."""
 
     vectors: list[array[float]]
     alike: float
@@ -82,7 +82,7 @@ async def voices(
     *,
     deadline: float | None = None,
     patience: float = 5.0,
-) -> Heard:
+) -> VoiceVectors:
     """Return the voice vectors of the request's spans of the file `data`, with failover."""
     model = speakers_model(bus.directory, request.model)
     vectors: list[array[float]] = []
@@ -107,7 +107,7 @@ async def voices(
                     if isinstance(item, Voice):
                         vectors.append(array("f", item.vector))
                         alike = item.alike
-    return Heard(vectors, alike)
+    return VoiceVectors(vectors, alike)
 
 
 async def diarize(
@@ -127,14 +127,14 @@ async def diarize(
     if not speech:
         return [], {}
 
-    async def listen(sound: Bytes, spans: list[Span]) -> Heard:
+    async def vectors_of(sound: Bytes, spans: list[Span]) -> VoiceVectors:
         request = Voices(audio=NO_AUDIO, spans=spans, model=asked.model)
         return await voices(bus, store, sound, request, deadline=deadline, patience=patience)
 
-    heard = await listen(data, windows(speech))
-    known = [Known(name, (await listen(sound, [])).vectors[0]) for name, sound in asked.known]
-    found = await asyncio.to_thread(turns, speech, heard.vectors, heard.alike)
-    return found, identify(found, speech, heard.vectors, known, heard.alike)
+    result = await vectors_of(data, windows(speech))
+    known = [Known(name, (await vectors_of(sound, [])).vectors[0]) for name, sound in asked.known]
+    found = await asyncio.to_thread(turns, speech, result.vectors, result.alike)
+    return found, identify(found, speech, result.vectors, known, result.alike)
 
 
 async def transcribe_speakers(
@@ -143,7 +143,7 @@ async def transcribe_speakers(
     data: Bytes,
     request: Transcribe,
     asked: Diarization,
-    outcome: Hearing | None = None,
+    outcome: TranscriptionOutcome | None = None,
     *,
     deadline: float | None = None,
     patience: float = 5.0,
@@ -153,26 +153,28 @@ async def transcribe_speakers(
     Speakers whose audio was given have their names, the others A, B, … in order of appearance.
     """
     began = bus.clock.now()
-    spoken = await survey(bus, store, data, asked.speech, deadline=deadline, patience=patience)
+    speech = await survey(bus, store, data, asked.speech, deadline=deadline, patience=patience)
     left = None if deadline is None else deadline - (bus.clock.now() - began)
-    work = diarize(bus, store, data, spoken.spans, asked, deadline=left, patience=patience)
-    telling = asyncio.create_task(work, name="diarize")
-    hearing = msgspec.structs.replace(request, words=True, speech=spoken.spans)
-    segments = transcribe(bus, store, data, hearing, outcome, deadline=left, patience=patience)
+    work = diarize(bus, store, data, speech.spans, asked, deadline=left, patience=patience)
+    diarizing = asyncio.create_task(work, name="diarize")
+    transcription = msgspec.structs.replace(request, words=True, speech=speech.spans)
+    segments = transcribe(
+        bus, store, data, transcription, outcome, deadline=left, patience=patience
+    )
     try:
         async with aclosing(segments):
-            script: _Script | None = None
+            names: _SpeakerNames | None = None
             async for segment in segments:
-                script = script or _Script(*await telling)
-                for part in script.parts(segment):
+                names = names or _SpeakerNames(*await diarizing)
+                for part in names.parts(segment):
                     yield part
-            await telling
+            await diarizing
     finally:
-        telling.cancel()
-        await asyncio.gather(telling, return_exceptions=True)
+        diarizing.cancel()
+        await asyncio.gather(diarizing, return_exceptions=True)
 
 
-class _Script:
+class _SpeakerNames:
     """Attribute segments of text to named speakers."""
 
     def __init__(self, turns: list[Turn], known: dict[int, str]):
@@ -184,16 +186,16 @@ class _Script:
     def parts(self, segment: Segment) -> Iterator[Part]:
         """Yield a segment by its speakers; the texts of all parts joined are the segment's text."""
         words = segment.words or [(segment.text, segment.start, segment.end)]
-        for who, said in groupby(words, lambda word: who_says(self._turns, word[1], word[2])):
-            own = list(said)
+        for speaker, run in groupby(words, lambda word: speaker_at(self._turns, word[1], word[2])):
+            own = list(run)
             text, start, end = "".join(word[0] for word in own), own[0][1], own[-1][2]
             part = msgspec.structs.replace(
                 segment, id=self._count, start=start, end=end, text=text, words=own
             )
             self._count += 1
-            if who not in self._names:
-                self._names[who] = next(self._letters)
-            yield Part(part, self._names[who])
+            if speaker not in self._names:
+                self._names[speaker] = next(self._letters)
+            yield Part(part, self._names[speaker])
 
 
 def letters(taken: set[str]) -> Iterator[str]:

@@ -28,8 +28,8 @@ SHORTEST_MS = {"low": 400, "medium": 250, "auto": 250, "high": 150}
 UNSURE = 0.5  # probability where no estimate is available
 
 
-def patience_ms(finished: float, eagerness: str) -> int:
-    """Return the pause in ms that ends a turn whose words are complete with probability `finished`.
+def end_pause_ms(end_probability: float, eagerness: str) -> int:
+    """Return the pause in ms that ends a turn whose words are complete with `end_probability`.
 
     It falls steeply at first: a probability of 0.5 gives about a quarter of the longest pause.
     Raises BadRequest for an unknown eagerness.
@@ -40,10 +40,10 @@ def patience_ms(finished: float, eagerness: str) -> int:
             f"eagerness: {eagerness!r} is unknown; use one of {known}", param="eagerness"
         )
     shortest, longest = SHORTEST_MS[eagerness], LONGEST_MS[eagerness]
-    return round(shortest + (longest - shortest) * (1 - finished) ** 2)
+    return round(shortest + (longest - shortest) * (1 - end_probability) ** 2)
 
 
-async def finished(bus: Bus, text: str, *, deadline: float = 0.5) -> float:
+async def end_probability(bus: Bus, text: str, *, deadline: float = 0.5) -> float:
     """Return the probability that the speaker of `text` has finished.
 
     Returns `UNSURE` if no service answers within `deadline` seconds.

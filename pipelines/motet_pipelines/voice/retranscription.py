@@ -8,24 +8,24 @@ _WORD = re.compile(r"\s*\S+")
 _LETTERS = re.compile(r"[^\w']+")
 
 
-def continued(told: str, text: str) -> str:
+def continued(known: str, text: str) -> str:
     """Return what `text` says beyond `told`, a maybe different transcription of its beginning."""
     text = text.lstrip()
-    if text.startswith(told):
-        return text[len(told) :]
-    known, words = [_plain(word) for word in _WORD.findall(told)], _WORD.findall(text)
-    return "".join(words[_place(known, [_plain(word) for word in words]) :])
+    if text.startswith(known):
+        return text[len(known) :]
+    known_words, words = [_plain(word) for word in _WORD.findall(known)], _WORD.findall(text)
+    return "".join(words[_place(known_words, [_plain(word) for word in words]) :])
 
 
-def _place(known: list[str], words: list[str]) -> int:
+def _place(known_words: list[str], words: list[str]) -> int:
     """Return how many of `words` match the `known` ones best, by edit distance."""
     costs = list(range(len(words) + 1))
-    for row, one in enumerate(known, 1):
+    for row, one in enumerate(known_words, 1):
         before, costs = costs, [row]
         for column, other in enumerate(words, 1):
             swapped = before[column - 1] + (one != other)
             costs.append(min(swapped, before[column] + 1, costs[-1] + 1))
-    return min(range(len(costs)), key=lambda count: (costs[count], abs(count - len(known))))
+    return min(range(len(costs)), key=lambda count: (costs[count], abs(count - len(known_words))))
 
 
 def _plain(word: str) -> str:

@@ -42,7 +42,7 @@ class Outcome(StreamMoves):
 
 
 @dataclass(slots=True)
-class _Heard:
+class _Position:
     """Position of the caller: the end of the last whole sentence, and samples of the next one."""
 
     text: int = 0
@@ -52,9 +52,9 @@ class _Heard:
     def note(self, batch: Iterable[Audio], outcome: Outcome) -> None:
         """Add a batch to the position and to the outcome."""
         for item in batch:
-            here = len(item.data) // SAMPLE_BYTES
-            outcome.samples += here
-            self.skip += here
+            count = len(item.data) // SAMPLE_BYTES
+            outcome.samples += count
+            self.skip += count
             if item.text > self.text:
                 self.text, self.samples, self.skip = item.text, self.samples + self.skip, 0
             if item.usage is not None:
@@ -81,7 +81,7 @@ async def speak(
     once, Overloaded too unless audio was sent.
     """
     outcome = outcome or Outcome()
-    heard = _Heard()
+    position = _Position()
     moves = Failover(
         bus,
         "tts",
@@ -97,10 +97,10 @@ async def speak(
             stream = bus.open("tts", request, instance=instance, deadline=moves.left(), epoch=epoch)
             async with stream:
                 async for batch in cast(AsyncIterator[list[Audio]], stream.batches()):
-                    heard.note(batch, outcome)
+                    position.note(batch, outcome)
                     yield batch
                 return
-        request = msgspec.structs.replace(request, resume=heard.resume())
+        request = msgspec.structs.replace(request, resume=position.resume())
 
 
 async def narrate(

@@ -1,13 +1,13 @@
 """Detect speech: live audio in, edges of speech out, with failover between VAD services.
 
-    sound = AudioBuffer(24000)
-    async with aclosing(listen(bus, Detect(sample_rate=24000), sound)) as edges:
-        async for edge in edges:                # another task calls `await sound.hear(pcm)`
+    audio = AudioBuffer(24000)
+    async with aclosing(listen(bus, Detect(sample_rate=24000), audio)) as edges:
+        async for edge in edges:                # another task calls `await audio.append(pcm)`
             if edge.kind == "start":
-                sound.hold(start := edge.ms)
+                audio.hold(start := edge.ms)
             elif edge.kind == "stop":
-                turn = sound.between(start, edge.ms)
-                sound.settle(edge.ms)
+                turn = audio.between(start, edge.ms)
+                audio.release(edge.ms)
 
 If the service dies, another one processes what still matters again: the current turn, or the last
 moments of the pause. No edge is reported twice. Leaving the generator early is a remote cancel;
@@ -33,34 +33,34 @@ FRAMES_MS = 64
 
 
 async def listen(
-    bus: Bus, request: Detect, sound: AudioBuffer, *, patience: float = 5.0
+    bus: Bus, request: Detect, audio: AudioBuffer, *, patience: float = 5.0
 ) -> AsyncGenerator[SpeechEdge, None]:
-    """Yield the edges of speech, in times of `sound`.
+    """Yield the edges of speech, in times of `audio`.
 
     `patience`: seconds in which a service may appear or restart before the last retryable error is
     raised.
     """
-    known = _Told()
+    known = _ReportedEdges()
     moves = EndlessFailover(bus, ROLE, request.model or MODEL, patience=patience)
     while True:
         async with moves as instance, bus.open(ROLE, request, instance=instance) as stream:
-            base = sound.begin
+            base = audio.begin
             known.restart()
-            sending = asyncio.create_task(sound.send_to(stream), name="listen")
+            sending = asyncio.create_task(audio.send_to(stream), name="listen")
             try:
                 async for edge in stream:
                     if (
                         isinstance(edge, SpeechEdge)
-                        and (told := known.take(edge, base)) is not None
+                        and (reported := known.take(edge, base)) is not None
                     ):
-                        yield told
+                        yield reported
             finally:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
             return
 
 
-class _Told:
+class _ReportedEdges:
     """Record reported edges, as an instance that takes over reprocesses audio and may differ."""
 
     def __init__(self) -> None:
@@ -72,9 +72,9 @@ class _Told:
         self._seen = "silent"
 
     def take(self, edge: SpeechEdge, base: float) -> SpeechEdge | None:
-        """Return the edge to report, in times of the sound, or None if it is known.
+        """Return the edge to report, in times of the audio, or None if it is known.
 
-        The instance received the sound from `base` ms on.
+        The instance received the audio from `base` ms on.
         """
         self._seen = _STATES.get(edge.kind, self._seen)
         ms, speech_ms, heard_ms = (

@@ -44,7 +44,7 @@ NO_AUDIO = BlobRef("shm", "", "", 0)  # placeholder in a request whose file is p
 
 
 @dataclass(slots=True, kw_only=True)
-class Hearing(StreamMoves):
+class TranscriptionOutcome(StreamMoves):
     """Facts about a recording besides its text; complete once the generator has ended."""
 
     duration: float = 0.0
@@ -58,7 +58,7 @@ async def transcribe(
     store: BlobStore,
     data: Bytes,
     request: Transcribe,
-    outcome: Hearing | None = None,
+    outcome: TranscriptionOutcome | None = None,
     *,
     speech: Survey | None = None,
     deadline: float | None = None,
@@ -71,7 +71,7 @@ async def transcribe(
     last retryable error is raised. Other errors are raised at once, Overloaded too unless there was
     text.
     """
-    outcome = outcome or Hearing()
+    outcome = outcome or TranscriptionOutcome()
     progress = _Progress()
     moves = Failover(
         bus,
@@ -132,7 +132,7 @@ class _Progress:
 
 
 async def _segments(
-    stream: Stream, outcome: Hearing, progress: _Progress
+    stream: Stream, outcome: TranscriptionOutcome, progress: _Progress
 ) -> AsyncGenerator[Segment, None]:
     async for batch in stream.batches():
         for item in batch:

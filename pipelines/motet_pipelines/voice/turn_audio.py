@@ -12,12 +12,12 @@ from .audio_buffer import AudioBuffer
 
 
 class TurnAudio:
-    """Represent the audio from `start`, in ms of `sound`, which has to keep it until `finish`."""
+    """Represent the audio from `start`, in ms of `audio`, which has to keep it until `finish`."""
 
-    def __init__(self, sound: AudioBuffer, start: float):
-        self.stretch = 0  # how often the speaker resumed after a pause
-        self._sound = sound
-        self._start = self._until = max(start, sound.begin)
+    def __init__(self, audio: AudioBuffer, start: float):
+        self.resumes = 0  # how often the speaker resumed after a pause
+        self._audio = audio
+        self._start = self._until = max(start, audio.begin)
         self._open = True  # more audio will follow
         self._whole: bytes | None = None  # PCM of the turn once it is over
         self._changed = asyncio.Event()
@@ -27,9 +27,9 @@ class TurnAudio:
         """Return its length in ms."""
         return self._until - self._start
 
-    def lasts(self, stretch: int) -> bool:
-        """Return True if the speaker has not paused since `stretch` began."""
-        return self._open and self.stretch == stretch
+    def is_current(self, resumes: int) -> bool:
+        """Return True if the speaker has not paused since the last resume."""
+        return self._open and self.resumes == resumes
 
     def reach(self, until: float) -> None:
         self._until = max(self._until, until)
@@ -39,9 +39,9 @@ class TurnAudio:
         self._open = False
         self._changed.set()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         if not self._open and self._whole is None:
-            self.stretch, self._open = self.stretch + 1, True
+            self.resumes, self._open = self.resumes + 1, True
             self._changed.set()
 
     def cut(self) -> None:
@@ -51,7 +51,7 @@ class TurnAudio:
 
     def finish(self) -> None:
         if self._whole is None:
-            self._whole = self._sound.between(self._start, self._until)
+            self._whole = self._audio.between(self._start, self._until)
         self.pause()
 
     async def send_to(self, stream: Stream) -> None:
@@ -67,9 +67,9 @@ class TurnAudio:
                 await stream.end_input()
                 return
 
-    async def more(self, stretch: int) -> bool:
-        """Wait until the speaker resumes after `stretch`. Return False if the turn ended there."""
-        while self.stretch == stretch:
+    async def more(self, resumes: int) -> bool:
+        """Wait until the speaker resumes after the pause number `resumes`. Return False if the turn ended there."""
+        while self.resumes == resumes:
             if self._whole is not None:
                 return False
             await self._change()
@@ -79,9 +79,9 @@ class TurnAudio:
         """Return the next bytes: whole samples, at most FEED_SIZE."""
         if self._whole is not None:
             return self._whole[sent : sent + FEED_SIZE]
-        rate = self._sound.rate
+        rate = self._audio.rate
         at = self._start + duration_ms(sent, rate)
-        return self._sound.between(at, min(self._until, at + duration_ms(FEED_SIZE, rate)))
+        return self._audio.between(at, min(self._until, at + duration_ms(FEED_SIZE, rate)))
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -1,12 +1,12 @@
 """Detect turns of the user: when a turn starts and when it ends, for a conversation.
 
     policy = TurnPolicy(eagerness="auto")
-    async with aclosing(turns(bus, sound, policy, caption, replying)) as events:
-        async for event in events:              # another task calls `await sound.hear(pcm)`
+    async with aclosing(turns(bus, audio, policy, caption, replying)) as events:
+        async for event in events:              # another task calls `await audio.append(pcm)`
             if isinstance(event, Started):
                 ...                             # a reply that is being spoken has to stop
             elif isinstance(event, Ended):
-                turn = sound.between(event.turn.start, event.ms)
+                turn = audio.between(event.turn.start, event.ms)
 
 A turn ends by silence or by its words: after "show me the" a speaker gets seconds, after "show me
 the red circle" hardly any. Speech is not always a turn: a user who coughs or says "mhm" during a
@@ -28,7 +28,7 @@ from motet_shared.wire.bus import Bus
 from .audio_buffer import AudioBuffer
 from .backchannels import words_that_count
 from .captions import Captions
-from .end_of_turn import LONGEST_MS, SHORTEST_MS, UNSURE, finished, patience_ms
+from .end_of_turn import LONGEST_MS, SHORTEST_MS, UNSURE, end_pause_ms, end_probability
 from .speech_detection import listen
 
 PAUSE_MS = 200  # ms of silence after which the words so far are transcribed
@@ -50,16 +50,18 @@ class TurnPolicy:
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """Turn that is being spoken, in ms of the sound."""
+    """Turn that is being spoken, in ms of the audio."""
 
     start: float
-    speech: float  # where the speech itself begins
-    spoken: float  # end of the speech so far
-    understood: float  # `spoken` at the last change of the transcript
+    speech_start: float  # where the speech itself begins
+    speech_end: float  # end of the speech so far
+    transcribed: float  # `speech_end` at the last change of the transcript
     captions: Captions | None
-    told: bool = False
+    reported: bool = False
     pause: float | None = None  # where the speech ended, during a pause
-    patience: float | None = None  # longest pause; None: until the service reports a stop
+    end_pause: float | None = (
+        None  # pause that ends the turn; None: until the service reports a stop
+    )
 
     def release(self) -> Captions | None:
         """Return its captions and give up their ownership; the caller closes them."""
@@ -86,13 +88,13 @@ class Ended:
 
 
 Caption = Callable[[float], Captions | None]  # starts captions at a time in ms, if available
-Replying = Callable[[float], bool]  # whether a reply is audible at a time of the sound in ms
+Replying = Callable[[float], bool]  # whether a reply is audible at a time of the audio in ms
 
 
 async def turns(
     bus: Bus,
-    sound: AudioBuffer,
-    manners: TurnPolicy,
+    audio: AudioBuffer,
+    policy: TurnPolicy,
     caption: Caption,
     replying: Replying,
     *,
@@ -105,62 +107,64 @@ async def turns(
     `patience`: seconds in which a service may appear or restart before the last retryable error is
     raised.
     """
-    news: asyncio.Queue[SpeechEdge | BaseException | None] = asyncio.Queue()
-    floor = _Floor(bus, sound, manners, caption, replying, changed=lambda: news.put_nowait(None))
-    edges = listen(bus, floor.request(), sound, patience=patience)
-    hearing = asyncio.create_task(_pass_on(edges, news), name="turns")
+    queue: asyncio.Queue[SpeechEdge | BaseException | None] = asyncio.Queue()
+    tracker = _TurnTracker(
+        bus, audio, policy, caption, replying, changed=lambda: queue.put_nowait(None)
+    )
+    edges = listen(bus, tracker.request(), audio, patience=patience)
+    forwarding = asyncio.create_task(_forward(edges, queue), name="turns")
     try:
-        while not isinstance(edge := await news.get(), StopAsyncIteration):
+        while not isinstance(edge := await queue.get(), StopAsyncIteration):
             if isinstance(edge, BaseException):
                 raise edge
-            for event in floor.hear() if edge is None else await floor.take(edge):
+            for event in tracker.update() if edge is None else await tracker.take(edge):
                 yield event
                 if isinstance(event, Ended):
-                    sound.settle(event.ms)
+                    audio.release(event.ms)
     finally:
-        hearing.cancel()
-        await asyncio.gather(hearing, return_exceptions=True)
-        await floor.close()
+        forwarding.cancel()
+        await asyncio.gather(forwarding, return_exceptions=True)
+        await tracker.close()
 
 
-async def _pass_on(
-    edges: AsyncGenerator[SpeechEdge, None], news: asyncio.Queue[SpeechEdge | BaseException | None]
+async def _forward(
+    edges: AsyncGenerator[SpeechEdge, None], queue: asyncio.Queue[SpeechEdge | BaseException | None]
 ) -> None:
     try:
         async with aclosing(edges):
             async for edge in edges:
-                news.put_nowait(edge)
-        news.put_nowait(StopAsyncIteration())
+                queue.put_nowait(edge)
+        queue.put_nowait(StopAsyncIteration())
     except Exception as error:
-        news.put_nowait(error)
+        queue.put_nowait(error)
 
 
-class _Floor:
+class _TurnTracker:
     """Track the current turn from edges of speech and captions."""
 
     def __init__(
         self,
         bus: Bus,
-        sound: AudioBuffer,
-        manners: TurnPolicy,
+        audio: AudioBuffer,
+        policy: TurnPolicy,
         caption: Caption,
         replying: Replying,
         changed: Callable[[], object],
     ):
-        self._bus, self._sound, self._manners = bus, sound, manners
+        self._bus, self._audio, self._policy = bus, audio, policy
         self._caption, self._replying, self._changed = caption, replying, changed
         self._turn: Turn | None = None
-        self._heard = 0.0  # ms
+        self._position = 0.0  # ms
 
     def request(self) -> Detect:
         """Return the request to the voice activity service."""
-        manners = self._manners
-        eagerness = manners.eagerness
+        policy = self._policy
+        eagerness = policy.eagerness
         return Detect(
-            sample_rate=self._sound.rate,
-            threshold=manners.threshold,
-            prefix_padding_ms=manners.padding,
-            silence_duration_ms=LONGEST_MS[eagerness] if eagerness else manners.silence,
+            sample_rate=self._audio.rate,
+            threshold=policy.threshold,
+            prefix_padding_ms=policy.padding,
+            silence_duration_ms=LONGEST_MS[eagerness] if eagerness else policy.silence,
             pause_ms=min(PAUSE_MS, SHORTEST_MS[eagerness]) if eagerness else PAUSE_MS,
         )
 
@@ -170,7 +174,7 @@ class _Floor:
 
     async def take(self, edge: SpeechEdge) -> list[Started | Ended]:
         """Process an edge of speech and return the resulting events."""
-        self._heard = edge.heard_ms
+        self._position = edge.heard_ms
         if self._turn is not None:
             await self._follow(self._turn, edge)
             if (end := _end(self._turn, edge)) is not None:
@@ -179,86 +183,86 @@ class _Floor:
             self._begin(edge)
         return self._watch()
 
-    def hear(self) -> list[Started | Ended]:
+    def update(self) -> list[Started | Ended]:
         """Process a change of the captions and return the resulting events."""
         if self._turn is not None:
-            self._turn.understood = self._turn.spoken
+            self._turn.transcribed = self._turn.speech_end
         return self._watch()
 
     def _watch(self) -> list[Started | Ended]:
         """Report the turn as soon as it counts as one."""
         turn = self._turn
-        if turn is None or turn.told or (self._is_watched() and not self._says_something(turn)):
+        if turn is None or turn.reported or (self._is_watched() and not self._has_words(turn)):
             return []
-        turn.told = True
+        turn.reported = True
         return [Started(turn)]
 
     def _begin(self, edge: SpeechEdge) -> None:
         """Begin a turn. Speech that resumes after the end of its turn begins another one."""
         start = max(
-            edge.ms if edge.kind == "start" else edge.ms - self._manners.padding, self._sound.done
+            edge.ms if edge.kind == "start" else edge.ms - self._policy.padding, self._audio.done
         )
-        self._sound.hold(start)
+        self._audio.hold(start)
         self._turn = Turn(
             start, edge.speech_ms, edge.heard_ms, edge.speech_ms, self._caption(start)
         )
         if self._turn.captions is not None:
-            self._turn.captions.watch(self._changed)
+            self._turn.captions.on_change(self._changed)
             self._turn.captions.reach(edge.heard_ms)
 
     async def _follow(self, turn: Turn, edge: SpeechEdge) -> None:
         if edge.kind == "pause":
             await self._pause(turn, edge)
         elif edge.kind == "resume":
-            turn.pause = turn.patience = None
+            turn.pause = turn.end_pause = None
             if turn.captions is not None:
-                turn.captions.go_on()
+                turn.captions.resume()
         elif turn.pause is None:
-            turn.spoken = edge.speech_ms
+            turn.speech_end = edge.speech_ms
             if turn.captions is not None and edge.kind == "heard":
                 turn.captions.reach(edge.heard_ms)
 
     async def _pause(self, turn: Turn, edge: SpeechEdge) -> None:
-        turn.pause = turn.spoken = edge.speech_ms
+        turn.pause = turn.speech_end = edge.speech_ms
         if turn.captions is not None:
             turn.captions.reach(edge.ms)
             turn.captions.pause()
-        if self._manners.eagerness:
+        if self._policy.eagerness:
             text = await _settled(turn)
-            sure = await finished(self._bus, text) if text else UNSURE
-            turn.patience = patience_ms(sure, self._manners.eagerness)
+            probability = await end_probability(self._bus, text) if text else UNSURE
+            turn.end_pause = end_pause_ms(probability, self._policy.eagerness)
 
     async def _finish(self, turn: Turn, ms: int) -> list[Started | Ended]:
         if turn.captions is not None:
             turn.captions.reach(ms)
             turn.captions.pause()
         events: list[Started | Ended] = []
-        if not turn.told and not (self._is_watched() and await self._is_false_alarm(turn)):
-            turn.told = True
+        if not turn.reported and not (self._is_watched() and await self._is_false_alarm(turn)):
+            turn.reported = True
             events.append(Started(turn))
         self._turn = None
-        if turn.told:
+        if turn.reported:
             if turn.captions is not None:
                 turn.captions.finish()
             return [*events, Ended(turn, ms)]
         if (captions := turn.release()) is not None:
             await captions.close()
-        self._sound.settle(ms)
+        self._audio.release(ms)
         return []
 
     # ------------------------------------------------------------------------------------- barge-in
     def _is_watched(self) -> bool:
         """Return True if speech must hold words to be a turn, as a reply is audible."""
-        return self._manners.words and self._replying(self._heard)
+        return self._policy.words and self._replying(self._position)
 
-    def _says_something(self, turn: Turn) -> bool:
+    def _has_words(self, turn: Turn) -> bool:
         """Return True for one stable word, two tentative ones, or speech too long to hold none."""
         captions = turn.captions
         if captions is None or captions.failed:
-            return turn.spoken - turn.speech >= self._manners.interrupt
+            return turn.speech_end - turn.speech_start >= self._policy.interrupt
         if captions.is_settled:
             return words_that_count(captions.text) > 0
-        late = turn.spoken - turn.understood >= max(LATE_MS, self._manners.interrupt)
+        late = turn.speech_end - turn.transcribed >= max(LATE_MS, self._policy.interrupt)
         return late or words_that_count(captions.stable) > 0 or words_that_count(captions.text) > 1
 
     async def _is_false_alarm(self, turn: Turn) -> bool:
@@ -268,16 +272,16 @@ class _Floor:
         turn.
         """
         await _settled(turn)
-        return self._is_watched() and not self._says_something(turn)
+        return self._is_watched() and not self._has_words(turn)
 
 
 def _end(turn: Turn, edge: SpeechEdge) -> int | None:
     """Return the end of the turn in ms if it is known now."""
     if edge.kind == "stop":
         return edge.ms
-    if turn.pause is None or turn.patience is None or edge.heard_ms < turn.pause + turn.patience:
+    if turn.pause is None or turn.end_pause is None or edge.heard_ms < turn.pause + turn.end_pause:
         return None
-    return round(turn.pause + turn.patience)
+    return round(turn.pause + turn.end_pause)
 
 
 async def _settled(turn: Turn) -> str:

@@ -2,9 +2,9 @@
 
 A turn of a spoken conversation is three pipelines in a row:
 
-    async for event in turns(bus, sound, policy, caption, replying):    # until the turn ends
+    async for event in turns(bus, audio, policy, caption, replying):    # until the turn ends
         if isinstance(event, Ended):
-            text = await event.turn.captions.settled()      # live; without captions: `understood`
+            text = await event.turn.captions.settled()      # live; without captions: `transcribe_turn`
     messages.append({"role": "user", "content": text})
     async for batch in reply(bus, chat, speak):             # sentences are spoken while written
         ...
@@ -29,42 +29,42 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
 
 from . import speak
-from .transcribe import Hearing, transcribe
+from .transcribe import TranscriptionOutcome, transcribe
 
 T = TypeVar("T")
 
 
-async def understood(
+async def transcribe_turn(
     bus: Bus,
     store: BlobStore,
     pcm: bytes,
     rate: int,
     request: Transcribe,
-    outcome: Hearing | None = None,
+    outcome: TranscriptionOutcome | None = None,
     *,
-    told: Callable[[str], object] = lambda text: None,
+    on_text: Callable[[str], object] = lambda text: None,
     deadline: float | None = None,
     patience: float = 5.0,
 ) -> str:
     """Return the transcript of a turn. `told` gets each piece of it as soon as it is final."""
     text = ""
-    sound = wav_header(rate, len(pcm)) + pcm
-    segments = transcribe(bus, store, sound, request, outcome, deadline=deadline, patience=patience)
+    wav = wav_header(rate, len(pcm)) + pcm
+    segments = transcribe(bus, store, wav, request, outcome, deadline=deadline, patience=patience)
     async with aclosing(segments):
         async for segment in segments:
             piece = segment.text if text else segment.text.lstrip()
             text += piece
             if piece:
-                told(piece)
+                on_text(piece)
     return text.strip()
 
 
 async def reply(
     bus: Bus,
-    think: Chat,
-    say: speak.Speak,
-    thought: Outcome | None = None,
-    spoken: speak.Outcome | None = None,
+    chat_request: Chat,
+    speak_request: speak.Speak,
+    chat_outcome: Outcome | None = None,
+    speech_outcome: speak.Outcome | None = None,
     *,
     deadline: float | None = None,
     patience: float = 5.0,
@@ -77,7 +77,9 @@ async def reply(
     sentences: asyncio.Queue[str | None] = asyncio.Queue()
 
     async def write() -> AsyncGenerator[list[Text], None]:
-        texts = chat(bus, think, thought, deadline=deadline, patience=patience, epoch=epoch)
+        texts = chat(
+            bus, chat_request, chat_outcome, deadline=deadline, patience=patience, epoch=epoch
+        )
         async with aclosing(texts):
             async for batch in texts:
                 sentences.put_nowait("".join(item.text for item in batch))
@@ -89,7 +91,13 @@ async def reply(
             yield piece
 
     voice = speak.narrate(
-        bus, say, written(), spoken, deadline=deadline, patience=patience, epoch=epoch
+        bus,
+        speak_request,
+        written(),
+        speech_outcome,
+        deadline=deadline,
+        patience=patience,
+        epoch=epoch,
     )
     both: AsyncGenerator[list[Text] | list[Audio], None] = merged(write(), voice)
     async with aclosing(both):

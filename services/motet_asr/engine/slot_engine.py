@@ -43,7 +43,7 @@ class Run:
     row: int = -1
     language: str = ""
     prompt: list[int] = field(default_factory=list)
-    said: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
     logprob: float = 0.0
     attempt: int = 0
     seek: int = 0
@@ -118,7 +118,7 @@ class SlotEngine(Engine):
         self._resumed = [run for run in self._resumed if run.waiting.key != key]
         for run in self.runs[:]:
             if run.waiting.key == key:
-                self._leave(run)
+                self._end_run(run)
 
     def _step(self) -> None:
         self._encode()
@@ -149,9 +149,7 @@ class SlotEngine(Engine):
         self._read_prompts(runs)
 
     def _detect(self, runs: list[Run]) -> None:
-        for group in _neighbours(
-            [run for run in runs if self.family.undetected(run)], lambda run: 1
-        ):
+        for group in _adjacent([run for run in runs if self.family.undetected(run)], lambda run: 1):
             states = self.family.decoder.prefill(
                 self.slots, group[0].row, [[self.family.detector]] * len(group)
             )
@@ -162,16 +160,21 @@ class SlotEngine(Engine):
 
     def _read_prompts(self, runs: list[Run]) -> None:
         for run in runs:
-            run.prompt, run.said, run.logprob, run.attention = self.family.prompt(run), [], 0.0, []
+            run.prompt, run.generated, run.logprob, run.attention = (
+                self.family.prompt(run),
+                [],
+                0.0,
+                [],
+            )
             run.retry = False
-        for group in _neighbours(runs, lambda run: len(run.prompt)):
+        for group in _adjacent(runs, lambda run: len(run.prompt)):
             states = self.family.decoder.prefill(
                 self.slots, group[0].row, [run.prompt for run in group]
             )
             for run, states_TE in zip(group, states, strict=True):
                 self.family.observe(run, states_TE)
-            self._say(group, self.family.decoder.logits(states[:, -1]))
-        self._sweep()
+            self._append_tokens(group, self.family.decoder.logits(states[:, -1]))
+        self._remove_ended()
 
     # ------------------------------------------------------------------------------------- decoding
     def _decode(self) -> None:
@@ -182,10 +185,10 @@ class SlotEngine(Engine):
         if attention is not None:
             for row, attention_NS in zip(watch, attention, strict=True):
                 self.runs[row].attention.append(attention_NS[:, : self.slots.frames[row]])
-        self._say(self.runs, self.family.decoder.logits(states))
-        self._sweep()
+        self._append_tokens(self.runs, self.family.decoder.logits(states))
+        self._remove_ended()
 
-    def _say(self, runs: Sequence[Run], logits_BV: Tensor) -> None:
+    def _append_tokens(self, runs: Sequence[Run], logits_BV: Tensor) -> None:
         finite = Download(
             logits_BV.sum(dim=-1).isfinite()
         )  # NaN and infinity survive a sum, which costs less than checking each
@@ -200,18 +203,18 @@ class SlotEngine(Engine):
             elif token == self.family.eos:
                 run.last, run.ended = token, True
             else:
-                run.said.append(token)
+                run.generated.append(token)
                 run.last = token
-                run.ended = len(run.prompt) + len(run.said) >= self.family.limit(run)
+                run.ended = len(run.prompt) + len(run.generated) >= self.family.limit(run)
 
-    def _sweep(self) -> None:
+    def _remove_ended(self) -> None:
         """Conclude the runs whose pass has ended: retry, resume or report them."""
         for run in [run for run in self.runs if run.ended]:
             run.ended = False
             if run.broken:
                 self.slots.scrub(run.row)
-                self._leave(run)
-                where = f"after {len(run.said)} tokens"
+                self._end_run(run)
+                where = f"after {len(run.generated)} tokens"
                 self._end(
                     run.waiting.key,
                     error=InternalError(f"the model computed NaN or infinity {where}"),
@@ -222,13 +225,13 @@ class SlotEngine(Engine):
                 run.retry = True
                 self.counts.fallbacks += 1
                 continue
-            self._leave(run)
+            self._end_run(run)
             if verdict == "again":
                 self._resumed.append(run)
             else:
                 self._end(run.waiting.key, run.heard)
 
-    def _leave(self, run: Run) -> None:
+    def _end_run(self, run: Run) -> None:
         """Free a row; the last row moves into its place."""
         self.slots.remove(run.row)
         last = self.runs.pop()
@@ -254,7 +257,7 @@ class SlotEngine(Engine):
                 raise InternalError(f"slot {run.row} holds more tokens than it has room for")
 
 
-def _neighbours(runs: list[Run], kind: Any) -> Iterator[list[Run]]:
+def _adjacent(runs: list[Run], kind: Any) -> Iterator[list[Run]]:
     """Yield runs of the same kind in consecutive rows as groups that one call can serve."""
     ordered = sorted(runs, key=lambda run: run.row)
     keyed = [(run.row - index, kind(run), run) for index, run in enumerate(ordered)]

@@ -74,8 +74,8 @@ class Moonshine(SlotFamily):
         return tokens.wait().tolist(), logprobs.wait().tolist()
 
     def conclude(self, run: Run) -> Verdict:
-        count = len(run.said) + (run.last == self.eos)
-        run.heard.passes.append(Pass(tokens=run.said, avg_logprob=run.logprob / max(count, 1)))
+        count = len(run.generated) + (run.last == self.eos)
+        run.heard.passes.append(Pass(tokens=run.generated, avg_logprob=run.logprob / max(count, 1)))
         return "done"
 
     def pieces(self, heard: Heard, seconds: float, words: bool) -> list[Piece]:

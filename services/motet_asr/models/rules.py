@@ -23,7 +23,7 @@ from .forbidden import forbidden
 class State:
     """State of a row that the rules read: the tokens so far and whether it predicts timestamps."""
 
-    said: list[int]
+    generated: list[int]
     timestamps: bool
     temperature: float = 0.0
     noise: int = 0  # seed of the next token's noise
@@ -53,8 +53,8 @@ class WhisperRules:
 
     def pick(self, logits_BV: Tensor, states: Sequence[State]) -> tuple[list[int], list[float]]:
         """Pick each row's next token; return tokens and log-probabilities. Changes `logits_BV`."""
-        begins = [not state.said for state in states]
-        ranges = [self._pair(state.said) if state.timestamps else [] for state in states]
+        begins = [not state.generated for state in states]
+        ranges = [self._pair(state.generated) if state.timestamps else [] for state in states]
         self._forbidden.write(logits_BV, begins, [state.timestamps for state in states], ranges)
         logprobs_BV = logits_BV.log_softmax(dim=-1)
         tokens_B = logits_BV.argmax(dim=-1)
@@ -67,7 +67,7 @@ class WhisperRules:
         )
         return tokens.wait().tolist(), logprobs.wait().tolist()
 
-    def _pair(self, said: list[int]) -> list[tuple[int, int]]:
+    def _pair(self, generated: list[int]) -> list[tuple[int, int]]:
         """Return the token ranges that the timestamp rules forbid next.
 
         Timestamps come in pairs, except before the end, and never decrease.
@@ -76,18 +76,18 @@ class WhisperRules:
             return []
         begin = self.first_time
         never = [(self.no_timestamps, self.no_timestamps + 1)]
-        if not said:
+        if not generated:
             never.append((0, begin))
             if self._last_initial is not None:
                 never.append((begin + self._last_initial + 1, self._vocab))
             return never
-        was_time = said[-1] >= begin
-        before_was_time = len(said) < 2 or said[-2] >= begin
+        was_time = generated[-1] >= begin
+        before_was_time = len(generated) < 2 or generated[-2] >= begin
         if was_time and before_was_time:
             never.append((begin, self._vocab))
         elif was_time:
             never.append((0, self.eos))
-        last = next((token for token in reversed(said) if token >= begin), None)
+        last = next((token for token in reversed(generated) if token >= begin), None)
         if last is not None:
             never.append((begin, last if was_time and not before_was_time else last + 1))
         return never

@@ -228,15 +228,17 @@ class Whisper(SlotFamily):
 
     def _state(self, run: Run) -> State:
         temperature = self._temperatures(run)[run.attempt]
-        noise = hash((run.waiting.options.seed, run.seek, run.attempt, len(run.said))) & (2**63 - 1)
-        return State(run.said, self._timed(run), temperature, noise)
+        noise = hash((run.waiting.options.seed, run.seek, run.attempt, len(run.generated))) & (
+            2**63 - 1
+        )
+        return State(run.generated, self._timed(run), temperature, noise)
 
     def _temperatures(self, run: Run) -> tuple[float, ...]:
         given = run.waiting.options.temperature
         return (given,) if given > 0 or not self.config.fallback else TEMPERATURES
 
     def conclude(self, run: Run) -> Verdict:
-        whole = run.said + [self.eos] * (run.last == self.eos)
+        whole = run.generated + [self.eos] * (run.last == self.eos)
         avg_logprob = run.logprob / max(len(whole), 1)
         skipped = self._is_silent(avg_logprob, run)
         last_attempt = run.attempt == len(self._temperatures(run)) - 1
@@ -252,7 +254,7 @@ class Whisper(SlotFamily):
         run.heard.language = run.language
         run.heard.passes.append(
             Pass(
-                tokens=run.said,
+                tokens=run.generated,
                 seek=run.seek,
                 frames=seen,
                 avg_logprob=avg_logprob,
@@ -276,8 +278,8 @@ class Whisper(SlotFamily):
 
     def _progress(self, run: Run) -> int:
         """Return the feature frames that a pass settled: up to its last timestamp pair, or all."""
-        cut = self._pieces.cut(run.said)
-        frames = 0 if cut is None else _STRIDE * (run.said[cut - 1] - self.rules.first_time)
+        cut = self._pieces.cut(run.generated)
+        frames = 0 if cut is None else _STRIDE * (run.generated[cut - 1] - self.rules.first_time)
         return frames if frames > 0 else self._frames
 
     # ----------------------------------------------------------------------------------------- text

@@ -76,8 +76,12 @@ class WhisperPieces:
         times = [token >= self._begin for token in tokens]
         bounds = [index for index in range(1, len(times)) if times[index - 1] and times[index]]
         if not bounds:
-            said = [token for token in tokens if token >= self._begin]
-            until = said[-1] - self._begin if said and said[-1] != self._begin else one.frames // 2
+            timestamps = [token for token in tokens if token >= self._begin]
+            until = (
+                timestamps[-1] - self._begin
+                if timestamps and timestamps[-1] != self._begin
+                else one.frames // 2
+            )
             yield 0, len(tokens), 0.0, until * self._step
             return
         if times[-2:] == [False, True]:

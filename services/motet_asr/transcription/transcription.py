@@ -18,7 +18,7 @@ from motet_asr.engine.request import Heard, Options, Piece
 from .stitch import join
 from .windows import Speech, Window, cut, loud
 
-Hearing = asyncio.Task[tuple[Heard, list[Piece]]]
+WindowTask = asyncio.Task[tuple[Heard, list[Piece]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Transcription:
         """Yield windows in order, each once it is final. Closing early cancels pending windows."""
         longest = self._recognizer.family.window
         self._windows = await asyncio.to_thread(cut, self._audio, longest, self._speech)
-        hearing: deque[tuple[Window, Hearing | None]] = deque()
+        hearing: deque[tuple[Window, WindowTask | None]] = deque()
         todo = iter(self._windows[self._start() :])
         held: Settled | None = None
         try:
@@ -87,7 +87,9 @@ class Transcription:
             first -= 1
         return first
 
-    def _fill(self, hearing: deque[tuple[Window, Hearing | None]], todo: Iterator[Window]) -> None:
+    def _fill(
+        self, hearing: deque[tuple[Window, WindowTask | None]], todo: Iterator[Window]
+    ) -> None:
         """Start windows up to `parallel`; only one at a time until the language is known."""
         while len(hearing) < (self._parallel if self._options.language or not self._detects else 1):
             window = next(todo, None)
@@ -105,7 +107,7 @@ class Transcription:
         options = replace(self._options, words=words, seed=self._options.seed + window.index)
         return await self._recognizer.hear(window.of(self._audio), options)
 
-    async def _settle(self, window: Window, task: Hearing | None) -> Settled:
+    async def _settle(self, window: Window, task: WindowTask | None) -> Settled:
         if task is None:
             return Settled(window, [], self._options.language)
         heard, pieces = await task

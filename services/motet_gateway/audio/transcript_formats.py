@@ -10,7 +10,7 @@ import msgspec
 
 from motet_gateway.openai.render import event
 from motet_pipelines.voice.diarized_transcript import Part
-from motet_pipelines.voice.transcribe import Hearing
+from motet_pipelines.voice.transcribe import TranscriptionOutcome
 from motet_shared.messages import Segment
 
 JSON, PLAIN, VTT = b"application/json", b"text/plain; charset=utf-8", b"text/vtt; charset=utf-8"
@@ -25,7 +25,7 @@ def render(
     shape: str,
     task: str,
     segments: Sequence[Segment],
-    hearing: Hearing,
+    recording: TranscriptionOutcome,
     granularities: Sequence[str],
 ) -> tuple[bytes, bytes]:
     """Return body and content type of a whole transcription."""
@@ -35,20 +35,20 @@ def render(
         return _captions(segments, ",", numbered=True).encode(), PLAIN
     if shape == "vtt":
         return ("WEBVTT\n\n" + _captions(segments, ".", numbered=False)).encode(), VTT
-    document: dict[str, Any] = {"text": text_of(segments), "usage": _usage(hearing)}
+    document: dict[str, Any] = {"text": text_of(segments), "usage": _usage(recording)}
     if shape == "verbose_json":
-        document |= _verbose(task, segments, hearing, granularities)
+        document |= _verbose(task, segments, recording, granularities)
     return msgspec.json.encode(document), JSON
 
 
-def render_speakers(parts: Sequence[Part], hearing: Hearing) -> tuple[bytes, bytes]:
+def render_speakers(parts: Sequence[Part], recording: TranscriptionOutcome) -> tuple[bytes, bytes]:
     """Return body and content type of a whole transcription with speakers."""
     document = {
         "task": "transcribe",
-        "duration": round(hearing.duration, 3),
+        "duration": round(recording.duration, 3),
         "text": text_of([part.segment for part in parts]),
         "segments": [_spoken(part) for part in parts],
-        "usage": _usage(hearing),
+        "usage": _usage(recording),
     }
     return msgspec.json.encode(document), JSON
 
@@ -70,13 +70,16 @@ def _segment_id(part: Part) -> str:
 
 
 def _verbose(
-    task: str, segments: Sequence[Segment], hearing: Hearing, granularities: Sequence[str]
+    task: str,
+    segments: Sequence[Segment],
+    recording: TranscriptionOutcome,
+    granularities: Sequence[str],
 ) -> dict[str, Any]:
-    language = "english" if task == "translate" else hearing.language_name
+    language = "english" if task == "translate" else recording.language_name
     document: dict[str, Any] = {
         "task": task,
         "language": language,
-        "duration": round(hearing.duration, 3),
+        "duration": round(recording.duration, 3),
     }
     if "segment" in granularities:
         document["segments"] = [_segment(segment) for segment in segments]
@@ -103,8 +106,8 @@ def _segment(segment: Segment) -> dict[str, Any]:
     }
 
 
-def _usage(hearing: Hearing) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(hearing.duration)}
+def _usage(recording: TranscriptionOutcome) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(recording.duration)}
 
 
 def _captions(segments: Sequence[Segment], comma: str, *, numbered: bool) -> str:
@@ -135,14 +138,14 @@ def delta_events(part: Part, first: bool) -> bytes:
     return event(delta) + event(_spoken(part))
 
 
-def done_event(text: str, hearing: Hearing) -> bytes:
+def done_event(text: str, recording: TranscriptionOutcome) -> bytes:
     """Return the last event, with the deltas joined.
 
     Its usage counts tokens, as the public type wants, and seconds too.
     """
     said = (
-        hearing.end.usage.completion_tokens
-        if hearing.end is not None and hearing.end.usage is not None
+        recording.end.usage.completion_tokens
+        if recording.end is not None and recording.end.usage is not None
         else 0
     )
     usage = {"type": "tokens", "input_tokens": 0, "output_tokens": said, "total_tokens": said}
@@ -150,6 +153,6 @@ def done_event(text: str, hearing: Hearing) -> bytes:
         {
             "type": "transcript.text.done",
             "text": text,
-            "usage": usage | {"seconds": hearing.duration},
+            "usage": usage | {"seconds": recording.duration},
         }
     )

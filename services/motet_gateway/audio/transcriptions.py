@@ -22,7 +22,7 @@ from motet_pipelines.instances import check_served
 from motet_pipelines.voice.diarized_transcript import Part, speakers_model, transcribe_speakers
 from motet_pipelines.voice.speech_detection import MODEL as VAD_MODEL
 from motet_pipelines.voice.speech_detection import ROLE as VAD
-from motet_pipelines.voice.transcribe import NO_AUDIO, ROLE, Hearing, transcribe
+from motet_pipelines.voice.transcribe import NO_AUDIO, ROLE, TranscriptionOutcome, transcribe
 from motet_shared.errors import MotetError
 from motet_shared.messages import Transcribe
 
@@ -75,7 +75,7 @@ class _Transcript:
 
     def __init__(self, service: GatewayContext, http: Exchange, body: AudioBody):
         self._service, self._http, self._body = service, http, body
-        self._hearing = Hearing()
+        self._hearing = TranscriptionOutcome()
 
     @property
     def length(self) -> int:

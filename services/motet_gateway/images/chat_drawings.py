@@ -20,7 +20,7 @@ from motet_gateway.openai.render import ChatChoice, ChatChunks, Choice
 from motet_gateway.openai.results import Collected
 from motet_gateway.openai.schema import DRAWING, ChatBody
 from motet_pipelines.chat.chat import Outcome
-from motet_pipelines.chat.vision import Shown
+from motet_pipelines.chat.vision import InputMedia
 from motet_pipelines.images.chat_drawing import Drawing
 from motet_pipelines.images.draw import ROLE
 from motet_pipelines.images.imagine import imagine
@@ -81,8 +81,8 @@ async def painted(
     service: GatewayContext,
     store: BlobStore,
     painting: ChatDrawing,
-    pictures: Sequence[Shown],
-    sees: bool,
+    pictures: Sequence[InputMedia],
+    accepts_images: bool,
     request: Chat,
     outcome: Outcome,
 ) -> AsyncGenerator[list[Any], None]:
@@ -95,7 +95,7 @@ async def painted(
         painting.brush,
         pictures,
         outcome,
-        sees=sees,
+        accepts_images=accepts_images,
         deadline=config.request_timeout,
         patience=config.patience,
     )

@@ -16,8 +16,8 @@ from motet_gateway.images.chat_drawings import ChatDrawing, DrawnChatChunks, col
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import expected_tokens
 from motet_pipelines.chat.chat import Outcome, chat
-from motet_pipelines.chat.models import sees
-from motet_pipelines.chat.vision import Shown
+from motet_pipelines.chat.models import accepts_images
+from motet_pipelines.chat.vision import InputMedia
 from motet_shared.messages import Chat, Complete, Text
 
 from .chat_images import given_pictures, lent
@@ -38,14 +38,14 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     size = PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant)
     size.check_count(len(body.messages), "messages")
     size.check_tools(wire_tools(body.tools or []))
-    is_seeing = sees(service.bus.directory, body.model)
+    is_seeing = accepts_images(service.bus.directory, body.model)
     painting = ChatDrawing.of(service, body, http.request_id)
-    requests = chat_requests(body, http.request_id, http.tenant.rights, sees=is_seeing)
+    requests = chat_requests(body, http.request_id, http.tenant.rights, accepts_images=is_seeing)
     size.check_chat(requests[0])
     head = ("chatcmpl-" + secrets.token_hex(12), int(time.time()), body.model)
     images = len(requests) if painting is not None else 0
     with http.tenant.take(len(requests), tokens=expected_tokens(requests), images=images) as ticket:
-        pictures = await given_pictures(service, body, sees=is_seeing)
+        pictures = await given_pictures(service, body, accepts_images=is_seeing)
         if painting is None:
             await _plain(service, http, body, requests, pictures, head, ticket)
             return
@@ -63,7 +63,7 @@ async def _plain(
     http: Exchange,
     body: ChatBody,
     requests: list[Chat],
-    pictures: list[Shown],
+    pictures: list[InputMedia],
     head: Head,
     ticket: Ticket,
 ) -> None:

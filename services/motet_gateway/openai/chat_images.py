@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from motet_gateway.config import GatewayConfig
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.remote import fetch
-from motet_pipelines.chat.vision import Shown, lent_pictures
+from motet_pipelines.chat.vision import InputMedia, lent_pictures
 from motet_shared.errors import BadRequest, PayloadTooLarge, UnsupportedParameter
 from motet_shared.messages import Image
 
@@ -49,15 +49,15 @@ class Source:
         return {"low": LOW_DETAIL, "high": 0}.get(self.image.detail or "auto", config.image_pixels)
 
 
-def sources(body: ChatBody, *, sees: bool) -> list[Source]:
+def sources(body: ChatBody, *, accepts_images: bool) -> list[Source]:
     """Return the images of a chat in the order of its parts.
 
     Images of earlier replies are included only if the model accepts images (`sees`).
     """
-    return list(_sources(body, sees))
+    return list(_sources(body, accepts_images))
 
 
-def _sources(body: ChatBody, sees: bool) -> Iterator[Source]:
+def _sources(body: ChatBody, accepts_images: bool) -> Iterator[Source]:
     for number, message in enumerate(body.messages):
         if isinstance(message, UserMessage) and not isinstance(message.content, str):
             for index, part in enumerate(message.content):
@@ -69,26 +69,28 @@ def _sources(body: ChatBody, sees: bool) -> Iterator[Source]:
                         part.video_url,
                         is_video=True,
                     )
-        elif isinstance(message, AssistantMessage) and sees:
+        elif isinstance(message, AssistantMessage) and accepts_images:
             for index, image in enumerate(message.images or []):
                 yield Source(f"messages[{number}].images[{index}].image_url", image.image_url)
 
 
-async def given_pictures(service: GatewayContext, body: ChatBody, *, sees: bool) -> list[Shown]:
+async def given_pictures(
+    service: GatewayContext, body: ChatBody, *, accepts_images: bool
+) -> list[InputMedia]:
     """Read the images of a chat.
 
     Raises UnsupportedParameter if the model accepts no images, BadRequest if a URL is not of an
     image.
     """
-    given = sources(body, sees=sees)
-    if given and not sees:
+    given = sources(body, accepts_images=accepts_images)
+    if given and not accepts_images:
         param = given[0].param
         raise UnsupportedParameter(
             f"`{param}`: model {body.model!r} reads no images; send text", param=param
         )
     config = service.config
     return [
-        Shown(
+        InputMedia(
             await read_picture(source, config),
             source.max_pixels(config),
             source.param,
@@ -99,7 +101,7 @@ async def given_pictures(service: GatewayContext, body: ChatBody, *, sees: bool)
 
 
 async def lent(
-    service: GatewayContext, pictures: list[Shown]
+    service: GatewayContext, pictures: list[InputMedia]
 ) -> AbstractAsyncContextManager[list[Image]]:
     """Return a context manager that leases the images to the services for a chat's duration."""
     if not pictures:

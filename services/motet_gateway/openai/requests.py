@@ -35,7 +35,7 @@ MAX_COMPLETIONS = 32  # prompts * n of one request
 
 
 def chat_requests(
-    body: ChatBody, request_id: str, rights: Rights = ANYONE, *, sees: bool = False
+    body: ChatBody, request_id: str, rights: Rights = ANYONE, *, accepts_images: bool = False
 ) -> list[Chat]:
     """Return one request per choice.
 
@@ -45,7 +45,7 @@ def chat_requests(
     choice = tool_choice_of(body.tool_choice) if body.tools else ToolChoice("none")
     base = Chat(
         model=body.model,
-        messages=wire_messages(body.messages, sees=sees),
+        messages=wire_messages(body.messages, accepts_images=accepts_images),
         sampling=_sampling(
             body, body.max_completion_tokens or body.max_tokens, _chat_logprobs(body)
         ),
@@ -96,7 +96,7 @@ def completion_requests(
     ]
 
 
-def wire_messages(messages: list[Message], *, sees: bool = False) -> list[dict[str, Any]]:
+def wire_messages(messages: list[Message], *, accepts_images: bool = False) -> list[dict[str, Any]]:
     """Convert messages to OpenAI's format with plain strings as content.
 
     The role `developer`, the newer name, becomes `system`. A user's message with images keeps its
@@ -115,7 +115,8 @@ def wire_messages(messages: list[Message], *, sees: bool = False) -> list[dict[s
             shape.pop("annotations", None)
             if shape.pop("images", None):
                 plain += remembered(
-                    [image.revised_prompt or "" for image in message.images or []], sees=sees
+                    [image.revised_prompt or "" for image in message.images or []],
+                    accepts_images=accepts_images,
                 )
         plain.append(shape)
     return plain

@@ -11,7 +11,7 @@ from motet_gateway.context import GatewayContext
 from motet_gateway.http.problems import RETRY_AFTER
 from motet_gateway.http.routes import Access, Router
 from motet_gateway.realtime.audio_settings import Speech
-from motet_pipelines.chat.models import servable, without_eyes
+from motet_pipelines.chat.models import servable, without_vision
 
 
 def health_router(service: GatewayContext) -> Router:
@@ -32,7 +32,7 @@ def health_router(service: GatewayContext) -> Router:
         """
         lacking = service.readiness.lacking(model)
         models = list(servable(service.bus.directory))
-        blind = without_eyes(service.bus.directory)
+        blind = without_vision(service.bus.directory)
         body: dict[str, Any] = {
             "models": models,
             "speech": {"missing": Speech.here(service.bus.directory).missing},

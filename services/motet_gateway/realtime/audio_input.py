@@ -113,7 +113,7 @@ class AudioInput:
             message = f"the input buffer holds {len(self._sound)} bytes of PCM, at most {limit}; commit or clear it"
             raise PayloadTooLarge(message, param="audio")
         self._listener.hear(len(pcm), self._sound.rate)
-        await self._sound.hear(pcm)
+        await self._sound.append(pcm)
         if detection is None:
             self._dictate()
         else:
@@ -124,7 +124,7 @@ class AudioInput:
 
         Raises EmptyBuffer if it holds less than `SHORTEST_MS` of audio.
         """
-        self._sound.tear_off()
+        self._sound.drop_partial_sample()
         start, end = max(self._floor, self._sound.begin), self._sound.now
         if end - start < SHORTEST_MS:
             raise EmptyBuffer(
@@ -140,7 +140,7 @@ class AudioInput:
         )
 
     async def clear(self) -> None:
-        self._sound.tear_off()
+        self._sound.drop_partial_sample()
         await self._drop(keep_turn=True)
         self._forget(self._sound.now)
         await self._channel.send(self._channel.event("input_audio_buffer.cleared"))
@@ -155,7 +155,7 @@ class AudioInput:
             self._floor = self._idle_from = now
         elif before.turn_detection != settings.turn_detection:
             await self.close()
-            self._sound.settle(self._floor)
+            self._sound.release(self._floor)
 
     async def close(self) -> None:
         if self._task is not None:
@@ -174,7 +174,7 @@ class AudioInput:
         told = turns(
             self._service.bus,
             sound,
-            detection.manners(),
+            detection.policy(),
             self._captions,
             self._is_replying,
             patience=patience,
@@ -190,7 +190,7 @@ class AudioInput:
             pass  # the session detects the disconnect by itself
         except Exception as error:
             await self._drop()
-            sound.settle(self._floor)
+            sound.release(self._floor)
             await _tell_unless_gone(self._channel, Problem.of(error))
 
     def _is_replying(self, ms: float) -> bool:
@@ -302,7 +302,7 @@ class AudioInput:
         if self._task is None:
             self._sound.forget(until)
         else:  # turn detection still reads it and forgets it by itself
-            self._sound.settle(until)
+            self._sound.release(until)
             if self.speaking:
                 self._sound.hold(self._floor)
 

@@ -14,8 +14,8 @@ from motet_gateway.openai.requests import fresh_seed
 from motet_media.audio import SAMPLE_BYTES, duration_ms
 from motet_pipelines.voice.captions import Captions
 from motet_pipelines.voice.retranscription import continued
-from motet_pipelines.voice.transcribe import NO_AUDIO, Hearing
-from motet_pipelines.voice.voice import understood
+from motet_pipelines.voice.transcribe import NO_AUDIO, TranscriptionOutcome
+from motet_pipelines.voice.voice import transcribe_turn
 from motet_shared.errors import MotetError
 from motet_shared.messages import Transcribe
 
@@ -148,14 +148,14 @@ class ItemTranscription:
             seed=fresh_seed() & 0xFFFFFFFF,
             request_id=item_id,
         )
-        return await understood(
+        return await transcribe_turn(
             service.bus,
             await service.uploads(),
             heard.pcm[: len(heard.pcm) - len(heard.pcm) % SAMPLE_BYTES],
             heard.rate,
             request,
-            Hearing(),
-            told=(lambda piece: None) if transcript is None else transcript.add,
+            TranscriptionOutcome(),
+            on_text=(lambda piece: None) if transcript is None else transcript.add,
             deadline=service.config.request_timeout,
             patience=service.config.patience,
         )

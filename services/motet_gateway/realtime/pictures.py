@@ -11,8 +11,8 @@ from typing import Any
 from motet_gateway.config import GatewayConfig
 from motet_gateway.openai.chat_images import Source, read_picture
 from motet_gateway.openai.schema import ImageUrl
-from motet_pipelines.chat.models import sees
-from motet_pipelines.chat.vision import Shown
+from motet_pipelines.chat.models import accepts_images
+from motet_pipelines.chat.vision import InputMedia
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
 
@@ -39,7 +39,7 @@ async def check_pictures(
         if item.role != "user":
             message = f"`{param}.type` is {IMAGE!r}, which a {item.role} message cannot have"
             raise BadRequest(message, param=f"{param}.type")
-        if not model or not sees(directory, model):
+        if not model or not accepts_images(directory, model):
             reader = f"model {model!r}" if model else "a transcription session"
             raise UnsupportedParameter(
                 f"`{param}`: {reader} reads no images; send text", param=param
@@ -73,7 +73,7 @@ def without_files(item: Stored) -> Stored:
 
 async def shown(
     messages: list[dict[str, Any]], config: GatewayConfig
-) -> tuple[list[dict[str, Any]], list[Shown]]:
+) -> tuple[list[dict[str, Any]], list[InputMedia]]:
     """Return chat messages with a placeholder for each image, and the images in their order."""
     plain, pictures = [], []
     for message in messages:
@@ -82,7 +82,7 @@ async def shown(
                 if part["type"] == "image":
                     source = _source(part["image_url"], part["detail"], "conversation")
                     pictures.append(
-                        Shown(
+                        InputMedia(
                             await read_picture(source, config),
                             source.max_pixels(config),
                             source.param,

@@ -35,7 +35,7 @@ class TranscriptionEvents:
 
     def follow(self, captions: Captions) -> None:
         """Send the stable text of live captions as it grows."""
-        captions.watch(lambda: self.add(continued(self.told, captions.stable)))
+        captions.on_change(lambda: self.add(continued(self.told, captions.stable)))
         self.add(captions.stable)
 
     async def complete(self, text: str, seconds: float) -> None:

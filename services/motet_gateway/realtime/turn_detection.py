@@ -44,7 +44,7 @@ class ServerVad(Detection, frozen=True, tag="server_vad"):
     silence_duration_ms: Milliseconds = 500
     idle_timeout_ms: Annotated[int, Meta(ge=500, le=60_000)] | None = None
 
-    def manners(self) -> TurnPolicy:
+    def policy(self) -> TurnPolicy:
         return TurnPolicy(
             threshold=self.threshold,
             padding=self.prefix_padding_ms,
@@ -63,7 +63,7 @@ class SemanticVad(Detection, frozen=True, tag="semantic_vad"):
     def idle_timeout_ms(self) -> None:
         """Return None: only `server_vad` has an idle timeout."""
 
-    def manners(self) -> TurnPolicy:
+    def policy(self) -> TurnPolicy:
         return TurnPolicy(
             eagerness=self.eagerness, words=self.by_words, interrupt=self.interrupt_after_ms
         )

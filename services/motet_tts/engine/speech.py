@@ -19,7 +19,7 @@ from motet_shared.wire.call import Call
 from motet_tts.shaper import WIRE_RATE, Shaper
 from motet_tts.spoken import spoken_words
 from motet_tts.stretch import Samples
-from motet_tts.timing import Pace, WordTime, from_starts, shared_out
+from motet_tts.timing import Pace, WordTime, distribute_words, words_from_starts
 
 from .thread import EngineThread
 from .utterance import Key, Piece, Utterance
@@ -51,8 +51,8 @@ class SpeechSessions:
 class Speech:
     """Speak one text to one caller."""
 
-    def __init__(self, desk: SpeechSessions, call: Call, request: Speak, voice: str):
-        self._desk, self._call, self._request, self._voice = desk, call, request, voice
+    def __init__(self, sessions: SpeechSessions, call: Call, request: Speak, voice: str):
+        self._sessions, self._call, self._request, self._voice = sessions, call, request, voice
         resume = request.resume
         self._done = resume.text if resume else 0  # characters
         self._samples = resume.samples if resume else 0  # of the sentences before this one
@@ -84,19 +84,19 @@ class _Sentence:
 
     def __init__(self, speech: Speech, index: int, chunk: Chunk, words: list[tuple[str, str]]):
         self._speech, self._index, self._chunk, self._words = speech, index, chunk, words
-        self._desk = speech._desk
-        slowest, fastest = self._desk.rates
+        self._sessions = speech._sessions
+        slowest, fastest = self._sessions.rates
         self._native = min(max(speech._request.speed, slowest), fastest)
         self._stretch = speech._request.speed / self._native
-        self._shaper = Shaper(self._desk.sample_rate, self._stretch)
-        self._cheap = self._stretch == 1.0 and self._desk.sample_rate == WIRE_RATE
+        self._shaper = Shaper(self._sessions.sample_rate, self._stretch)
+        self._cheap = self._stretch == 1.0 and self._sessions.sample_rate == WIRE_RATE
         self._begin = speech._samples / _MS
         self._starts: tuple[int, ...] = ()
-        self._untold = True  # whether word times are due with the next item
+        self._unreported_words = True  # whether word times are due with the next item
 
     async def run(self) -> None:
         key = (self._speech._call.id, self._index)
-        queue = self._desk.pieces[key] = asyncio.Queue()
+        queue = self._sessions.pieces[key] = asyncio.Queue()
         speech = self._speech
         spoken = tuple(spoken for _, spoken in self._words if spoken)
         utterance = Utterance(
@@ -106,7 +106,7 @@ class _Sentence:
             index=self._index,
             speed=self._native,
         )
-        self._desk.thread.submit(key, utterance)
+        self._sessions.thread.submit(key, utterance)
         done = False
         try:
             while not done:
@@ -117,28 +117,28 @@ class _Sentence:
                 done = piece.done
                 await self._handle(piece)
         finally:
-            del self._desk.pieces[key]
+            del self._sessions.pieces[key]
             if not done:
-                self._desk.thread.cancel(key)
+                self._sessions.thread.cancel(key)
 
     async def _handle(self, piece: Piece) -> None:
         if piece.starts is not None and len(piece.starts) > len(self._starts):
-            self._starts, self._untold = piece.starts, True
+            self._starts, self._unreported_words = piece.starts, True
         data = await self._shaped(lambda: self._shaper.push(_numpy(piece.samples)))
         if piece.done:
             data += await self._shaped(self._shaper.finish)
-        data = self._unheard(data)
+        data = self._without_received(data)
         if piece.done:
             await self._end(data, piece)
         elif data:
-            words, self._untold = (self._times() if self._untold else []), False
+            words, self._unreported_words = (self._times() if self._unreported_words else []), False
             await self._speech._send(Audio(data, words, self._index))
 
     async def _shaped(self, work: Callable[[], bytes]) -> bytes:
         """Run `work`, on another thread if it stretches or resamples, which takes long."""
         return work() if self._cheap else await asyncio.to_thread(work)
 
-    def _unheard(self, data: bytes) -> bytes:
+    def _without_received(self, data: bytes) -> bytes:
         """Remove what the client already received of this sentence from another instance."""
         speech = self._speech
         cut_off = min(speech._skip, len(data) // _BYTES)
@@ -154,18 +154,18 @@ class _Sentence:
         usage = Usage(prompt_tokens=piece.tokens, completion_tokens=piece.frames)
         speech.usage.prompt_tokens += usage.prompt_tokens
         speech.usage.completion_tokens += usage.completion_tokens
-        self._desk.pace.learn(speech._voice, self._words, length * speech._request.speed)
+        self._sessions.pace.learn(speech._voice, self._words, length * speech._request.speed)
         await speech._send(Audio(data, self._times(length), self._index, self._chunk.end, usage))
 
     def _times(self, length: float | None = None) -> list[WordTime]:
         """Return the times of its words: known starts, and estimates at the voice's pace."""
         speech = self._speech
         if not self._starts and length is not None:
-            return shared_out(self._words, self._begin, length)
-        per_ms = self._desk.sample_rate / 1000 * self._stretch
-        pace = self._desk.pace.of(speech._voice) / speech._request.speed
+            return distribute_words(self._words, self._begin, length)
+        per_ms = self._sessions.sample_rate / 1000 * self._stretch
+        pace = self._sessions.pace.of(speech._voice) / speech._request.speed
         starts = [start / per_ms for start in self._starts]
-        return from_starts(self._words, starts, self._begin, letter_ms=pace, length=length)
+        return words_from_starts(self._words, starts, self._begin, letter_ms=pace, length=length)
 
 
 def _numpy(samples: Tensor | None) -> Samples:

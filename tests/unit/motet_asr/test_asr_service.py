@@ -17,7 +17,7 @@ from motet_asr.config import AsrConfig
 from motet_asr.engine.request import Heard, Options, Piece, Word
 from motet_asr.service import Asr
 from motet_asr.transcription.live import Live
-from motet_pipelines.voice.transcribe import NO_AUDIO, Hearing, transcribe
+from motet_pipelines.voice.transcribe import NO_AUDIO, TranscriptionOutcome, transcribe
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, UnknownModel
 from motet_shared.messages import Listen, Partial, Segment, Transcribe
@@ -57,7 +57,7 @@ class World:
         return asr
 
     async def hear(
-        self, data: bytes, hearing: Hearing | None = None, **fields: Any
+        self, data: bytes, hearing: TranscriptionOutcome | None = None, **fields: Any
     ) -> list[Segment]:
         asked: dict[str, Any] = {"model": MODEL, "audio": NO_AUDIO, "language": "en"}
         request = Transcribe(**asked | fields)
@@ -94,7 +94,7 @@ async def world(folder: Path, *options: dict[str, Any]) -> AsyncIterator[World]:
 async def test_a_long_file_comes_in_segments_in_order(folder: Path) -> None:
     sound = wav(noise(9.0))
     async with world(folder, {}) as made:
-        hearing = Hearing()
+        hearing = TranscriptionOutcome()
         segments = await made.hear(sound, hearing, words=True)
         assert [segment.id for segment in segments] == list(range(len(segments)))
         assert len({segment.window for segment in segments}) > 3
@@ -119,7 +119,7 @@ async def test_a_long_file_comes_in_segments_in_order(folder: Path) -> None:
 
 async def test_the_language_is_found_once_and_told(folder: Path) -> None:
     async with world(folder, {}) as made:
-        hearing = Hearing()
+        hearing = TranscriptionOutcome()
         await made.hear(wav(noise(5.0, 3)), hearing, language="")
         assert hearing.language in ("en", "de", "fr", "zh")
         named = await made.hear(wav(noise(3.0)), language="German")
@@ -132,7 +132,7 @@ async def test_the_language_is_found_once_and_told(folder: Path) -> None:
 
 async def test_silence_has_no_text(folder: Path) -> None:
     async with world(folder, {}) as made:
-        hearing = Hearing()
+        hearing = TranscriptionOutcome()
         assert await made.hear(wav(np.zeros(5 * RATE)), hearing) == []
         assert hearing.duration == pytest.approx(5.0)
         assert made.asr[0].recognizer.thread.engine.counts.encoded == 0
@@ -189,7 +189,7 @@ async def test_another_recognizer_goes_on_where_one_died(folder: Path, after: in
     async with world(folder, {"parallel": 2}) as made:
         whole = await made.hear(sound)
         await made.start(parallel=2)
-        hearing, said = Hearing(), []
+        hearing, said = TranscriptionOutcome(), []
         request = Transcribe(model=MODEL, audio=NO_AUDIO, language="en")
         async with aclosing(transcribe(made.bus, made.store, sound, request, hearing)) as segments:
             if after == 0:
@@ -204,7 +204,7 @@ async def test_another_recognizer_goes_on_where_one_died(folder: Path, after: in
         assert hearing.moves == 1 or after == 0
 
 
-def _kill(made: World, hearing: Hearing) -> None:
+def _kill(made: World, hearing: TranscriptionOutcome) -> None:
     [victim] = [asr for asr in made.asr if asr.bus.instance == hearing.instance]
     made.asr.remove(victim)
     die(victim.bus)
@@ -212,7 +212,7 @@ def _kill(made: World, hearing: Hearing) -> None:
 
 async def test_a_ctc_model_serves_too(tmp_path: Path) -> None:
     async with world(tiny_parakeet(tmp_path), {"window": 2.0}) as made:
-        hearing = Hearing()
+        hearing = TranscriptionOutcome()
         segments = await made.hear(wav(noise(7.0)), hearing, language="", words=True)
         assert hearing.language == ""
         assert segments

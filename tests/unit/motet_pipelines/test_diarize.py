@@ -17,11 +17,11 @@ from motet_pipelines.voice.diarize import (
     Known,
     Turn,
     identify,
+    speaker_at,
     turns,
-    who_says,
     windows,
 )
-from motet_pipelines.voice.diarized_transcript import _Script, letters
+from motet_pipelines.voice.diarized_transcript import _SpeakerNames, letters
 from motet_shared.messages import Segment
 
 CALM = settings(deadline=None, max_examples=80)
@@ -121,14 +121,14 @@ def spoken(speech: list[tuple[float, float, int]], people: int) -> list[Turn]:
     directions, rng = crowd(people)
     heard = windows([(a, b) for a, b, _ in speech])
     due = [Turn(who, a, b) for a, b, who in speech]
-    vectors = [voiced(directions[who_says(due, a, b)], rng) for a, b in heard]
+    vectors = [voiced(directions[speaker_at(due, a, b)], rng) for a, b in heard]
     return turns([(a, b) for a, b, _ in speech], vectors, 0.45)
 
 
 def test_speech_becomes_turns() -> None:
     found = spoken([(0.5, 4.5, 2), (5.0, 9.0, 1), (9.4, 9.8, 1), (10.5, 13.0, 2)], 3)
     due = [Turn(0, 0.5, 4.5), Turn(1, 5.0, 9.0), Turn(1, 9.4, 9.8), Turn(0, 10.5, 13.0)]
-    assert [turn.who for turn in found] == [turn.who for turn in due]
+    assert [turn.speaker for turn in found] == [turn.speaker for turn in due]
     assert [turn[1:] for turn in found] == [pytest.approx(turn[1:]) for turn in due]
     assert turns([], [], 0.5) == []
 
@@ -141,7 +141,7 @@ def test_who_hardly_speaks_and_sounds_alike_is_somebody_else() -> None:
     near = [0.6 * a + 0.8 * b for a, b in zip(people[0], people[1], strict=True)]
     for last, count in ((near, 1), (list(people[1]), 2)):
         vectors = [list(people[0])] * (len(heard) - 1) + [last]
-        assert len({turn.who for turn in turns(speech, vectors, 0.7)}) == count
+        assert len({turn.speaker for turn in turns(speech, vectors, 0.7)}) == count
 
 
 def test_the_known_are_called_by_their_names() -> None:
@@ -158,17 +158,17 @@ def test_the_known_are_called_by_their_names() -> None:
 def test_words_go_to_who_speaks_then() -> None:
     said = [Turn(0, 1.0, 2.0), Turn(1, 2.0, 4.0), Turn(0, 6.0, 7.0)]
     assert [
-        who_says(said, a, b)
+        speaker_at(said, a, b)
         for a, b in ((1.0, 1.5), (1.9, 2.3), (1.5, 2.1), (5.5, 5.9), (4.1, 4.2), (9, 9))
     ] == [*(0, 1, 0, 0, 1, 0)]
-    assert who_says(said, 0.0, 0.5) == 0
-    assert who_says([], 1.0, 2.0) == 0
+    assert speaker_at(said, 0.0, 0.5) == 0
+    assert speaker_at([], 1.0, 2.0) == 0
 
 
 def test_a_segment_is_split_where_the_speaker_changes() -> None:
     said = [Turn(3, 0.0, 2.0), Turn(7, 2.5, 4.0)]
     words = [(" Two", 0.1, 0.5), (" stars.", 0.6, 1.4), (" Yes.", 2.6, 3.0)]
-    script = _Script(said, {7: "A"})
+    script = _SpeakerNames(said, {7: "A"})
     parts = list(script.parts(Segment(4, 1, 0.0, 3.0, " Two stars. Yes.", words=words)))
     assert [(part.speaker, part.segment.text, part.segment.id) for part in parts] == [
         *(("B", " Two stars.", 0), ("A", " Yes.", 1))

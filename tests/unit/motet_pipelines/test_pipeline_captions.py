@@ -46,13 +46,13 @@ class World:
         captions = Captions(
             self.bus, Listen(model=EARS, sample_rate=RATE), self.sound, start, patience=patience
         )
-        captions.watch(lambda: self.told.append((captions.stable, captions.tail)))
+        captions.on_change(lambda: self.told.append((captions.stable, captions.tail)))
         return captions
 
     async def say(self, captions: Captions, pcm: bytes, piece: int = 4800) -> None:
         """Some of it at a time, and each time as much is heard as is due."""
         for at in range(0, len(pcm), piece):
-            await self.sound.hear(pcm[at : at + piece])
+            await self.sound.append(pcm[at : at + piece])
             captions.reach(self.sound.now)
             await settle(60)
 
@@ -100,7 +100,7 @@ async def test_a_speaker_who_goes_on_is_heard_again() -> None:
         for more in ("red circle", "please"):
             captions.pause()
             await captions.settled()
-            captions.go_on()
+            captions.resume()
             await made.say(captions, quiet(300) + say(more))
         captions.finish()
         assert await captions.settled() == WORDS
@@ -114,7 +114,7 @@ async def test_what_sounded_like_an_end_may_be_understood_otherwise() -> None:
         captions.pause()
         assert await captions.settled() == "show me the."
         assert captions.stable == "show me"
-        captions.go_on()
+        captions.resume()
         made.asr[0].deaf = {"the.": "the"}
         await made.say(captions, say("circle."))
         captions.finish()
@@ -128,7 +128,7 @@ async def test_a_long_turn_is_not_heard_from_its_beginning_again() -> None:
         await made.say(captions, say(words), 48000)
         captions.pause()
         assert await captions.settled() == words
-        captions.go_on()
+        captions.resume()
         await made.say(captions, say("and more"))
         assert made.asr[0].heard == say("and more")
         captions.finish()
@@ -142,7 +142,7 @@ async def test_a_pause_that_ends_before_it_was_understood_is_none() -> None:
         made.asr[0].go_on.clear()
         captions.pause()
         await settle()
-        captions.go_on()
+        captions.resume()
         captions.finish()
         waiting = asyncio.create_task(captions.settled())
         await settle()
@@ -153,7 +153,7 @@ async def test_a_pause_that_ends_before_it_was_understood_is_none() -> None:
 async def test_no_more_is_heard_than_the_turn_has() -> None:
     async with world() as made:
         captions = made.captions(start=400.0)
-        await made.sound.hear(say("not you") + say("yes you") + say("nor you"))
+        await made.sound.append(say("not you") + say("yes you") + say("nor you"))
         captions.reach(800.0)
         captions.finish()
         made.sound.forget(made.sound.now)

@@ -15,8 +15,8 @@ import pytest
 from motet_diffusion.service import Diffusion
 from motet_llm.service import Decode
 from motet_pipelines.chat.chat import Outcome
-from motet_pipelines.chat.vision import Shown, see
-from motet_pipelines.images.chat_drawing import DECLARED, MOST, Drawing, remembered
+from motet_pipelines.chat.vision import InputMedia, see
+from motet_pipelines.images.chat_drawing import DRAW_TOOL, MAX_PICTURES, Drawing, remembered
 from motet_pipelines.images.imagine import imagine
 from motet_shared.errors import DeadlineExceeded, MotetError, PayloadTooLarge, UnknownModel
 from motet_shared.messages import (
@@ -161,7 +161,7 @@ async def test_a_question_about_pictures(eyes: Path) -> None:
         whole = await here.ask(content, here.pictures(1, 1), max_tokens=8)
         outcome = Outcome()
         asked = request({"role": "user", "content": content}, max_tokens=8)
-        shown = [Shown(png(picture(1)))] * 2
+        shown = [InputMedia(png(picture(1)))] * 2
         before = here.store.stats()["blobs"]
         text = ""
         async with aclosing(see(here.gateway, here.store, asked, shown, outcome)) as batches:
@@ -178,7 +178,7 @@ async def test_a_question_about_pictures(eyes: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- imagine
 async def test_it_draws_looks_and_says_what_it_sees(studio: Studio) -> None:
     here = studio.here
-    told = await imagined(here, request(USER), sees=True)
+    told = await imagined(here, request(USER), accepts_images=True)
     kinds = [type(event) for event in told.events]
     strokes = [event for event in told.events if isinstance(event, Stroke)]
     assert [stroke.step for stroke in strokes] == [1, 2, 3, 4, 5, 6]
@@ -191,10 +191,10 @@ async def test_it_draws_looks_and_says_what_it_sees(studio: Studio) -> None:
     assert drawing.data == alone.outcome.data
     assert not told.calls
 
-    seen = request(USER, *remembered([PROMPT], sees=True), tools=[DECLARED])
+    seen = request(USER, *remembered([PROMPT], accepts_images=True), tools=[DRAW_TOOL])
     outcome, text = Outcome(), ""
     async with aclosing(
-        see(here.gateway, here.store, seen, [Shown(drawing.data)], outcome)
+        see(here.gateway, here.store, seen, [InputMedia(drawing.data)], outcome)
     ) as batches:
         async for batch in batches:
             text += "".join(item.text for item in batch)
@@ -211,12 +211,12 @@ async def test_it_draws_looks_and_says_what_it_sees(studio: Studio) -> None:
 
 async def test_tokens_are_counted_over_all_turns(studio: Studio) -> None:
     used = len(studio.eager.script)
-    told = await imagined(studio.here, request(USER, max_tokens=used + 3), sees=True)
+    told = await imagined(studio.here, request(USER, max_tokens=used + 3), accepts_images=True)
     assert told.outcome.end is not None
     assert told.outcome.end.usage is not None
     assert told.outcome.end.usage.completion_tokens == used + 3
     assert told.outcome.end.status == "length"
-    none_left = await imagined(studio.here, request(USER, max_tokens=used), sees=True)
+    none_left = await imagined(studio.here, request(USER, max_tokens=used), accepts_images=True)
     assert len(none_left.drawings) == 1
     assert none_left.outcome.end is not None
     assert none_left.outcome.end.status == "length"
@@ -230,7 +230,7 @@ async def test_whoever_leaves_frees_everything(studio: Studio, phase: str) -> No
     brush = Draw(model=BRUSH.model, prompt="", steps=6 if phase == "describing" else 2000)
     drawn = False
     async with aclosing(
-        imagine(studio.here.gateway, studio.here.store, request(USER), brush, sees=True)
+        imagine(studio.here.gateway, studio.here.store, request(USER), brush, accepts_images=True)
     ) as events:
         async for event in events:
             drawn = drawn or isinstance(event, Drawing)
@@ -244,7 +244,7 @@ async def test_whoever_leaves_frees_everything(studio: Studio, phase: str) -> No
 async def test_the_deadline_is_that_of_all_stages(studio: Studio) -> None:
     brush = Draw(model=BRUSH.model, prompt="", steps=2000)
     with pytest.raises(DeadlineExceeded):
-        await imagined(studio.here, request(USER), brush, sees=True, deadline=1.0)
+        await imagined(studio.here, request(USER), brush, accepts_images=True, deadline=1.0)
     await asyncio.wait_for(studio.idle(), 30)
 
 
@@ -355,18 +355,20 @@ async def test_the_callers_tools_are_the_callers(talker: Talker) -> None:
     ]
     assert len(told.drawings) == 1
     (asked,) = talker.tokenizer.requests
-    assert asked.tools == [weather, DECLARED]
+    assert asked.tools == [weather, DRAW_TOOL]
 
 
 async def test_a_model_that_draws_without_end_is_stopped(talker: Talker) -> None:
     talker.says(
         [drawing_call("a star")],
-        [drawing_call("a star", index) for index in range(MOST + 2)],
+        [drawing_call("a star", index) for index in range(MAX_PICTURES + 2)],
         words("Done."),
     )
     told = await talker.told()
-    assert len(told.drawings) == MOST
-    assert [("error" in result) for result in talker.results()] == [False] * MOST + [True] * 3
+    assert len(told.drawings) == MAX_PICTURES
+    assert [("error" in result) for result in talker.results()] == [False] * MAX_PICTURES + [
+        True
+    ] * 3
     assert talker.tokenizer.requests[-1].tools == []
     assert told.text == "Done."
 
@@ -375,9 +377,11 @@ async def test_a_model_that_draws_without_end_is_stopped(talker: Talker) -> None
 async def test_a_model_that_calls_for_ever_is_left(talker: Talker, arguments: str) -> None:
     talker.says([tool_call(arguments)])
     told = await talker.told()
-    assert len(told.drawings) == (0 if arguments == "[]" else MOST)
-    assert len(talker.tokenizer.requests) == MOST + 2
-    assert [bool(asked.tools) for asked in talker.tokenizer.requests] == [True] * MOST + [False] * 2
+    assert len(told.drawings) == (0 if arguments == "[]" else MAX_PICTURES)
+    assert len(talker.tokenizer.requests) == MAX_PICTURES + 2
+    assert [bool(asked.tools) for asked in talker.tokenizer.requests] == [True] * MAX_PICTURES + [
+        False
+    ] * 2
 
 
 async def test_without_a_call_nothing_is_drawn(talker: Talker) -> None:

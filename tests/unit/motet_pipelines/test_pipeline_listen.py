@@ -70,7 +70,7 @@ def test_what_was_heard_is_found_by_its_time(
     async def heard() -> AudioBuffer:
         sound = AudioBuffer(RATE, origin=5)
         for piece in pieces:
-            await sound.hear(piece)
+            await sound.append(piece)
         return sound
 
     sound, whole = asyncio.run(heard()), b"".join(pieces)
@@ -98,7 +98,7 @@ async def found(
             await settle()  # the sound goes on meanwhile
             yield edge, sound.between(start, edge.ms)
             if edge.kind == "stop":
-                sound.settle(edge.ms)
+                sound.release(edge.ms)
             count -= 1
             if not count:
                 return
@@ -113,9 +113,9 @@ async def test_turns_keep_their_sound_and_pauses_are_forgotten() -> None:
 
         async def speak() -> None:
             for _ in range(3000):
-                await sound.hear(quiet(100))
+                await sound.append(quiet(100))
             for value in (1, 2):
-                await sound.hear(loud(700, value) + quiet(300))
+                await sound.append(loud(700, value) + quiet(300))
 
         task, turns = asyncio.create_task(speak()), []
         async for edge, pcm in found(bus, sound, 4):
@@ -140,12 +140,12 @@ async def test_another_instance_hears_the_turn_again() -> None:
             await actor.start()
         await settle()
         sound, told = AudioBuffer(RATE), []
-        await sound.hear(quiet(2000) + loud(500, 7))
+        await sound.append(quiet(2000) + loud(500, 7))
         async for edge, pcm in found(bus, sound, 2):
             told.append((edge.kind, edge.ms, pcm))
             if edge.kind == "start":
                 die(next(actor for actor in actors if actor.heard).bus)
-                await sound.hear(loud(500, 8) + quiet(100))
+                await sound.append(loud(500, 8) + quiet(100))
         assert [(kind, ms) for kind, ms, _ in told] == [("start", 2000), ("stop", 3000)]
         assert told[1][2] == loud(500, 7) + loud(500, 8)
 
@@ -162,14 +162,14 @@ async def test_another_instance_hears_turns_again_that_were_told() -> None:
         request = Detect(
             sample_rate=RATE, prefix_padding_ms=0, silence_duration_ms=640, pause_ms=192
         )
-        await sound.hear(quiet(320) + loud(320) + quiet(960) + loud(320) + quiet(256))
+        await sound.append(quiet(320) + loud(320) + quiet(960) + loud(320) + quiet(256))
         async with aclosing(listen(bus, request, sound, patience=1.0)) as edges:
             async for edge in edges:
                 if edge.kind != "heard":
                     told.append((edge.kind, edge.speech_ms))
                 if (edge.kind, edge.speech_ms) == ("pause", 1920):
                     die(next(actor for actor in actors if actor.bus.calls.active).bus)
-                    await sound.hear(loud(320) + quiet(960))
+                    await sound.append(loud(320) + quiet(960))
                 if len(told) == 8:
                     break
         assert told == [
@@ -205,7 +205,7 @@ async def test_an_end_that_another_instance_finds_a_frame_sooner_is_told() -> No
         await actor.start()
         await settle()
         sound, told = AudioBuffer(RATE), []
-        await sound.hear(quiet(3100))
+        await sound.append(quiet(3100))
         async with (
             asyncio.timeout(20),
             aclosing(listen(bus, Detect(sample_rate=RATE), sound)) as edges,

@@ -12,7 +12,7 @@ import pytest
 from motet_pipelines.voice.audio_buffer import AudioBuffer
 from motet_pipelines.voice.backchannels import words_that_count
 from motet_pipelines.voice.captions import Captions
-from motet_pipelines.voice.end_of_turn import LONGEST_MS, SHORTEST_MS, UNSURE, patience_ms
+from motet_pipelines.voice.end_of_turn import LONGEST_MS, SHORTEST_MS, UNSURE, end_pause_ms
 from motet_pipelines.voice.turns import Started, TurnPolicy, turns
 from motet_shared.messages import Listen
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
@@ -48,9 +48,9 @@ class World:
         request = Listen(model=EARS, sample_rate=RATE)
         return Captions(self.bus, request, self.sound, start, patience=0.2) if self.live else None
 
-    async def listen(self, manners: TurnPolicy) -> None:
+    async def listen(self, policy: TurnPolicy) -> None:
         events = turns(
-            self.bus, self.sound, manners, self.caption, lambda ms: self.replying, patience=2.0
+            self.bus, self.sound, policy, self.caption, lambda ms: self.replying, patience=2.0
         )
         async with aclosing(events) as told:
             async for event in told:
@@ -66,7 +66,7 @@ class World:
         """A tenth of a second at a time, each heard before the next."""
         pcm = b"".join(parts)
         for at in range(0, len(pcm), 4800):
-            await self.sound.hear(pcm[at : at + 4800])
+            await self.sound.append(pcm[at : at + 4800])
             await settle(80)
             await asyncio.sleep(0)
 
@@ -79,7 +79,7 @@ class World:
 
 
 @asynccontextmanager
-async def world(manners: TurnPolicy, *, live: bool = True) -> AsyncIterator[World]:
+async def world(policy: TurnPolicy, *, live: bool = True) -> AsyncIterator[World]:
     hub = MemoryHub()
     async with AsyncExitStack() as stack:
         bus = await memory_bus(hub, "gateway")
@@ -87,7 +87,7 @@ async def world(manners: TurnPolicy, *, live: bool = True) -> AsyncIterator[Worl
         made = World(bus, hub, stack, live)
         for role in ("vad", "asr"):
             await made.start(role)
-        task = asyncio.create_task(made.listen(manners))
+        task = asyncio.create_task(made.listen(policy))
         try:
             yield made
         finally:
@@ -138,7 +138,7 @@ async def test_the_words_decide_when_a_turn_ends(eagerness: str) -> None:
 
 
 async def test_without_a_judge_or_words_silence_alone_decides() -> None:
-    patience = patience_ms(UNSURE, "auto")
+    patience = end_pause_ms(UNSURE, "auto")
     for live in (True, False):
         async with world(TurnPolicy(eagerness="auto", padding=0), live=live) as made:
             await made.say(say("show me the"), quiet(patience + 320))

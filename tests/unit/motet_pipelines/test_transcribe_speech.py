@@ -12,7 +12,7 @@ import pytest
 
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
-from motet_pipelines.voice.transcribe import NO_AUDIO, Hearing, transcribe
+from motet_pipelines.voice.transcribe import NO_AUDIO, TranscriptionOutcome, transcribe
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Segment, Survey, Transcribe
 from motet_shared.testing import die, memory_bus, running, settle
@@ -32,7 +32,7 @@ class World(FileWorld):
         return self.asr.recognizer.thread.engine.counts.encoded
 
     async def hear(
-        self, sound: Any, hearing: Hearing | None = None, **fields: Any
+        self, sound: Any, hearing: TranscriptionOutcome | None = None, **fields: Any
     ) -> list[Segment]:
         request = Transcribe(model=MODEL, audio=NO_AUDIO, language="en", **fields)
         find = None if fields else Survey(audio=NO_AUDIO)
@@ -79,7 +79,7 @@ async def test_only_what_is_speech_is_heard(world: World) -> None:
     await world.hear(sound)
     by_level = world.encoded
     await world.start_vad()
-    hearing = Hearing()
+    hearing = TranscriptionOutcome()
     segments = await world.hear(sound, hearing)
     assert hearing.duration == pytest.approx(30.0)
     assert 0 < world.encoded - by_level < by_level / 2

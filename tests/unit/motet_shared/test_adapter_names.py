@@ -12,7 +12,7 @@ from motet_cli.commands.models import run as list_models
 from motet_cli.commands.server import Listed, Server
 from motet_cli.main import parser
 from motet_cli.supervision import model_folders as models
-from motet_pipelines.chat.models import sees, servable
+from motet_pipelines.chat.models import accepts_images, servable
 from motet_shared.errors import ConfigError
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard
 from motet_shared.testing import MemoryHub, memory_bus, running, settle
@@ -127,7 +127,7 @@ async def test_adapters_are_listed_behind_their_model() -> None:
         assert "parent" not in base
         assert (await here.get("/v1/models/polite").done()).json() == polite
         assert (await here.get("/v1/models/lost").done()).status == 404
-        assert sees(here.service.bus.directory, "polite")
+        assert accepts_images(here.service.bus.directory, "polite")
 
 
 async def test_a_request_names_the_adapter_as_its_model() -> None:

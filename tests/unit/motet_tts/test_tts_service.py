@@ -162,7 +162,7 @@ async def test_many_at_a_time_are_each_their_own(folder: Path) -> None:
 
 async def test_a_caller_that_leaves_stops_it_at_once(folder: Path) -> None:
     async with stage(folder) as (bus, (actor,), _):
-        engine = actor.desk.thread.engine
+        engine = actor.sessions.thread.engine
         async with bus.open("tts", ask(TEXT * 20)) as stream:
             async for batch in stream.batches():
                 assert isinstance(batch[0], Audio)
@@ -179,7 +179,7 @@ async def test_a_caller_that_leaves_stops_it_at_once(folder: Path) -> None:
 async def test_a_caller_that_does_not_read_holds_it_up(folder: Path) -> None:
     """Without credit no further sentence is begun."""
     async with stage(folder) as (bus, (actor,), _):
-        engine = actor.desk.thread.engine
+        engine = actor.sessions.thread.engine
         async with bus.open("tts", ask(TEXT * 20), window=2):
             async with asyncio.timeout(5):
                 while not engine.steps or engine.has_work:  # noqa: ASYNC110
@@ -193,7 +193,7 @@ async def test_a_broken_engine_ends_the_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stage(folder) as (bus, (actor,), _):
-        model: Any = actor.desk.thread.engine.model
+        model: Any = actor.sessions.thread.engine.model
         monkeypatch.setattr(model, "step", lambda: 1 / 0)
         asking = asyncio.create_task(said(bus, ask(), patience=0.1))
         with pytest.raises(ZeroDivisionError):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_tts.spoken import spoken, spoken_words
-from motet_tts.timing import Pace, WordTime, from_starts, shared_out
+from motet_tts.timing import Pace, WordTime, distribute_words, words_from_starts
 
 TABLE = {
     "21": "twenty-one",
@@ -94,7 +94,7 @@ WORDS = [("Hi,", "Hi,"), ("🎉", ""), ("21", "twenty-one"), ("x.", "x.")]
 
 
 def test_time_is_shared_out_by_length() -> None:
-    times = shared_out(WORDS, 1000.0, 500.0)
+    times = distribute_words(WORDS, 1000.0, 500.0)
     assert [word for word, _, _ in times] == ["Hi,", "🎉", "21", "x."]
     assert times[0][1] == 1000
     assert times[-1][2] == 1500
@@ -102,11 +102,11 @@ def test_time_is_shared_out_by_length() -> None:
     lengths = {word: end - start for word, start, end in times}
     assert lengths["🎉"] == 0
     assert lengths["21"] > lengths["x."] > 0
-    assert shared_out([("…", "")], 5.0, 100.0) == [("…", 5, 5)]
+    assert distribute_words([("…", "")], 5.0, 100.0) == [("…", 5, 5)]
 
 
 def test_what_the_model_tells_is_exact() -> None:
-    times = from_starts(WORDS, [20.0, 100.0, 250.0], 1000.0, letter_ms=10.0, length=300.0)
+    times = words_from_starts(WORDS, [20.0, 100.0, 250.0], 1000.0, letter_ms=10.0, length=300.0)
     assert times == [
         ("Hi,", 1020, 1100),
         ("🎉", 1100, 1100),
@@ -117,7 +117,7 @@ def test_what_the_model_tells_is_exact() -> None:
 
 def test_what_is_not_yet_spoken_follows_at_the_pace() -> None:
     weights = 10 * (len("twenty-one") + 1), 10 * (len("x.") + 1 + 5)
-    times = from_starts(WORDS, [20.0, 100.0], 1000.0, letter_ms=10.0)
+    times = words_from_starts(WORDS, [20.0, 100.0], 1000.0, letter_ms=10.0)
     ends = 1100 + weights[0], 1100 + sum(weights)
     assert times == [
         ("Hi,", 1020, 1100),
@@ -125,14 +125,14 @@ def test_what_is_not_yet_spoken_follows_at_the_pace() -> None:
         ("21", 1100, ends[0]),
         ("x.", ends[0], ends[1]),
     ]
-    assert from_starts(WORDS, [], 5.0, letter_ms=0.0) == [(word, 5, 5) for word, _ in WORDS]
+    assert words_from_starts(WORDS, [], 5.0, letter_ms=0.0) == [(word, 5, 5) for word, _ in WORDS]
 
 
 def test_the_pace_is_learnt() -> None:
     pace = Pace()
 
     def estimated(voice: str) -> list[WordTime]:
-        return from_starts(WORDS, [], 0.0, letter_ms=pace.of(voice))
+        return words_from_starts(WORDS, [], 0.0, letter_ms=pace.of(voice))
 
     before = estimated("anna")
     for _ in range(20):

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pocket_turns
-from motet_pipelines.voice.end_of_turn import LONGEST_MS, SHORTEST_MS, UNSURE, finished, patience_ms
+from motet_pipelines.voice.end_of_turn import (
+    LONGEST_MS,
+    SHORTEST_MS,
+    UNSURE,
+    end_pause_ms,
+    end_probability,
+)
 from motet_shared.errors import BadRequest, ConfigError, UnknownModel
 from motet_shared.messages import Judge
 from motet_shared.testing import memory_buses, running
@@ -163,16 +169,16 @@ def test_a_folder_that_is_damaged_is_named(
 # -------------------------------------------------------------------------------------------------------- the pipeline
 async def test_the_service_judges_and_the_pipeline_asks(bus: Bus, model: TurnModel) -> None:
     for text in ("where is the", "where is the red circle"):
-        assert await finished(bus, text, deadline=30) == pytest.approx(model.finished(text))
+        assert await end_probability(bus, text, deadline=30) == pytest.approx(model.finished(text))
     with pytest.raises(UnknownModel, match="pocket-turns"):
         [body async for body in bus.open("vad", Judge(text="x", model="other"))]
 
 
 async def test_without_a_judge_silence_decides() -> None:
     async with memory_buses("gateway", "vad") as (gateway, worker):
-        assert await finished(gateway, "where is the") == UNSURE
+        assert await end_probability(gateway, "where is the") == UNSURE
         async with running(Vad(VadConfig(metrics_port=-1), worker)):
-            assert await finished(gateway, "where is the", deadline=30) == UNSURE
+            assert await end_probability(gateway, "where is the", deadline=30) == UNSURE
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.sampled_from(sorted(LONGEST_MS)))
@@ -180,18 +186,18 @@ def test_patience_falls_with_certainty_and_stays_within_its_bounds(
     one: float, other: float, eagerness: str
 ) -> None:
     low, high = sorted((one, other))
-    assert SHORTEST_MS[eagerness] <= patience_ms(high, eagerness) <= patience_ms(low, eagerness)
-    assert patience_ms(0.0, eagerness) == LONGEST_MS[eagerness]
-    assert patience_ms(1.0, eagerness) == SHORTEST_MS[eagerness]
+    assert SHORTEST_MS[eagerness] <= end_pause_ms(high, eagerness) <= end_pause_ms(low, eagerness)
+    assert end_pause_ms(0.0, eagerness) == LONGEST_MS[eagerness]
+    assert end_pause_ms(1.0, eagerness) == SHORTEST_MS[eagerness]
 
 
 def test_eagerness_is_that_of_the_api() -> None:
-    assert [patience_ms(0, name) for name in ("low", "medium", "auto", "high")] == [
+    assert [end_pause_ms(0, name) for name in ("low", "medium", "auto", "high")] == [
         8000,
         4000,
         4000,
         2000,
     ]
-    assert patience_ms(0.5, "low") > patience_ms(0.5, "auto") > patience_ms(0.5, "high")
+    assert end_pause_ms(0.5, "low") > end_pause_ms(0.5, "auto") > end_pause_ms(0.5, "high")
     with pytest.raises(BadRequest, match=r"'keen'.*low, medium, auto, high"):
-        patience_ms(0.5, "keen")
+        end_pause_ms(0.5, "keen")
