@@ -90,10 +90,10 @@ class Edges:
             return None
         return self._stop(end, end if self._quiet_from is None else self._quiet_from, end)
 
-    def _stop(self, told: int, speech: int, heard: int) -> SpeechEdge:
+    def _stop(self, end: int, speech: int, heard: int) -> SpeechEdge:
         self._speaking = self._paused = False
-        self._floor = self._idle_from = told
-        return SpeechEdge("stop", told, speech, heard)
+        self._floor = self._idle_from = end
+        return SpeechEdge("stop", end, speech, heard)
 
 
 def check(request: Detect) -> None:

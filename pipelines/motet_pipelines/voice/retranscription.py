@@ -9,7 +9,7 @@ _LETTERS = re.compile(r"[^\w']+")
 
 
 def continued(known: str, text: str) -> str:
-    """Return what `text` says beyond `told`, a maybe different transcription of its beginning."""
+    """Return what `text` says beyond `known`, a maybe different transcription of its beginning."""
     text = text.lstrip()
     if text.startswith(known):
         return text[len(known) :]

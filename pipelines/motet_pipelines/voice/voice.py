@@ -46,7 +46,7 @@ async def transcribe_turn(
     deadline: float | None = None,
     patience: float = 5.0,
 ) -> str:
-    """Return the transcript of a turn. `told` gets each piece of it as soon as it is final."""
+    """Return the transcript of a turn. `on_text` gets each piece of it as soon as it is final."""
     text = ""
     wav = wav_header(rate, len(pcm)) + pcm
     segments = transcribe(bus, store, wav, request, outcome, deadline=deadline, patience=patience)

@@ -116,8 +116,8 @@ class Encoder(nn.Module):
             later(features_BTM[..., :-2], AHEAD - 1),
             later(features_BTM[..., -2:], AHEAD),
         )
-        told = torch.cat([bands, pitch * torch.tensor([PITCH_WEIGHT, VOICE_WEIGHT])], dim=-1)
-        return told.unflatten(1, (-1, self.stride)).flatten(2)
+        controls = torch.cat([bands, pitch * torch.tensor([PITCH_WEIGHT, VOICE_WEIGHT])], dim=-1)
+        return controls.unflatten(1, (-1, self.stride)).flatten(2)
 
     def forward(self, features_BTM: Tensor) -> Tensor:
         return (self.stack(features_BTM) - self.mean) @ self.axes
