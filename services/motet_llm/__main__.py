@@ -12,7 +12,8 @@ with importing():
     from motet_shared.process.actor import Actor, run
     from motet_shared.process.config import load
 
-    from .service import Decode, DecodeConfig
+    from .config import DecodeConfig
+    from .service import Decode
 
 
 def main() -> None:

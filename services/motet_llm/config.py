@@ -1,13 +1,20 @@
-"""Define the settings of the LLM engine, checked once before anything is loaded."""
+"""Declare the settings of the LLM engine and of the process that serves it, each exactly once.
+
+`EngineSettings` has the settings that are flags of `python -m motet_llm`; `EngineConfig` adds those
+of benchmarks and checks them all, before anything is loaded; `DecodeConfig` adds those of a process.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
+from typing import Any, Literal
 
 from motet_llm.attention.heavy_hitters import HeavyHitters
 from motet_models.capacity import Recent
 from motet_shared.errors import ConfigError
+from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = (*DTYPES, "int8", "float8", "float8_e4m3fn")
@@ -16,101 +23,133 @@ MOST_DRAFTED = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """Settings of one `Engine`.
+class EngineSettings:
+    """Settings of an engine that operators choose; the help texts are their documentation."""
 
-    model: folder of a checkpoint (config.json and safetensors).
-    name: what clients call the model; empty: the folder's name.
-    device: where the model computes: "cpu", "cuda" (the first GPU), "cuda:1".
-    dtype: type of activations; "auto" is float32, on a GPU the checkpoint's. "float16" is for GPUs.
-    weights: format of the matrices: "auto" is the checkpoint's (float16 becomes float32), on a GPU
-        that of the activations; "int8" rounds weights per output channel and activations per token,
-        "int4" rounds weights in groups of 32, "float8" (e4m3) rounds only weights, per output
-        channel. "float16" is for GPUs.
-    kv_dtype: type of the KV cache; "auto" is bfloat16 if the checkpoint is, else float32; on a GPU
-        that of the activations. "int8" and "float8" (e4m3; torch's name "float8_e4m3fn" works too)
-        have a scale per token and head.
-    threads: cores that compute; 0 leaves torch's own choice.
-    deterministic: a request's tokens do not depend on what else is in the batch.
-    overlap: the model computes on a thread of its own, and a step's tokens are handled while the
-        next step is computed.
-    block_size: tokens per KV block.
-    num_blocks: blocks in the pool; 0: as many as fit into `kv_memory`.
-    kv_memory: bytes of the pool; 0: 256 MiB, on a GPU `gpu_share` of what is free once the weights
-        are loaded.
-    gpu_share: share of a GPU's free memory that the pool takes, above 0 and up to 1.
-    prefix_cache: requests share the blocks of prompts with the same beginning.
-    host_cache, disk_cache: bytes of the offload tiers for blocks evicted from the pool; 0: none.
-    long_context: sequences may be longer than the pool: their first blocks lie in the offload
-        tiers, and a step copies them one layer at a time into a memory for one layer of `context`
-        tokens, which counts towards `kv_memory`.
-    cache_folder: where the disk tier makes its folder; empty: the system's folder for temporary
-        files.
-    latency_goal: seconds between two tokens of a stream that are good enough: up to there, prefill
-        may stretch a step beyond `decode_slowdown`.
-    token_budget: tokens computed per step, decode and prefill together.
-    decode_slowdown: prefill may stretch a step of running streams to this multiple of a step
-        without it; 0: no limit.
-    max_running: most requests in one step.
-    max_waiting: most requests in the queue; further ones are refused as overloaded.
-    speculate: how draft tokens are guessed: "off", "ngram" (from the request's own tokens), or the
-        folder of a smaller model of the same vocabulary, of Medusa heads, or of an EAGLE layer.
-    draft_tokens: most tokens that are guessed at a time.
-    adapters: LoRA adapters as PEFT saves them, "name=folder" each; requests choose one by its name.
-    adapter_folder: folder whose subfolders are adapters too, by their own names; empty: none.
-    max_adapters: most adapters in memory at a time.
-    max_rank: highest rank that an adapter may have.
-    attention_window, attention_sinks: layers with full attention see only this many tokens at the
-        end and at the beginning of the sequence, in whole blocks; a window of 0: all tokens.
-    attention_budget, attention_observe: of a longer prompt, the same layers keep `attention_budget`
-        tokens once it is computed: its last `attention_observe` tokens and those to which these
-        attend the most; 0: all.
-    context: longest prompt plus output in tokens; 0: the model's own limit. The pool's capacity
-        also bounds it.
-    max_logprobs: most alternatives that a request may ask for per token.
-    static_batching, contiguous_kv: for comparisons in benchmarks. A batch starts only when the one
-        before has ended; a request holds the blocks of its longest possible reply from the start.
-    always_speculate: for comparisons too. Drafts are made whether they pay or not.
+    model: str = setting("folder of the checkpoint: config.json and safetensors, or GGUF")
+    name: str = setting("what clients call the model (default: the folder's name)", default="")
+    device: str = setting(
+        "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
+    )
+    dtype: str = setting(
+        "type of activations: auto (float32; on a GPU the checkpoint's), float32, bfloat16 or float16 "
+        "(on GPUs)",
+        default="auto",
+    )
+    weights: str = setting(
+        "format of matrices: auto (the checkpoint's; on a GPU that of activations), float32, "
+        "bfloat16, float16 (on GPUs), int8 (per channel; activations per token), int4 (groups of 32) "
+        "or float8 (e4m3, per channel)",
+        default="auto",
+    )
+    kv_dtype: str = setting(
+        "type of the KV cache: auto (bfloat16 if the checkpoint is, else float32; on a GPU that of "
+        "activations), float32, bfloat16, float16, int8 or float8 (a scale per token and head)",
+        default="auto",
+    )
+    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
+    deterministic: bool = setting(
+        "a request's tokens do not depend on the rest of the batch", default=False
+    )
+    overlap: bool = setting(
+        "compute on a thread of its own, and handle a step's tokens while the next is computed",
+        default=True,
+    )
+    block_size: int = setting("tokens per KV block", default=16, min=1)
+    num_blocks: int = setting("KV blocks; 0: as many as fit into kv_memory", default=0, min=0)
+    kv_memory: Bytes = setting(
+        "memory of the KV cache; 0: 256 MiB, or a GPU's gpu_share", default=0, min=0
+    )
+    gpu_share: float = setting(
+        "share of a GPU's free memory, once weights are loaded, that the KV cache takes",
+        default=0.85,
+        min=0,
+    )
+    prefix_cache: bool = setting("share the blocks of prompts that begin alike", default=True)
+    host_cache: Bytes = setting(
+        "host memory for blocks evicted from the KV cache; 0: none", default=0, min=0
+    )
+    disk_cache: Bytes = setting(
+        "disk space for blocks evicted from host_cache; 0: none", default=0, min=0
+    )
+    long_context: bool = setting(
+        "sequences may be longer than the KV cache: host_cache and disk_cache hold their first blocks, "
+        "and kv_memory also holds one layer of context tokens",
+        default=False,
+    )
+    cache_folder: str = setting(
+        "folder of disk_cache (default: the place for temporary files)", default=""
+    )
+    token_budget: int = setting(
+        "tokens computed per step, decode and prefill together", default=512, min=1
+    )
+    decode_slowdown: float = setting(
+        "prefill may stretch the steps of running streams to this multiple; 0: no limit",
+        default=1.8,
+        min=0,
+    )
+    latency_goal: float = setting(
+        "seconds between tokens up to which prefill may stretch steps beyond decode_slowdown",
+        default=0.0,
+        min=0,
+    )
+    max_running: int = setting("most requests in one step", default=64, min=1)
+    max_waiting: int = setting(
+        "most requests in the queue; further ones are refused", default=256, min=1
+    )
+    speculate: str = setting(
+        "source of draft tokens: off, ngram (the request's own tokens), or the folder of a draft "
+        "model, of Medusa heads or of an EAGLE layer",
+        default="off",
+    )
+    draft_tokens: int = setting("most draft tokens at a time", default=5, min=1, max=MOST_DRAFTED)
+    adapters: tuple[str, ...] = setting("LoRA adapters as PEFT saves them, name=folder", default=())
+    adapter_folder: str = setting(
+        "folder whose subfolders are adapters too, by their own names", default=""
+    )
+    max_adapters: int = setting("adapters in memory at a time", default=16, min=1)
+    max_rank: int = setting("highest rank of an adapter", default=64, min=1)
+    attention_window: int = setting(
+        "last tokens that layers with full attention see, in whole blocks; 0: all",
+        default=0,
+        min=0,
+    )
+    attention_sinks: int = setting(
+        "first tokens that they see besides, in whole blocks", default=16, min=0
+    )
+    attention_budget: int = setting(
+        "tokens that they keep of a longer prompt: its last ones, and those that these attend to the "
+        "most; 0: all",
+        default=0,
+        min=0,
+    )
+    attention_observe: int = setting(
+        "last tokens of a prompt whose attention decides which are kept", default=32, min=1
+    )
+    context: int = setting(
+        "longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0
+    )
+
+    @property
+    def model_name(self) -> str:
+        return self.name or Path(self.model).resolve().name
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig(EngineSettings):
+    """Checked settings of one `Engine`. Raises ConfigError, which names the field.
+
+    static_batching, contiguous_kv and always_speculate are for comparisons in benchmarks.
     """
 
-    model: str
-    name: str = ""
-    device: str = "cpu"
-    dtype: str = "auto"
-    weights: str = "auto"
-    kv_dtype: str = "auto"
-    threads: int = 0
-    deterministic: bool = False
-    overlap: bool = True
-    block_size: int = 16
-    num_blocks: int = 0
-    kv_memory: int = 0
-    gpu_share: float = 0.85
-    prefix_cache: bool = True
-    host_cache: int = 0
-    disk_cache: int = 0
-    long_context: bool = False
-    cache_folder: str = ""
-    token_budget: int = 512
-    decode_slowdown: float = 1.8
-    latency_goal: float = 0.0
-    max_running: int = 64
-    max_waiting: int = 256
-    speculate: str = "off"
-    draft_tokens: int = 5
-    adapters: tuple[str, ...] = ()
-    adapter_folder: str = ""
-    max_adapters: int = 16
-    max_rank: int = 64
-    attention_window: int = 0
-    attention_sinks: int = 16
-    attention_budget: int = 0
-    attention_observe: int = 32
-    context: int = 0
-    max_logprobs: int = 20
-    static_batching: bool = False
-    contiguous_kv: bool = False
-    always_speculate: bool = False
+    max_logprobs: int = setting("most alternatives that a request may ask for", default=20, min=0)
+    static_batching: bool = setting(
+        "a batch starts only when the one before has ended", default=False
+    )
+    contiguous_kv: bool = setting(
+        "a request holds the blocks of its longest possible reply from the start", default=False
+    )
+    always_speculate: bool = setting("draft tokens whether that pays or not", default=False)
 
     @property
     def recent(self) -> Recent | None:
@@ -129,112 +168,146 @@ class EngineConfig:
         )
 
     def __post_init__(self) -> None:
-        if not (Path(self.model) / "config.json").is_file():
-            raise ConfigError(
-                f"model={self.model!r}: no config.json there; give the folder of a checkpoint"
-            )
-        for field, choices in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", KV_DTYPES)):
-            if (value := getattr(self, field)) not in choices:
-                raise ConfigError(f"{field}={value!r}: choose one of {', '.join(choices)}")
-        for field in ("block_size", "token_budget", "max_running", "max_waiting", "draft_tokens"):
-            self._at_least(field, 1)
-        for field in ("max_adapters", "max_rank"):
-            self._at_least(field, 1)
-        for field in (
-            "threads",
-            "num_blocks",
-            "kv_memory",
-            "context",
-            "max_logprobs",
-            "host_cache",
-            "disk_cache",
+        for field in fields(self):
+            self._check_bounds(field)
+        for problem in (
+            *self._model_problems(),
+            *self._schedule_problems(),
+            *self._window_problems(),
+            *self._budget_problems(),
+            *self._offload_problems(),
         ):
-            self._at_least(field, 0)
-        if self.token_budget < self.max_running:
-            raise ConfigError(
-                f"token_budget={self.token_budget}: every running request needs a token per step; "
-                f"give at least max_running={self.max_running}"
-            )
-        if self.draft_tokens > MOST_DRAFTED:
-            raise ConfigError(f"draft_tokens={self.draft_tokens}: give at most {MOST_DRAFTED}")
+            raise problem
+
+    def _check_bounds(self, field: Field[Any]) -> None:
+        low, high, value = field.metadata["min"], field.metadata["max"], getattr(self, field.name)
+        if low is None:
+            return
+        is_whole = isinstance(field.default, int)
+        if is_whole and (not isinstance(value, int) or isinstance(value, bool)):
+            raise self._problem(field.name, f"give a whole number of at least {low}")
+        if not value >= low:  # NaN is refused too
+            kind = "a whole number" if is_whole else "a number"
+            raise self._problem(field.name, f"give {kind} of at least {low}")
+        if high is not None and value > high:
+            raise self._problem(field.name, f"give at most {high}")
+
+    def _problem(self, name: str, remedy: str) -> ConfigError:
+        """Return the error for a setting, with its value and the remedy."""
+        return ConfigError(f"{name}={getattr(self, name)!r}: {remedy}", param=name)
+
+    def _model_problems(self) -> Iterator[ConfigError]:
+        if not (Path(self.model) / "config.json").is_file():
+            yield self._problem("model", "no config.json there; give the folder of a checkpoint")
+        for name, choices in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", KV_DTYPES)):
+            if getattr(self, name) not in choices:
+                yield self._problem(name, f"choose one of {', '.join(choices)}")
+        if not 0 < self.gpu_share <= 1:
+            yield self._problem("gpu_share", "give a share of the free memory, above 0 and up to 1")
         if (
             self.speculate not in ("off", "ngram")
             and not (Path(self.speculate) / "config.json").is_file()
         ):
-            raise ConfigError(
-                f"speculate={self.speculate!r}: no config.json there; give off, ngram, or the folder of a draft model "
-                "or of heads"
+            yield self._problem(
+                "speculate",
+                "no config.json there; give off, ngram, or the folder of a draft model or of heads",
             )
-        for field in ("attention_window", "attention_sinks") if self.attention_window else ():
-            if (value := getattr(self, field)) < 0 or value % self.block_size:
-                below = max(0, value) // self.block_size * self.block_size
-                raise ConfigError(
-                    f"{field}={value}: whole blocks are seen or not; give a multiple of block_size={self.block_size}, "
-                    f"say {below or self.block_size}"
-                )
-        if self.attention_budget:
-            self._check_budget()
-        if not 0 < self.gpu_share <= 1:
-            raise ConfigError(
-                f"gpu_share={self.gpu_share}: give a share of the free memory, above 0 and up to 1"
+
+    def _schedule_problems(self) -> Iterator[ConfigError]:
+        if self.token_budget < self.max_running:
+            yield self._problem(
+                "token_budget",
+                "every running request needs a token per step; "
+                f"give at least max_running={self.max_running}",
             )
         if self.decode_slowdown != 0 and not self.decode_slowdown > 1:
-            raise ConfigError(
-                f"decode_slowdown={self.decode_slowdown}: give more than 1, or 0 for no limit"
+            yield self._problem("decode_slowdown", "give more than 1, or 0 for no limit")
+
+    def _window_problems(self) -> Iterator[ConfigError]:
+        size = self.block_size
+        for name in ("attention_window", "attention_sinks") if self.attention_window else ():
+            if (value := getattr(self, name)) % size:
+                yield self._problem(
+                    name,
+                    f"layers see whole blocks; give a multiple of block_size={size}, "
+                    f"such as {value // size * size or size}",
+                )
+
+    def _budget_problems(self) -> Iterator[ConfigError]:
+        if not self.attention_budget:
+            return
+        if self.attention_budget <= self.attention_observe:
+            yield self._problem(
+                "attention_budget",
+                f"the last {self.attention_observe} tokens of a prompt (attention_observe) are part of "
+                "it; give more than them",
             )
-        if not self.latency_goal >= 0:
-            raise ConfigError(f"latency_goal={self.latency_goal}: give seconds, or 0 for none")
-        if self.long_context:
-            self._check_long_context()
-        if (self.host_cache or self.disk_cache) and not (self.prefix_cache or self.long_context):
-            raise ConfigError(
-                "host_cache, disk_cache: they hold what falls out of the prefix cache; turn it on"
+        if self.attention_window:
+            yield self._problem(
+                "attention_budget",
+                f"attention_window={self.attention_window} is set too; set one of them to 0",
+            )
+        if self.contiguous_kv:
+            yield self._problem(
+                "attention_budget", "contiguous_kv keeps the memory of whole prompts; turn it off"
+            )
+
+    def _offload_problems(self) -> Iterator[ConfigError]:
+        has_tiers = bool(self.host_cache or self.disk_cache)
+        if self.long_context and not has_tiers:
+            yield self._problem(
+                "long_context",
+                "blocks beyond the pool need host_cache or disk_cache; give one of them a size",
+            )
+        for name, reason in (
+            ("attention_window", "makes no sequence longer than the pool"),
+            ("attention_budget", "compresses prompts that are whole in the pool"),
+            ("contiguous_kv", "reserves whole sequences in the pool"),
+        ):
+            if self.long_context and getattr(self, name):
+                yield self._problem("long_context", f"{name} {reason}; leave one of them off")
+        if has_tiers and not (self.prefix_cache or self.long_context):
+            name = "host_cache" if self.host_cache else "disk_cache"
+            yield self._problem(
+                name, "it holds blocks of the prefix cache; set prefix_cache=true or the size to 0"
             )
         if self.cache_folder and not Path(self.cache_folder).is_dir():
-            raise ConfigError(f"cache_folder={self.cache_folder!r}: no such folder; create it")
+            yield self._problem("cache_folder", "no such folder; create it")
 
-    def _check_budget(self) -> None:
-        told = f"attention_budget={self.attention_budget}"
-        self._at_least("attention_budget", 0)
-        self._at_least("attention_observe", 1)
-        if self.attention_budget <= self.attention_observe:
-            raise ConfigError(
-                f"{told}: the last {self.attention_observe} tokens of a prompt (attention_observe) are part of it; "
-                "give more than them"
-            )
-        if self.attention_window:
-            raise ConfigError(
-                f"{told}, attention_window={self.attention_window}: give one of them, 0 for the other"
-            )
-        if self.contiguous_kv:
-            raise ConfigError(
-                f"{told}: contiguous_kv keeps the memory of whole prompts; turn it off"
-            )
 
-    def _check_long_context(self) -> None:
-        told = "long_context=true"
-        if not (self.host_cache or self.disk_cache):
-            raise ConfigError(
-                f"{told}: what the pool does not hold goes to host_cache or disk_cache; give one of them"
-            )
-        if self.attention_window:
-            raise ConfigError(
-                f"{told}: with attention_window no sequence needs more than the pool; leave one of them off"
-            )
-        if self.attention_budget:
-            raise ConfigError(
-                f"{told}: attention_budget cuts prompts down that are whole in the pool; leave one of them off"
-            )
-        if self.contiguous_kv:
-            raise ConfigError(
-                f"{told}: contiguous_kv reserves whole sequences in the pool; leave one of them off"
-            )
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig(EngineSettings, ProcessConfig):
+    """Flags of `python -m motet_llm`, which serves one model as a decode or a prefill worker."""
 
-    def _at_least(self, field: str, low: int) -> None:
-        value = getattr(self, field)
-        if not isinstance(value, int) or isinstance(value, bool) or value < low:
-            raise ConfigError(f"{field}={value!r}: give a whole number of at least {low}")
+    image_memory: Bytes = setting(
+        "memory for embeddings of images that requests hold", default=1 << 30, min=1 << 20
+    )
+    step_timeout: float = setting(
+        "seconds after which a step counts as hanging and the process ends", default=120.0, min=1
+    )
+    grammar_timeout: float = setting(
+        "seconds that a request's grammar may take to compile", default=10.0, min=0.1
+    )
+    grammar_cache: int = setting("compiled grammars that are kept", default=128, min=1)
+    role: Literal["decode", "prefill"] = setting(
+        "role of the worker: prefill computes prompts for decode", default="decode"
+    )
+    remote_prefill: Literal["auto", "always", "never"] = setting(
+        "whether prefill workers compute prompts; auto: where that is expected to be quicker",
+        default="auto",
+    )
+    prefill_patience: Duration = setting(
+        "seconds without progress after which a prefill worker is given up", default=5.0, min=0.1
+    )
+    transfer_memory: Bytes = setting(
+        "memory of a prefill worker for keys and values that are being transferred",
+        default=128 << 20,
+        min=1 << 20,
+    )
 
-    @property
-    def model_name(self) -> str:
-        return self.name or Path(self.model).resolve().name
+    def engine(self) -> EngineConfig:
+        """Return the engine's settings, checked. Raises ConfigError."""
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(EngineSettings)}
+        if self.role == "prefill":
+            given["speculate"] = "off"  # prefill workers draw no tokens
+        return EngineConfig(**given)

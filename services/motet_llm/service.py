@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 from motet_llm.adapters.bank import Adapter
 from motet_llm.cache.cache_events import CacheReporter
@@ -28,129 +27,10 @@ from motet_llm.serving.profile import Profiler
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Cached, Generate, Profile, Tokens
 from motet_shared.process.actor import operation
-from motet_shared.process.config import Bytes, Duration, ProcessConfig, setting
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
-from .config import MOST_DRAFTED, EngineConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeConfig(ProcessConfig):
-    """Flags of `python -m motet_llm`. `EngineConfig` explains and checks the engine's settings."""
-
-    model: str = setting("folder of the checkpoint to serve")
-    name: str = setting("what clients call the model (default: the folder's name)", default="")
-    device: str = setting(
-        "where the model computes: cpu, cuda (the first GPU), cuda:1, …", default="cpu"
-    )
-    dtype: str = setting("of activations: auto, float32, bfloat16 or float16", default="auto")
-    weights: str = setting(
-        "of matrices: auto, float32, bfloat16, float16, int8, int4 or float8", default="auto"
-    )
-    kv_dtype: str = setting(
-        "of the KV cache: auto, float32, bfloat16, float16, int8 or float8", default="auto"
-    )
-    threads: int = setting("cores that compute; 0: torch's choice", default=0, min=0)
-    deterministic: bool = setting(
-        "a request's tokens do not depend on the rest of the batch", default=False
-    )
-    overlap: bool = setting(
-        "handle the tokens of a step while the next one is computed", default=True
-    )
-    block_size: int = setting("tokens per KV block", default=16, min=1)
-    num_blocks: int = setting("KV blocks; 0: as many as fit into kv_memory", default=0, min=0)
-    kv_memory: Bytes = setting(
-        "memory of the KV cache; 0: 256 MiB, or a GPU's gpu_share", default=0, min=0
-    )
-    gpu_share: float = setting(
-        "of a GPU's free memory that the KV cache takes", default=0.85, min=0
-    )
-    prefix_cache: bool = setting("share the blocks of prompts that begin alike", default=True)
-    host_cache: Bytes = setting("memory for blocks that fell out of the KV cache", default=0, min=0)
-    disk_cache: Bytes = setting(
-        "disk space for blocks that fell out of host_cache", default=0, min=0
-    )
-    long_context: bool = setting(
-        "sequences may be longer than the KV cache: the rest is in these two", default=False
-    )
-    cache_folder: str = setting(
-        "where disk_cache lives (default: the place for temporary files)", default=""
-    )
-    token_budget: int = setting(
-        "tokens computed per step, decode and prefill together", default=512, min=1
-    )
-    decode_slowdown: float = setting(
-        "how much prefilling may stretch the steps of running streams", default=1.8, min=0
-    )
-    latency_goal: float = setting(
-        "seconds between tokens up to which prefilling may stretch steps", default=0.0, min=0
-    )
-    max_running: int = setting("most requests in one step", default=64, min=1)
-    max_waiting: int = setting(
-        "most requests in the queue; further ones are refused", default=256, min=1
-    )
-    image_memory: Bytes = setting(
-        "embeddings of images that requests hold", default=1 << 30, min=1 << 20
-    )
-    step_timeout: float = setting(
-        "seconds after which a step is taken to hang: the process ends", default=120.0, min=1
-    )
-    speculate: str = setting(
-        "who guesses tokens ahead: off, ngram (what was said before), or the folder of a draft model or of heads",
-        default="off",
-    )
-    draft_tokens: int = setting(
-        "most tokens that are guessed at a time", default=5, min=1, max=MOST_DRAFTED
-    )
-    adapters: tuple[str, ...] = setting("LoRA adapters as PEFT saves them, name=folder", default=())
-    adapter_folder: str = setting(
-        "whose subfolders are adapters too, by their own names", default=""
-    )
-    max_adapters: int = setting("adapters in memory at a time", default=16, min=1)
-    max_rank: int = setting("most ranks that an adapter may have", default=64, min=1)
-    attention_window: int = setting(
-        "tokens that layers see which would see all that came before, whole blocks; 0: all",
-        default=0,
-        min=0,
-    )
-    attention_sinks: int = setting("first tokens that they see besides", default=16, min=0)
-    attention_budget: int = setting(
-        "tokens of a prompt that they keep, those its end attends to the most; 0: all",
-        default=0,
-        min=0,
-    )
-    attention_observe: int = setting(
-        "last tokens of a prompt, kept too, whose attention decides", default=32, min=1
-    )
-    context: int = setting(
-        "longest prompt plus output, tokens; 0: the model's own limit", default=0, min=0
-    )
-    grammar_timeout: float = setting(
-        "seconds that a request's grammar may take to compile", default=10.0, min=0.1
-    )
-    grammar_cache: int = setting("compiled grammars that are kept", default=128, min=1)
-    role: Literal["decode", "prefill"] = setting(
-        "what it is: prefill computes prompts for decode", default="decode"
-    )
-    remote_prefill: Literal["auto", "always", "never"] = setting(
-        "whether prefill workers compute prompts; auto: where that is expected to be quicker",
-        default="auto",
-    )
-    prefill_patience: Duration = setting(
-        "how long a prefill worker may say nothing new", default=5.0, min=0.1
-    )
-    transfer_memory: Bytes = setting(
-        "of prefill: keys and values on their way", default=128 << 20, min=1 << 20
-    )
-
-    def engine(self) -> EngineConfig:
-        """Return the engine's settings. Raises ConfigError."""
-        shared = {f.name for f in fields(EngineConfig)} & {f.name for f in fields(self)}
-        given = {name: getattr(self, name) for name in shared}
-        if self.role == "prefill":
-            given["speculate"] = "off"  # prefill workers draw no tokens
-        return EngineConfig(**given)
+from .config import DecodeConfig
 
 
 class Decode(EngineActor):

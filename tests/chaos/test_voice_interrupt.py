@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from e2e import markov
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.config import DecodeConfig
+from motet_llm.service import Decode
 from motet_pipelines.voice.voice import reply
 from motet_shared.messages import Audio, Cancel, Chat, Sampling, Speak, Text, decode_controls
 from motet_shared.testing import MemoryHub, memory_bus, running, settle

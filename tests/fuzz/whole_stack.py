@@ -23,7 +23,8 @@ from motet_embedding.config import EmbeddingConfig
 from motet_embedding.service import Embedding
 from motet_gateway.config import GatewayConfig
 from motet_gateway.service import Gateway
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.config import DecodeConfig
+from motet_llm.service import Decode
 from motet_shared.process.actor import Actor
 from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import NatsServer, free_port, running

@@ -20,7 +20,8 @@ from PIL import Image, ImageDraw
 
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.config import DecodeConfig
+from motet_llm.service import Decode
 from motet_media.audio import wav_header
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig

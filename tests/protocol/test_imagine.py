@@ -16,7 +16,8 @@ import pytest_asyncio
 from PIL import Image
 
 from motet_diffusion.service import Diffusion
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.config import DecodeConfig
+from motet_llm.service import Decode
 from motet_shared.process.actor import Actor
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig

@@ -14,7 +14,8 @@ import pytest
 import pytest_asyncio
 
 from motet_diffusion.service import Diffusion
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.config import DecodeConfig
+from motet_llm.service import Decode
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from motet_kernels.recurrent import PackedRows
-from motet_llm.attention.paged import AttentionOptions, TurnsHeads
+from motet_llm.attention.options import AttentionOptions
+from motet_llm.attention.paged import TurnsHeads
 from motet_llm.models.recurrent import Recurrent
 
 TOLERANCE = 1e-4

@@ -12,7 +12,8 @@ from typing import Any
 
 from PIL import Image as Pil
 
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.config import DecodeConfig
+from motet_llm.service import Decode
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import Chat, Encode, End, Image, Sampling, Seen, Text
 from motet_shared.process.actor import Actor

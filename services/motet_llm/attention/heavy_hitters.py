@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from motet_llm.cache.kv_cache import KvCache, LayerShape
     from motet_llm.cache.state_cache import StateShape
 
-    from .paged import AttentionOptions
+    from .options import AttentionOptions
 
 POOL = 7  # tokens of the max-pooling window
 

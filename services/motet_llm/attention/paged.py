@@ -28,20 +28,9 @@ from motet_shared.errors import ConfigError
 
 from .heavy_hitters import Watch
 from .long_context import Attend, LongRows
+from .options import AttentionOptions
 
 NAME = "motet_paged"
-
-
-@dataclass(slots=True, frozen=True)
-class AttentionOptions:
-    """What a layer adds to plain causal attention. `window` counts the token itself.
-
-    sinks_H: one logit per head.
-    """
-
-    window: int | None = None
-    softcap: float | None = None
-    sinks_H: Tensor | None = None
 
 
 class Layout(Protocol):

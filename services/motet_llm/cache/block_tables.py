@@ -68,7 +68,8 @@ class BlockTables:
         if room < step:
             raise ConfigError(
                 f"num_blocks={self.pool.num_blocks}: with long_context a step of token_budget={self._step_tokens} must "
-                f"fit; give at least {step * count + passed}, or a smaller token_budget"
+                f"fit; give at least {step * count + passed}, or a smaller token_budget",
+                param="num_blocks",
             )
         self._most_kept = max(step, room // 2)  # of each table
         self._most_held = self._most_kept * count + passed  # of all tables

@@ -231,10 +231,13 @@ class ModelRunner:
         if num_blocks < 1 and staging:
             raise ConfigError(
                 f"kv_memory={memory}: long_context needs {staging} bytes of it for one layer of the longest sequence, "
-                f"and then no block fits; give more, or a context of less than {self.context} tokens"
+                f"and then no block fits; give more, or a context of less than {self.context} tokens",
+                param="kv_memory",
             )
         if num_blocks < 1:
-            raise ConfigError(f"kv_memory={memory}: does not hold one block; give more")
+            raise ConfigError(
+                f"kv_memory={memory}: does not hold one block; give more", param="kv_memory"
+            )
         return min(
             num_blocks, config.max_running * layout.blocks_for(self.context, config.token_budget)
         )

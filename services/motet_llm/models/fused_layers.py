@@ -26,7 +26,8 @@ from motet_kernels.gates import gated
 from motet_kernels.linear.linear import Linear
 from motet_kernels.norm import add_rms_norm, rms_norm
 from motet_kernels.rotary import HeadNorm, PackedHeads
-from motet_llm.attention.paged import AttentionOptions, Layout, TurnsHeads
+from motet_llm.attention.options import AttentionOptions
+from motet_llm.attention.paged import Layout, TurnsHeads
 from motet_llm.engine.step_memory import StepMemory
 from motet_shared.errors import ConfigError
 

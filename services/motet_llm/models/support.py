@@ -29,7 +29,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from motet_kernels.recurrent import PackedRows
-from motet_llm.attention.paged import AttentionOptions
+from motet_llm.attention.options import AttentionOptions
 from motet_shared.errors import ConfigError
 
 from .recurrent import Recurrent

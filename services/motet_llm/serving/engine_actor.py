@@ -7,13 +7,14 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec.structs import replace
 
 from motet_kernels.runtime import native
 from motet_llm.adapters.adapter_cache import AdapterCache
 from motet_llm.adapters.bank import Adapter
+from motet_llm.config import DecodeConfig
 from motet_llm.engine.engine import Engine, StepOutput
 from motet_llm.engine.thread import EngineThread
 from motet_shared.blobs.store import BlobStore
@@ -23,9 +24,6 @@ from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
 from . import role_change as role
-
-if TYPE_CHECKING:
-    from motet_llm.service import DecodeConfig
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from motet_cli.main import parser
 from motet_doctor import diagnose
 from motet_doctor.rules import NAMES
 from motet_gateway.config import GatewayConfig
-from motet_llm.service import DecodeConfig
+from motet_llm.config import DecodeConfig
 from motet_shared.process.config import load
 from motet_tokenizer.config import TokenizerConfig
 from support.doctor_cases import CASES, window

@@ -399,5 +399,6 @@ def test_names_are_checked_at_the_start(folder: Path, adapters: dict[str, Path])
             Engine(EngineConfig(model=str(folder), threads=1, adapters=given))
     with pytest.raises(ConfigError, match="adapter_folder='/nowhere': no such folder"):
         Engine(EngineConfig(model=str(folder), threads=1, adapter_folder="/nowhere"))
-    with pytest.raises(ConfigError, match="max_adapters=0: give a whole number of at least 1"):
+    with pytest.raises(ConfigError) as raised:
         EngineConfig(model=str(folder), max_adapters=0)
+    assert raised.value.param == "max_adapters"

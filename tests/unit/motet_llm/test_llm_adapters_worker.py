@@ -16,7 +16,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from motet_llm.adapters import adapter_cache as residents
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.config import DecodeConfig
+from motet_llm.service import Decode
 from motet_llm.serving.prefill_service import PrefillWorker
 from motet_shared.errors import BadRequest, DeadlineExceeded, UnknownModel
 from motet_shared.messages import Chat, Generate, Sampling, Text, Tokens

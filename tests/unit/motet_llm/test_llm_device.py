@@ -74,5 +74,6 @@ def test_float16_is_for_gpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
 def test_a_share_is_a_share(share: float, tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path)
-    with pytest.raises(ConfigError, match=rf"gpu_share={share}: give a share of the free memory"):
+    with pytest.raises(ConfigError) as raised:
         EngineConfig(model=str(folder), gpu_share=share)
+    assert raised.value.param == "gpu_share"

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from motet_llm.config import DecodeConfig
 from motet_llm.grammar import compiler as grammars
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.service import Decode
 from motet_shared.errors import BadRequest, DeadlineExceeded
 from motet_shared.messages import End, Generate, Grammar, Sampling, Tokens
 from motet_shared.testing import memory_buses, running

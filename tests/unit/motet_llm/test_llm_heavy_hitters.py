@@ -265,23 +265,18 @@ def test_models_that_do_not_keep_every_key_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "param"),
     [
-        ({"attention_budget": -1}, "attention_budget=-1.*at least 0"),
-        ({"attention_observe": 0}, "attention_observe=0.*at least 1"),
-        (
-            {"attention_observe": KEPT},
-            f"attention_budget={KEPT}: the last {KEPT} tokens.*give more",
-        ),
-        (
-            {"attention_window": 8, "attention_sinks": 4},
-            f"attention_budget={KEPT}, attention_window=8: give one",
-        ),
-        ({"contiguous_kv": True}, f"attention_budget={KEPT}: contiguous_kv.*turn it off"),
+        ({"attention_budget": -1}, "attention_budget"),
+        ({"attention_observe": 0}, "attention_observe"),
+        ({"attention_observe": KEPT}, "attention_budget"),
+        ({"attention_window": 8, "attention_sinks": 4}, "attention_budget"),
+        ({"contiguous_kv": True}, "attention_budget"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(
-    llama: Path, settings: dict[str, Any], complaint: str
+    llama: Path, settings: dict[str, Any], param: str
 ) -> None:
-    with pytest.raises(ConfigError, match=complaint):
+    with pytest.raises(ConfigError) as raised:
         engine_of(llama, **settings)
+    assert raised.value.param == param

@@ -97,8 +97,9 @@ def test_settings_name_it_as_they_name_weights(device: str, folder: Path) -> Non
         assert found == dtype
         assert DTYPES[dtype_name(found)] == dtype
     assert EngineConfig(model=str(folder), weights="float8").weights == "float8"
-    with pytest.raises(ConfigError, match=r"kv_dtype='fp8'.*float8"):
+    with pytest.raises(ConfigError) as raised:
         EngineConfig(model=str(folder), kv_dtype="fp8")
+    assert raised.value.param == "kv_dtype"
 
 
 def cache_of(dtype: str, block_size: int) -> KvCache:

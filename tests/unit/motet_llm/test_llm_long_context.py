@@ -284,21 +284,19 @@ def test_the_tiers_bound_the_context(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "complaint"),
+    ("settings", "param"),
     [
-        ({"host_cache": 0}, "give one of them"),
-        ({"attention_window": 8, "attention_sinks": 4}, "attention_window"),
-        ({"attention_budget": 64}, "attention_budget"),
-        ({"contiguous_kv": True}, "contiguous_kv"),
-        ({"token_budget": 512}, "num_blocks=24: with long_context .* give at least 129"),
-        (
-            {"num_blocks": 0, "kv_memory": 40 << 10},
-            "kv_memory=40960: long_context needs .* context of less than 512",
-        ),
+        ({"host_cache": 0}, "long_context"),
+        ({"attention_window": 8, "attention_sinks": 4}, "long_context"),
+        ({"attention_budget": 64}, "long_context"),
+        ({"contiguous_kv": True}, "long_context"),
+        ({"token_budget": 512}, "num_blocks"),
+        ({"num_blocks": 0, "kv_memory": 40 << 10}, "kv_memory"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    folder: Path, settings: dict[str, Any], complaint: str
+    folder: Path, settings: dict[str, Any], param: str
 ) -> None:
-    with pytest.raises(ConfigError, match=complaint):
+    with pytest.raises(ConfigError) as raised:
         engine_of(folder, **settings)
+    assert raised.value.param == param

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.config import DecodeConfig
+from motet_llm.service import Decode
 from motet_llm.serving.profile import MAX_STEPS
 from motet_shared import errors
 from motet_shared.messages import Chunk, Generate, Profile, Sampling, Tokens

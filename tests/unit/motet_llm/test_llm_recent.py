@@ -170,5 +170,6 @@ def test_rows_list_what_their_queries_see(
 def test_halves_of_blocks_are_refused(tmp_path: Path, name: str, value: int) -> None:
     (tmp_path / "config.json").write_text("{}")
     settings: dict[str, Any] = {"attention_window": 8, "attention_sinks": 4} | {name: value}
-    with pytest.raises(ConfigError, match=f"{name}={value}.*multiple of block_size=4"):
+    with pytest.raises(ConfigError) as raised:
         EngineConfig(model=str(tmp_path), block_size=SIZE, **settings)
+    assert raised.value.param == name

@@ -116,7 +116,7 @@ def test_the_queue_is_bounded() -> None:
     scheduler = make_scheduler(max_waiting=2)
     for arrival in range(2):
         scheduler.add(make_request(arrival, prompt=1))
-    with pytest.raises(Overloaded, match="max_waiting=2"):
+    with pytest.raises(Overloaded):
         scheduler.add(make_request(2, prompt=1))
 
 

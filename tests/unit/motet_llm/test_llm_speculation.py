@@ -508,14 +508,13 @@ def stepped(engine: Engine) -> Outputs:
 
 # ------------------------------------------------------------------------------------------------------------ refusals
 def test_what_cannot_draft_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"speculate='nowhere': no config.json there; give off, ngram, or"
-    ):
+    with pytest.raises(ConfigError) as raised:
         make_engine(folder, "nowhere")
-    with pytest.raises(ConfigError, match="draft_tokens=33: give at most 32"):
-        make_engine(folder, "ngram", draft_tokens=33)
-    with pytest.raises(ConfigError, match="draft_tokens=0"):
-        make_engine(folder, "ngram", draft_tokens=0)
+    assert raised.value.param == "speculate"
+    for count in (0, 33):
+        with pytest.raises(ConfigError) as raised:
+            make_engine(folder, "ngram", draft_tokens=count)
+        assert raised.value.param == "draft_tokens"
     other = tiny_checkpoint("llama", tmp_path / "other", hidden_size=32, head_dim=8, vocab_size=300)
     with pytest.raises(
         ConfigError, match=r"speculate=.*has a vocabulary of 300 tokens, the model one of 259"

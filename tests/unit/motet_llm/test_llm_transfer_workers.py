@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from motet_llm.config import DecodeConfig
 from motet_llm.disaggregation.placement import Delay
 from motet_llm.engine.engine import Emit, StepOutput
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.service import Decode
 from motet_llm.serving import prefill_service as prefill
 from motet_llm.serving.prefill_service import PrefillWorker
 from motet_shared.blobs.store import BlobStore

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from motet_llm.config import DecodeConfig
 from motet_llm.engine.engine import Emit, StepOutput
-from motet_llm.service import Decode, DecodeConfig
+from motet_llm.service import Decode
 from motet_shared import errors
 from motet_shared.messages import Generate, Sampling, Tokens
 from motet_shared.testing import memory_buses, running

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from motet_gateway.images.store import JetStreamStore
-from motet_llm.config import EngineConfig
-from motet_llm.service import DecodeConfig
+from motet_llm.config import DecodeConfig, EngineConfig
 from motet_shared.credentials import USERS
 from motet_shared.errors import Unavailable
 from motet_shared.process.config import load
