@@ -234,7 +234,8 @@ def _attend_rows(
             [scores, sinks_H.float().view(1, heads, 1, 1).expand(len(rows), heads, queries, 1)], -1
         )
     weights = torch.softmax(scores, -1)[..., :keys].unflatten(1, (kv_heads, -1))
-    return (weights @ value_BKTV[:, :, None]).flatten(1, 2).transpose(1, 2)
+    output: Tensor = (weights @ value_BKTV[:, :, None]).flatten(1, 2).transpose(1, 2)
+    return output
 
 
 def _widened(key_PKSD: Tensor, value_PKSV: Tensor, tables_BM: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,4 +56,5 @@ async def pick(
         ) from None
     names = [beat.instance for beat in ready]
     names = [name for name in names if name != avoid] or names
-    return min(names, key=lambda name: (directory.active(name), random.random()))
+    value: str = min(names, key=lambda name: (directory.active(name), random.random()))
+    return value

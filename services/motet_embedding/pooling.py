@@ -47,7 +47,8 @@ def _pool(mode: str, tokens_TD: Tensor, skip: int) -> Tensor:
     if mode == "mean":
         return counted_TD.mean(dim=0)
     if mode == "mean_sqrt_len_tokens":
-        return counted_TD.sum(dim=0) / len(counted_TD) ** 0.5
+        output: Tensor = counted_TD.sum(dim=0) / len(counted_TD) ** 0.5
+        return output
     places_T = torch.arange(
         skip + 1, len(tokens_TD) + 1, dtype=torch.float32, device=tokens_TD.device
     )

@@ -138,4 +138,7 @@ def _shortened(
     if size == vectors_BV.shape[1]:
         return vectors_BV
     cut = vectors_BV[:, :size]
-    return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    values: np.ndarray[Any, np.dtype[np.float32]] = cut / np.maximum(
+        np.linalg.norm(cut, axis=1, keepdims=True), np.finfo(np.float32).tiny
+    )
+    return values

@@ -85,7 +85,8 @@ class SpeakerEncoder(SmallNetwork[Shape]):
         vector = (
             np.concatenate([mean, deviation], axis=1) @ weights["out.weight"] + weights["out.bias"]
         )
-        return (vector / np.linalg.norm(vector, axis=1, keepdims=True)).astype(np.float32)
+        value: Floats = (vector / np.linalg.norm(vector, axis=1, keepdims=True)).astype(np.float32)
+        return value
 
 
 def _convolved(x_BTC: Floats, weight: Floats, kernel: int, dilation: int) -> Floats:

@@ -28,7 +28,8 @@ def _filters() -> Floats:
     bins = mel(np.linspace(0, RATE / 2, SPECTRUM // 2 + 1))[:, None]
     rising = (bins - edges[:-2]) / (edges[1:-1] - edges[:-2])
     falling = (edges[2:] - bins) / (edges[2:] - edges[1:-1])
-    return np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
+    value: Floats = np.maximum(0, np.minimum(rising, falling)).astype(np.float32)
+    return value
 
 
 _FILTERS = _filters()
@@ -47,4 +48,5 @@ def features(samples: Floats) -> Floats:
     spectrum = np.fft.rfft(frames, SPECTRUM).astype(np.complex64)
     power = (spectrum.real**2 + spectrum.imag**2) @ _FILTERS
     level = np.log(np.maximum(power, power.max() * _RANGE + 1e-12))
-    return ((level - level.mean()) / _SCALE).astype(np.float32)
+    value: Floats = ((level - level.mean()) / _SCALE).astype(np.float32)
+    return value

@@ -52,7 +52,7 @@ class Tiles(Family):
 
     def _text(self, rows: int, columns: int) -> str:
         """Return the prompt text of a picture, as in transformers' processors of these families."""
-        whole = self._around + self._whole + self._image * self._tokens + self._around
+        whole: str = self._around + self._whole + self._image * self._tokens + self._around
         if not rows:
             return whole
         lines = (

@@ -3,4 +3,4 @@
 This package knows nothing of models.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -156,7 +156,8 @@ class Supervisor:
             self._on_change()
             await slot.child.wait()
             slot.last_exit = slot.child.exit_words
-            if slot.state == "leaving":
+            state: SlotState = slot.state  # may have changed meanwhile
+            if state == "leaving":
                 return 0.0
         now = time.monotonic()
         delay = slot.backoff.exited(now, now - started)

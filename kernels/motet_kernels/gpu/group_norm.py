@@ -230,9 +230,10 @@ def _piece(pictures: int, channels: int, pixels: int, order: str) -> int:
     """Return the pixels of a piece: as many pieces as keep a GPU busy, but not more."""
     width = _TILES[order][0].constants["CHANNELS"]
     wanted = min(max(triton.cdiv(_ENOUGH, pictures * triton.cdiv(channels, width)), 1), _PIECES)
-    return max(
+    value: int = max(
         triton.cdiv(pixels, wanted), min(_LEAST // width, pixels), triton.cdiv(pixels, _PIECES)
     )
+    return value
 
 
 def _pixels(x: Tensor) -> Tensor:

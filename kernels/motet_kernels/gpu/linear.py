@@ -24,7 +24,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from motet_kernels.linear.row_linear import BLOCK, GROUP
+from motet_kernels.linear.quantization import GROUP
+from motet_kernels.linear.row_linear import BLOCK
 
 from .launch import Config, Constants, GpuKernel, Sample
 from .quantization import quantize_rows

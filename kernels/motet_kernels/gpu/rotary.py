@@ -293,7 +293,8 @@ def _run(
 
 
 def _block(count: int) -> int:
-    return triton.next_power_of_2(max(count, 1))
+    value: int = triton.next_power_of_2(max(count, 1))
+    return value
 
 
 def _programs(tokens: int, heads: int, constants: Constants) -> tuple[int, int]:

@@ -118,4 +118,5 @@ class HeadLinear(nn.Module):
         if self._plain:
             return self.packed.float()
         rows = panels.unpack_floats(self.packed).unflatten(0, (self.heads, -1))
-        return rows[:, : self.out_features, : self.in_features]
+        output: Tensor = rows[:, : self.out_features, : self.in_features]
+        return output

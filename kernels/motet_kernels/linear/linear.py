@@ -82,7 +82,7 @@ class Linear(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, and take the addresses of its own weights."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._weights = self._addresses()
 
     @classmethod

@@ -73,7 +73,8 @@ def unpack_nibbles(packed: Tensor) -> Tensor:
     both = packed[:, :, :512].unflatten(2, (4, PANEL, 4)).permute(0, 3, 1, 2, 4)
     q = torch.stack([both & 15, both >> 4], dim=3).flatten(2).float() - 8
     scales = packed[:, :, 512:].contiguous().view(torch.bfloat16).transpose(1, 2).float()
-    return (q.unflatten(2, (-1, GROUP)) * scales.unsqueeze(3)).flatten(2).flatten(0, 1)
+    output: Tensor = (q.unflatten(2, (-1, GROUP)) * scales.unsqueeze(3)).flatten(2).flatten(0, 1)
+    return output
 
 
 def _pad(rows: Tensor, multiple: int) -> Tensor:

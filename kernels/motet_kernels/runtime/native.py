@@ -24,12 +24,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from .build import ISAS, BuildError, Isa, build, supported
 from .errors import KernelError
 
 TORCH = "torch"
-_CTYPES: dict[str, type[ctypes._SimpleCData]] = {
+_CTYPES: dict[str, type[ctypes._SimpleCData[Any]]] = {
     "p": ctypes.c_void_p,
     "i": ctypes.c_int64,
     "f": ctypes.c_float,

@@ -101,7 +101,7 @@ class _Kept(TorchDispatchMode):
     """Keep every tensor that is created within; raise `KernelError` on operations that compute."""
 
     def __init__(self, kept: list[object]):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._tensors = kept
 
     def __torch_dispatch__(

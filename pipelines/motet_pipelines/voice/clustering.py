@@ -17,7 +17,8 @@ MOST = 240  # vectors compared pairwise, which takes about 0.25 s
 
 def cosine(one: Vector, other: Vector) -> float:
     """Return the cosine of two unit vectors."""
-    return sum(map(mul, one, other))
+    value: float = sum(map(mul, one, other))
+    return value
 
 
 def mean(vectors: Sequence[Vector], weights: Sequence[float] | None = None) -> list[float]:

@@ -24,7 +24,7 @@ from typing import TypeVar
 from motet_media.audio import wav_header
 from motet_pipelines.chat.chat import Outcome, chat
 from motet_shared.blobs.store import BlobStore
-from motet_shared.messages import Audio, Chat, Text, Transcribe
+from motet_shared.messages import Audio, Chat, Speak, Text, Transcribe
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.epochs import NO_EPOCH, Epoch
 
@@ -62,7 +62,7 @@ async def transcribe_turn(
 async def reply(
     bus: Bus,
     chat_request: Chat,
-    speak_request: speak.Speak,
+    speak_request: Speak,
     chat_outcome: Outcome | None = None,
     speech_outcome: speak.Outcome | None = None,
     *,

@@ -118,8 +118,10 @@ class MoonshineDecoder(Decoder):
             query, cross[0], cross[1], attn_mask=mask, scale=layer.scale
         )
         x_BTE = x_BTE + _out(layer.cross_out, attended)
-        return x_BTE + layer.mlp(layer.norms[2](x_BTE))
+        output: Tensor = x_BTE + layer.mlp(layer.norms[2](x_BTE))
+        return output
 
 
 def _out(out: Any, heads_BHTD: Tensor) -> Tensor:
-    return out(heads_BHTD.transpose(1, 2).flatten(2))
+    output: Tensor = out(heads_BHTD.transpose(1, 2).flatten(2))
+    return output

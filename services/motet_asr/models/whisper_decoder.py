@@ -178,7 +178,8 @@ class WhisperDecoder(Decoder):
     def _replayed(self, slots: Slots, x_BE: Tensor) -> Tensor:
         rows = len(x_BE)
         if rows in slots.recorded:
-            return slots.recorded[rows].again(slots, x_BE)
+            output: Tensor = slots.recorded[rows].again(slots, x_BE)
+            return output
         slots.recorded[rows] = step = _Step(self, slots, x_BE)
         return step.states_BE
 

@@ -105,7 +105,8 @@ class WhisperEncoder:
         x_SE = features_MF.T.to(self._positions.dtype)
         for convolution in self._convolutions:
             x_SE = convolution(x_SE)
-        return x_SE + self._positions[: len(x_SE)]
+        output: Tensor = x_SE + self._positions[: len(x_SE)]
+        return output
 
     def _encoded(self, x_NE: Tensor, spans: Spans | None) -> Tensor:
         """Apply the layers; return states [N, E] of the windows of `spans`, or of one window."""

@@ -207,7 +207,8 @@ def _nothing(call: Call, config: Any) -> Tensor:
     channels = getattr(config, "out_channels", None) or config.in_channels
     shape = list(sample.shape)
     shape[1 if sample.ndim == 4 else -1] = channels
-    return sample.new_zeros(shape)
+    output: Tensor = sample.new_zeros(shape)
+    return output
 
 
 def _picture(images: Tensor) -> Image.Image:

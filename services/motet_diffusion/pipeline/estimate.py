@@ -32,7 +32,7 @@ def estimate(scheduler: Any, output: Tensor, time: Any, sample: Tensor) -> Tenso
         if kind == "v_prediction":
             return sample / (sigma**2 + 1) - output * sigma / (sigma**2 + 1) ** 0.5
         return sample - sigma * output
-    alpha = scheduler.alphas_cumprod[int(torch.as_tensor(time).round())].to(sample)
+    alpha: Tensor = scheduler.alphas_cumprod[int(torch.as_tensor(time).round())].to(sample)
     if kind == "v_prediction":
         return alpha**0.5 * sample - (1 - alpha) ** 0.5 * output
     return (sample - (1 - alpha) ** 0.5 * output) / alpha**0.5
@@ -45,7 +45,8 @@ def _sigma(scheduler: Any, time: Any) -> Tensor:
     if index is None:
         found = (times == torch.as_tensor(time).to(times)).nonzero()
         index = int(found[0]) if len(found) else 0
-    return scheduler.sigmas[index]
+    sigma: Tensor = scheduler.sigmas[index]
+    return sigma
 
 
 class Colours:

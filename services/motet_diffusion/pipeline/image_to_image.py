@@ -113,7 +113,8 @@ def _latents(pipeline: Any, vae: Any, drawing: Drawing) -> Tensor:
     first = next(vae.parameters())
     encoded: Tensor = vae.encode(pixels.to(first)).latent_dist.mode()
     shift = getattr(vae.config, "shift_factor", None) or 0.0
-    return (encoded - shift) * vae.config.scaling_factor
+    output: Tensor = (encoded - shift) * vae.config.scaling_factor
+    return output
 
 
 def _where(mask: Image, like: Tensor) -> Tensor:

@@ -192,7 +192,8 @@ class ModelRunner:
 
     @property
     def model_type(self) -> str:
-        return self.model.config.model_type
+        value: str = self.model.config.model_type
+        return value
 
     @property
     def weights(self) -> str:
@@ -293,7 +294,8 @@ class ModelRunner:
             logits_to_keep=draws_R,
             layout=layout,
         )
-        return output.logits[0]
+        logits: Tensor = output.logits[0]
+        return logits
 
     def _see(self, ids_N: Tensor, works: list[Work]) -> dict[str, Any]:
         """Return the model's inputs: token ids, or embeddings if there are image placeholders."""
@@ -440,7 +442,10 @@ class ModelRunner:
     def _slots(self, works: list[Work], tables_BM: np.ndarray, places_N: np.ndarray) -> np.ndarray:
         size = self.kv.block_size
         rows_N = np.repeat(np.arange(len(works)), [work.num_tokens for work in works])
-        return tables_BM[rows_N, places_N // size].astype(np.int64) * size + places_N % size
+        values: np.ndarray = (
+            tables_BM[rows_N, places_N // size].astype(np.int64) * size + places_N % size
+        )
+        return values
 
     def scrub(self, blocks: list[int]) -> None:
         """Zero blocks that hold NaN before they are freed."""

@@ -63,7 +63,8 @@ class DeltaRule(Mixer):
 
     def _unit(self, x_NX: Tensor) -> Tensor:
         x_NKD = x_NX.unflatten(1, (self.key_heads, self.key_dim))
-        return x_NKD * torch.rsqrt(x_NKD.square().sum(-1, keepdim=True) + 1e-6)
+        output: Tensor = x_NKD * torch.rsqrt(x_NKD.square().sum(-1, keepdim=True) + 1e-6)
+        return output
 
 
 class GatedDeltaNet(DeltaRule):
@@ -84,7 +85,8 @@ class GatedDeltaNet(DeltaRule):
         return self.recall(state, qkv_NX, decay_NH, gates.sigmoid(b_NH.float()) * self.beta_scale)
 
     def heads_of(self, x_NX: Tensor) -> Tensor:
-        return x_NX.unflatten(1, (self.heads, self.value_dim))
+        output: Tensor = x_NX.unflatten(1, (self.heads, self.value_dim))
+        return output
 
 
 class Qwen3NextDeltaNet(GatedDeltaNet):

@@ -146,7 +146,8 @@ class NarrowEmbedding(nn.Module):
         self.dtype = dtype
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.theirs(ids).to(self.dtype)
+        output: Tensor = self.theirs(ids).to(self.dtype)
+        return output
 
 
 def _settle(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:

@@ -152,7 +152,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return the output; a `residual` of x's shape is added to it."""
-        return self.down_proj(gated(self.gate_up.linear(x), self.activation), residual)
+        output: Tensor = self.down_proj(gated(self.gate_up.linear(x), self.activation), residual)
+        return output
 
 
 def _mlp_like(module: nn.Module) -> Mlp | None:
@@ -228,7 +229,8 @@ class Layer(nn.Module):
         )
         out = layout.attend_heads(self.layer_idx, heads, self.scale, self.options)
         hidden_states, normed = self.second_norm.after(self.o_proj, out.flatten(2), hidden_states)
-        return self.mlp(normed, hidden_states)
+        output: Tensor = self.mlp(normed, hidden_states)
+        return output
 
     def _head_norm(self) -> HeadNorm | None:
         q_norm, k_norm = self.q_norm, self.k_norm

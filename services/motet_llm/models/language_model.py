@@ -72,7 +72,7 @@ def without_eyes(found: type[PreTrainedModel]) -> type[PreTrainedModel]:
     return type(found.__name__, (found,), members)
 
 
-class LanguageModel(PreTrainedModel):
+class LanguageModel(PreTrainedModel):  # type: ignore[misc]  # transformers has no types
     """Represent a decoder with a head, for families without a text-only model in transformers."""
 
     config_class = PreTrainedConfig

@@ -69,7 +69,8 @@ class Mamba2(Mixer):
         dt_NH = gates.softplus(dt_NH.float() + self.dt_bias.float()).clamp(*self.dt_limit)
         y_NHD = mamba2_scan(state.states[1], rows, x_NHD, dt_NH, self.a_H.float(), b_NGM, c_NGM)
         y_NI = y_NHD.addcmul_(x_NHD, self.D.float()[:, None]).flatten(1).to(hidden_NX.dtype)
-        return self.out_proj(self._gated(y_NI, gate_NI).to(hidden_NX.dtype))
+        output: Tensor = self.out_proj(self._gated(y_NI, gate_NI).to(hidden_NX.dtype))
+        return output
 
     def _gated(self, y_NI: Tensor, gate_NI: Tensor) -> Tensor:
         if isinstance(self.norm, nn.Identity):

@@ -210,7 +210,8 @@ def _run(model: PreTrainedModel, probe: Probe, ids_N: Tensor, positions_N: Tenso
             raise Refusal(f"its model code fails on {TOKENS} tokens of text: {error}") from error
     if output.logits.shape[1] != TOKENS:
         raise Refusal("it computes the logits of other tokens than those asked for")
-    return output.logits[0].float()
+    logits: Tensor = output.logits[0].float()
+    return logits
 
 
 @contextmanager

@@ -127,7 +127,8 @@ def find_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     It is transformers' choice, else the one that the config's `architectures` name.
     """
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-        return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        value: type[PreTrainedModel] | None = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        return value
     if (
         config.model_type.endswith("_text")
         and config.model_type.removesuffix("_text") in MODEL_TYPES
@@ -136,7 +137,8 @@ def find_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     for name in config.architectures or ():
         found: Any = getattr(transformers, name, None)
         if getattr(found, "config_class", None) is type(config) and found.can_generate():
-            return found
+            value = found
+            return value
     return None
 
 
@@ -187,7 +189,8 @@ def resolve_kv_dtype(
     """Return the dtype of the KV cache; for "auto", the one that the checkpoint was made for."""
     check_float16("kv_dtype", wanted, device, ConfigError)
     if wanted != "auto":
-        return getattr(torch, KV_NAMES.get(wanted, wanted))
+        value: torch.dtype = getattr(torch, KV_NAMES.get(wanted, wanted))
+        return value
     if gpu.is_gpu(device) and dtype in NARROW:
         return dtype
     return torch.bfloat16 if config.dtype == torch.bfloat16 else torch.float32
@@ -326,7 +329,8 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     It is the base model, or its decoder where the head calls that itself.
     """
     inner = getattr(model.base_model, "decoder", None)
-    return inner if isinstance(inner, PreTrainedModel) else model.base_model
+    value: nn.Module = inner if isinstance(inner, PreTrainedModel) else model.base_model
+    return value
 
 
 def _untied(model: PreTrainedModel) -> list[str]:

@@ -104,7 +104,8 @@ class _Inputs:
         reach = _reach(conv)
         if not reach:
             self._kept.append(hidden_BCN[..., :0])
-            return conv(hidden_BCN)
+            computed: Tensor = conv(hidden_BCN)
+            return computed
         joined = torch.cat([self._remembered(hidden_BCN, reach), hidden_BCN], dim=-1)
         self._kept.append(joined[..., -reach:])
         output: Tensor = conv(joined)

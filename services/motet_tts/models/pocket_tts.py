@@ -166,7 +166,8 @@ class PocketTts(CodecLm):
             memory["left"] = memory["tail"]
         elif memory["left"] > 0:
             memory["left"] -= 1
-        return memory["left"] == 0
+        value: bool = memory["left"] == 0
+        return value
 
     def embed(self, frames_B: Tensor) -> Tensor:
         embedded: Tensor = self._model.model.embed_audio_latents(frames_B[:, None])

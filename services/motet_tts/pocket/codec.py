@@ -53,7 +53,8 @@ class Block(nn.Module):
 
     def mixed(self, hidden_BTE: Tensor) -> Tensor:
         """Apply what follows the convolution, within each frame."""
-        return self.narrow(functional.gelu(self.wide(self.norm(hidden_BTE))))
+        output: Tensor = self.narrow(functional.gelu(self.wide(self.norm(hidden_BTE))))
+        return output
 
 
 def nearest(latents: Tensor, book_VD: Tensor) -> Tensor:
@@ -117,7 +118,8 @@ class Encoder(nn.Module):
             later(features_BTM[..., -2:], AHEAD),
         )
         controls = torch.cat([bands, pitch * torch.tensor([PITCH_WEIGHT, VOICE_WEIGHT])], dim=-1)
-        return controls.unflatten(1, (-1, self.stride)).flatten(2)
+        output: Tensor = controls.unflatten(1, (-1, self.stride)).flatten(2)
+        return output
 
     def forward(self, features_BTM: Tensor) -> Tensor:
         return (self.stack(features_BTM) - self.mean) @ self.axes

@@ -67,7 +67,10 @@ class Reader(nn.Module):
             + sinusoids(hidden.shape[1], hidden.shape[2])
         )
         hidden = self.layers(hidden, src_key_padding_mask=outside)
-        return self.out(self.norm(self.places(hidden).unflatten(-1, (PLACES, -1)).flatten(1, 2)))
+        output: Tensor = self.out(
+            self.norm(self.places(hidden).unflatten(-1, (PLACES, -1)).flatten(1, 2))
+        )
+        return output
 
     @torch.inference_mode()
     def read(self, text: str, voice: int) -> Reading:

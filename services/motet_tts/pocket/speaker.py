@@ -78,7 +78,8 @@ class Depth(nn.Module):
         )
 
     def logits(self, sum_BE: Tensor, book: int) -> Tensor:
-        return self.out[book](functional.gelu(self.wide[book](self.norms[book](sum_BE))))
+        output: Tensor = self.out[book](functional.gelu(self.wide[book](self.norms[book](sum_BE))))
+        return output
 
     def forward(self, hidden_BE: Tensor, codes_BK: Tensor) -> list[Tensor]:
         """Return logits `[B, V]` of every codebook, each given the codes before it."""
@@ -165,11 +166,13 @@ class Speaker(nn.Module):
 
     def manner(self, voices_B: Tensor, rates_B: Tensor) -> Tensor:
         """Embed voices and speaking rates, `[B, E]`."""
-        return self.voices(voices_B) + self.rate(rates_B.log2()[:, None])
+        output: Tensor = self.voices(voices_B) + self.rate(rates_B.log2()[:, None])
+        return output
 
     def sounds(self, phonemes: Tensor, places: Tensor) -> Tensor:
         """Embed phonemes and their places in the sentence; adds a dimension E."""
-        return self.phonemes(phonemes) + self.places(places)
+        output: Tensor = self.phonemes(phonemes) + self.places(places)
+        return output
 
     def first(self, phonemes: list[int]) -> Tensor:
         """Return the row `[F]` before the first frame; it has no codes."""
@@ -189,7 +192,8 @@ class Speaker(nn.Module):
         said = torch.stack(
             [table(codes[..., k].clamp(min=0)) for k, table in enumerate(self.codes)]
         ).sum(0)
-        return total + begun * said + (1 - begun) * self.start
+        output: Tensor = total + begun * said + (1 - begun) * self.start
+        return output
 
     @torch.inference_mode()
     def draw(

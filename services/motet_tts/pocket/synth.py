@@ -97,12 +97,14 @@ class Synth:
         for row, state in enumerate(states):
             state.tail = late[row, -1].detach()
             state.frames += frames
-        return (early + torch.cat([tails, late[:, :-1]], dim=1)).flatten(1)
+        output: Tensor = (early + torch.cat([tails, late[:, :-1]], dim=1)).flatten(1)
+        return output
 
     def _throat(self, harmonic_BNM: Tensor) -> Tensor:
         """Return the complex minimum-phase response `[B, N, S]` of these log amplitudes."""
         cepstrum = torch.fft.irfft(harmonic_BNM @ self.weights, 2 * self.hop)
-        return torch.fft.rfft(cepstrum * self.causal).exp()
+        output: Tensor = torch.fft.rfft(cepstrum * self.causal).exp()
+        return output
 
     def _pulses(self, states: list[SynthState], pitch_BN: Tensor) -> Tensor:
         """Return cosines of all harmonics, equally loud: `[B, N, 2 H]`.

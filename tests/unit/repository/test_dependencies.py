@@ -164,4 +164,8 @@ def test_every_package_has_a_rule_and_is_shipped() -> None:
     here = {
         str(path.relative_to(ROOT)) for path in ROOT.glob("*/motet_*") if list(path.glob("*.py"))
     }
-    assert here == set(RULES) == set(tool["hatch"]["build"]["targets"]["wheel"]["packages"])
+    shipped = set(tool["hatch"]["build"]["targets"]["wheel"]["packages"])
+    models = {path for path in shipped if path.startswith("models/")}
+    assert here == set(RULES) == shipped - models
+    assert all((ROOT / package / "py.typed").is_file() for package in here)
+    assert models == {str(path.relative_to(ROOT)) for path in ROOT.glob("models/pocket-*")}

@@ -1,4 +1,4 @@
-"""The set-up step that makes torchaudio importable beside a CPU-only torch."""
+"""The module that makes torchaudio importable beside a CPU-only torch, at set-up and at `motet up`."""
 
 import subprocess
 import sys
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import fix_torchaudio
+from motet_cli.supervision import torchaudio_fix
 
-SCRIPT = Path(fix_torchaudio.__file__)
+CUDA_EXTENSION = "an ELF file that needs libtorch_cuda.so"
 
 
 def make_site_packages(root: Path, *, cuda: str | None) -> Path:
@@ -18,8 +18,8 @@ def make_site_packages(root: Path, *, cuda: str | None) -> Path:
         "torch/version.py": f"__version__ = '2.13.0'\ncuda = {cuda!r}\nhip = None\n",
         "torchaudio/__init__.py": "",
         "torchaudio/lib/__init__.py": "",
-        "torchaudio/lib/_torchaudio.abi3.so": "no ELF file",
-        "torchaudio/lib/libtorchaudio.abi3.so": "no ELF file",
+        "torchaudio/lib/_torchaudio.abi3.so": CUDA_EXTENSION,
+        "torchaudio/lib/libtorchaudio.abi3.so": CUDA_EXTENSION,
     }
     for name, text in files.items():
         path = root / name
@@ -37,40 +37,35 @@ BOTH = ["_torchaudio.abi3.so", "libtorchaudio.abi3.so"]
 
 def test_moves_extensions_that_cannot_load_beside_cpu_torch(tmp_path: Path) -> None:
     site_packages = make_site_packages(tmp_path, cuda=None)
-    moved = fix_torchaudio.fix(site_packages)
+    moved = torchaudio_fix.fix(site_packages)
     assert [path.name for path in moved] == BOTH
-    assert all(path.read_text() == "no ELF file" for path in moved)
+    assert all(path.read_text() == CUDA_EXTENSION for path in moved)
     assert extensions(site_packages) == []
     assert (site_packages / "torchaudio/lib/__init__.py").exists()
 
 
 def test_is_idempotent_and_undoable(tmp_path: Path) -> None:
     site_packages = make_site_packages(tmp_path, cuda=None)
-    assert fix_torchaudio.fix(site_packages)
-    assert fix_torchaudio.fix(site_packages) == []
-    assert [path.name for path in fix_torchaudio.undo(site_packages)] == BOTH
+    assert torchaudio_fix.fix(site_packages)
+    assert torchaudio_fix.fix(site_packages) == []
+    assert [path.name for path in torchaudio_fix.undo(site_packages)] == BOTH
     assert extensions(site_packages) == BOTH
-    assert fix_torchaudio.undo(site_packages) == []
+    assert torchaudio_fix.undo(site_packages) == []
 
 
 def test_leaves_a_cuda_torch_alone(tmp_path: Path) -> None:
     site_packages = make_site_packages(tmp_path, cuda="13.0")
-    assert fix_torchaudio.fix(site_packages) == []
+    assert torchaudio_fix.fix(site_packages) == []
     assert extensions(site_packages) == BOTH
 
 
-def test_leaves_an_extension_that_loads_alone(tmp_path: Path) -> None:
+def test_leaves_an_extension_for_the_cpu_alone(tmp_path: Path) -> None:
     site_packages = make_site_packages(tmp_path, cuda=None)
-    library = next(
-        Path(line.split()[-1])
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if "libc.so" in line
-    )
     for name in BOTH:
-        path = site_packages / "torchaudio/lib" / name
-        path.unlink()
-        path.symlink_to(library)
-    assert fix_torchaudio.fix(site_packages) == []
+        (site_packages / "torchaudio/lib" / name).write_text(
+            "an ELF file that needs libtorch_cpu.so"
+        )
+    assert torchaudio_fix.fix(site_packages) == []
     assert extensions(site_packages) == BOTH
 
 
@@ -78,12 +73,13 @@ def test_leaves_an_extension_that_loads_alone(tmp_path: Path) -> None:
 def test_has_nothing_to_do_where_either_is_missing(tmp_path: Path, missing: str) -> None:
     site_packages = make_site_packages(tmp_path, cuda=None)
     (site_packages / missing).rename(site_packages / f"not_{missing}")
-    assert fix_torchaudio.fix(site_packages) == []
+    assert torchaudio_fix.fix(site_packages) == []
 
 
 def test_command_line(tmp_path: Path) -> None:
     site_packages = make_site_packages(tmp_path, cuda=None)
-    command = [sys.executable, str(SCRIPT), "--site-packages", str(site_packages)]
+    command = [sys.executable, "-m", "motet_cli.supervision.torchaudio_fix"]
+    command += ["--site-packages", str(site_packages)]
     assert subprocess.check_output(command, text=True).count("lib.disabled") == 2
     assert subprocess.check_output(command, text=True) == ""
     subprocess.run([*command, "--undo"], check=True)
