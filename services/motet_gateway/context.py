@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 from motet_gateway.http.connections.counts import ConnectionCounts
 from motet_gateway.http.hosts import Hosts
+from motet_gateway.images.jobs import ImageJobs
+from motet_gateway.images.store import JetStreamStore
 from motet_gateway.openai.aliases import CHAT, model_of
 from motet_gateway.operations.heartbeat_history import HeartbeatHistory
 from motet_gateway.operations.metrics import GatewayMetrics
@@ -24,10 +26,6 @@ from motet_shared.tenants import Tenants
 from motet_shared.wire.bus import Bus
 
 from .config import GatewayConfig
-
-if TYPE_CHECKING:
-    from motet_gateway.images.jobs import ImageJobs
-    from motet_gateway.images.store import JetStreamStore
 
 
 class GatewayContext:
@@ -59,9 +57,9 @@ class GatewayContext:
         )
         self.metrics.connections.set_function(lambda: self.connections.total)
         self.hosts = Hosts(config.allowed_hosts, config.host)
-        self.door = Authenticator(config, self.limits, self.metrics, clock)
+        self.door = Authenticator(config, self.limits, self.metrics.tenants, clock)
         self.metrics.streams.set_function(lambda: self.limits.active)
-        self.sessions = Sessions(config.session_keep, config.max_kept_sessions)
+        self.sessions: Sessions[Any] = Sessions(config.session_keep, config.max_kept_sessions)
         self.metrics.sockets.set_function(lambda: self.sessions.connected)
         self.keep: JetStreamStore | None = None  # set if NATS has JetStream
         self.jobs: ImageJobs | None = None
@@ -116,9 +114,6 @@ class GatewayContext:
 
     async def open_keep(self) -> None:
         """Open the store of images, and run image jobs, if NATS has JetStream."""
-        from motet_gateway.images.jobs import ImageJobs
-        from motet_gateway.images.store import JetStreamStore
-
         config = self.config
         self.keep = await JetStreamStore.open(
             self.bus,

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Meta
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import Exchange
 from motet_gateway.http.decoding import Decoder
+from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.fields import Int64, Strict
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import Exchange
+from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.multipart import read_form
 from motet_gateway.http.problems import Problem
 from motet_gateway.openai.aliases import model_of

@@ -35,7 +35,8 @@ from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import BadRequest, MotetError
 from motet_shared.process import telemetry
 
-from .asgi import ClientGone, Exchange, Headers, Receive, Scope, Send, header, refuse_upgrade
+from .asgi import ClientGone, Headers, Receive, Scope, Send, header, refuse_upgrade
+from .exchange import Exchange
 from .problems import NotFound, Problem, RateLimited
 from .routes import SOCKET, Access, Handler, Route, Router, RouteTable
 

@@ -1,27 +1,13 @@
-"""Represent one HTTP request on the raw ASGI path of the streaming endpoints.
-
-FastAPI serves small and rare requests. Streams are served here: a response is a few byte strings,
-and each layer between them and the socket costs as much as a token.
-"""
+"""Define the ASGI types, read headers of a scope, and refuse WebSocket upgrades."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, MutableMapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
 
-from motet_gateway.openai.hints import HEADER, Ignored, Surface
-from motet_shared.errors import BadRequest, PayloadTooLarge
-
-from .chunks import CHUNKS, Chunks
 from .problems import Problem
-
-if TYPE_CHECKING:
-    from motet_gateway.tenancy.tenant import Tenant
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,11 +16,6 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
-_SSE = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # else nginx buffers events
-]
 
 
 class ClientGone(Exception):
@@ -66,201 +47,3 @@ async def refuse_upgrade(problem: Problem, scope: Scope, receive: Receive, send:
         {"type": "websocket.http.response.start", "status": problem.status, "headers": headers}
     )
     await send({"type": "websocket.http.response.body", "body": problem.body()})
-
-
-class Exchange:
-    """Represent one request and its response."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send):
-        self.scope = scope
-        self.request_id = request_id(scope)
-        self.started = False
-        self.finished = False
-        self.status = 0
-        self.content: list[tuple[bytes, bytes]] = _SSE  # headers of a streamed response
-        self.strict = False  # True: hints are refused
-        self._ignored: Ignored | None = None
-        self.told: Callable[[], Headers] = (
-            tuple  # headers of every response, evaluated when it starts
-        )
-        self._tenant: Tenant | None = None
-        self._receive = receive
-        self._send = send
-        self._held = b""
-        chunks: Chunks | None = scope.get("extensions", {}).get(CHUNKS)
-        self._write_chunk = chunks.write if chunks is not None else self._write_message
-        self._start = chunks.start if chunks is not None else self._start_message
-
-    @property
-    def tenant(self) -> Tenant:
-        """Return the tenant of the request; `App` sets it before the endpoint runs.
-
-        Raises RuntimeError if it is not set.
-        """
-        if self._tenant is None:
-            raise RuntimeError("nobody has asked who this is")
-        return self._tenant
-
-    @tenant.setter
-    def tenant(self, tenant: Tenant) -> None:
-        self._tenant = tenant
-
-    @property
-    def sends_events(self) -> bool:
-        """Return True if a streamed response consists of server-sent events."""
-        return self.content is _SSE
-
-    # ---------------------------------------------------------------------------------------------------- request
-    def hints(self, surface: Surface) -> Ignored | None:
-        """Return the collector of this request's hints, or None if hints are refused (`--strict`).
-
-        The response names the hints that the collector ignored.
-        """
-        if not self.strict:
-            self._ignored = Ignored(surface)
-        return self._ignored
-
-    @property
-    def ignored(self) -> str:
-        """Return the names of the ignored parameters, joined by commas."""
-        return "" if self._ignored is None else self._ignored.names
-
-    def _notes(self) -> Headers:
-        return ((HEADER, names.encode()),) if (names := self.ignored) else ()
-
-    async def body(self, limit: int) -> bytes:
-        """Return the whole request body.
-
-        Raises PayloadTooLarge as soon as it is known to exceed `limit` bytes, ClientGone if the
-        client disconnects.
-        """
-        length = header(self.scope, b"content-length")
-        if length.isdigit() and int(length) > limit:
-            raise _too_large(int(length), limit)
-        parts, size = [], 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part = message.get("body", b"")
-            size += len(part)
-            if size > limit:
-                raise _too_large(size, limit)
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    async def discard(self, most: int, seconds: float) -> None:
-        """Read and drop the rest of a refused body: at most `most` bytes, for at most `seconds`.
-
-        A client that is still sending would not see the answer.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while most > 0:
-                    message = await self._receive()
-                    most -= len(message.get("body", b""))
-                    if not message.get("more_body", False):
-                        return
-
-    @asynccontextmanager
-    async def while_connected(self) -> AsyncIterator[None]:
-        """Cancel the block when the client disconnects, and raise ClientGone then.
-
-        The request body must have been read before. Raises RuntimeError outside of a task.
-        """
-        task = asyncio.current_task()
-        if task is None:
-            raise RuntimeError("while_connected needs a task")
-        gone = False
-
-        async def watch() -> None:
-            nonlocal gone
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            if not self.finished:
-                gone = True
-                task.cancel()
-
-        watcher = asyncio.create_task(watch())
-        try:
-            yield
-        except asyncio.CancelledError:
-            if not gone or task.uncancel() > 0:
-                raise
-            raise ClientGone from None
-        finally:
-            watcher.cancel()
-
-    # --------------------------------------------------------------------------------------------------- response
-    async def reply(
-        self,
-        status: int,
-        body: bytes,
-        headers: Headers = (),
-        content_type: bytes = b"application/json",
-    ) -> None:
-        """Send a complete response."""
-        self.started = self.finished = True
-        self.status = status
-        fixed = [
-            (b"content-type", content_type),
-            (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", self.request_id.encode()),
-            *self._notes(),
-            *self.told(),
-        ]
-        await self._send(
-            {"type": "http.response.start", "status": status, "headers": [*fixed, *headers]}
-        )
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def fail(self, problem: Problem) -> None:
-        await self.reply(problem.status, problem.body(), problem.headers())
-
-    def hold(self, data: bytes) -> None:
-        """Buffer events until the next `write` or `finish`."""
-        self._held += data
-
-    async def write(self, data: bytes) -> None:
-        """Send events now, after any held ones; waits while the client does not read.
-
-        The first call also sends the response headers.
-        """
-        if self._held:
-            data, self._held = self._held + data, b""
-        if self.started:
-            await self._write_chunk(data)
-        else:
-            self.started = True
-            self.status = 200
-            headers = [
-                *self.content,
-                (b"x-request-id", self.request_id.encode()),
-                *self._notes(),
-                *self.told(),
-            ]
-            await self._start(
-                {"type": "http.response.start", "status": 200, "headers": headers}, data
-            )
-
-    async def _start_message(self, head: MutableMapping[str, Any], data: bytes) -> None:
-        await self._send(head)
-        await self._write_message(data)
-
-    async def _write_message(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def finish(self, data: bytes) -> None:
-        """Send the last events and end the response."""
-        if not self.started:
-            await self.write(b"")
-        data, self._held = self._held + data, b""
-        self.finished = True
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
-
-
-def _too_large(size: int, limit: int) -> BadRequest:
-    return PayloadTooLarge(
-        f"the body has at least {size} bytes; at most {limit} are accepted (--max-body)"
-    )

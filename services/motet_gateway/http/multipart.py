@@ -11,7 +11,8 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from motet_gateway.openai.hints import Surface
 from motet_shared.errors import BadRequest, PayloadTooLarge
 
-from .asgi import Exchange, header
+from .asgi import header
+from .exchange import Exchange
 
 _MAX_FIELDS = 64
 _MAX_FIELD = 4 << 20  # bytes; recordings of known speakers are sent as text

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import Exchange
 from motet_gateway.http.decoding import Decoder
+from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.multipart import read_form
 from motet_gateway.http.problems import Problem

@@ -15,8 +15,9 @@ from fastapi.responses import Response
 from msgspec import Meta
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import Exchange, Scope
+from motet_gateway.http.asgi import Scope
 from motet_gateway.http.decoding import Decoder
+from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.hosts import checked_host
 from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import NotFound

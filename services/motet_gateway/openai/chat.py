@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import Exchange
+from motet_gateway.http.exchange import Exchange
 from motet_gateway.images.chat_drawings import ChatDrawing, DrawnChatChunks, collected, painted
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import expected_tokens

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import Exchange
 from motet_gateway.http.decoding import Decoder
+from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.fields import Count, Positive, Strict
 from motet_gateway.tenancy.usage import settled, text_tokens
 from motet_pipelines.embed import ROLE, Embedded, embed

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from typing import Any
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import Exchange
+from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.problems import Problem
 from motet_gateway.operations.metrics import server_timing
 from motet_gateway.tenancy.tenant import Ticket

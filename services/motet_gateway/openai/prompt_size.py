@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.http.asgi import Exchange
+from motet_gateway.http.exchange import Exchange
 from motet_gateway.http.json_size import MAX_ENTRIES, MAX_IDS, check_json
 from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import BadRequest, ContextTooLong

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from motet_gateway.tenancy.counters import TenantCounters
+from motet_gateway.tenancy.usage import ReplyMeter
 from motet_pipelines.chat.chat import Outcome
 from motet_shared.errors import BadRequest, DeadlineExceeded, MotetError
 from motet_shared.messages import Usage
 from motet_shared.process.telemetry import Metrics, Stopwatch, request_id
 
 from .recent_replies import Recent, Reply
-
-if TYPE_CHECKING:
-    from motet_gateway.tenancy.usage import ReplyMeter
 
 
 class Track:
@@ -74,23 +73,6 @@ class Track:
         )
 
 
-class TenantUses:
-    """Count what each tenant has used, by its name."""
-
-    def __init__(self, metrics: Metrics):
-        self.requests = metrics.counter("tenant", "requests", "requests by tenant", ("tenant",))
-        self.tokens = metrics.counter(
-            "tenant", "tokens", "tokens of prompts and replies by tenant", ("tenant",)
-        )
-        self.images = metrics.counter("tenant", "images", "pictures drawn by tenant", ("tenant",))
-        self.audio = metrics.counter(
-            "tenant_audio", "seconds", "sound heard and spoken by tenant", ("tenant",)
-        )
-        self.refused = metrics.counter(
-            "tenant", "refusals", "requests refused by tenant and limit", ("tenant", "limit")
-        )
-
-
 class GatewayMetrics:
     """Hold the gateway's Prometheus metrics."""
 
@@ -107,7 +89,7 @@ class GatewayMetrics:
         self._stages = metrics.histogram(
             "stage", "seconds", "time of a reply by <role>.<stage>", ("stage",)
         )
-        self.uses = TenantUses(metrics)
+        self.tenants = TenantCounters(metrics)
         self.recent = Recent()
         self._refusals = metrics.counter(
             "connection",

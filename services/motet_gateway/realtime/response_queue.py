@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
+from motet_gateway.context import GatewayContext
 from motet_gateway.http.asgi import ClientGone
 from motet_gateway.http.problems import Problem
 from motet_gateway.openai.prompt_size import PromptSize
+from motet_gateway.tenancy.auth import Caller
 from motet_gateway.tenancy.tenant import SECOND, Ticket
 from motet_gateway.tenancy.usage import REPLY_TOKENS, messages_tokens
 from motet_shared.errors import BadRequest
@@ -21,16 +23,15 @@ from motet_shared.wire.epochs import NO_EPOCH, Epoch
 
 from . import events
 from .audio_input import AudioInput
-from .audio_settings import check_voice
-from .conversation import Stored, chat_messages, new_id, stored
+from .audio_settings import Speech, check_voice
+from .channel import Channel
+from .conversation import Conversation, Stored, chat_messages, new_id, stored
 from .formats import input_rate
-from .item_transcription import HeardPart
+from .item_transcription import HeardPart, ItemTranscription
 from .outputs import Outputs
 from .response import Response
 from .session_settings import SessionSettings
-
-if TYPE_CHECKING:
-    from .session import Session
+from .spoken_words import SpokenWords
 
 MAX_RESPONSES = 8  # at a time, out-of-band ones included
 
@@ -48,10 +49,29 @@ class NothingToCancel(BadRequest):
     code = "response_cancel_not_active"
 
 
+class SessionState(Protocol):
+    """Describe the state of a session that its responses read and write."""
+
+    id: str
+    service: GatewayContext
+    caller: Caller
+    channel: Channel
+    settings: SessionSettings
+    conversation: Conversation
+    transcripts: ItemTranscription
+    ears: AudioInput
+    spoken: dict[str, SpokenWords]
+
+    @property
+    def speech(self) -> Speech: ...
+
+    def hear(self, pcm_bytes: int, rate: int) -> None: ...
+
+
 class ResponseQueue:
     """Keep the responses of one session."""
 
-    def __init__(self, session: Session):
+    def __init__(self, session: SessionState):
         self._session = session
         self._running: dict[str, Response] = {}
         self._writer: Response | None = None  # the response that writes the conversation

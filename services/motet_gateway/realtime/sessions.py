@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 from motet_gateway.http.problems import NotFound
-
-if TYPE_CHECKING:
-    from motet_gateway.tenancy.auth import Caller
-    from motet_gateway.tenancy.tenant import Tenant
-
-    from .session import Session
+from motet_gateway.tenancy.auth import Caller
+from motet_gateway.tenancy.tenant import Tenant
 
 
 class SessionNotFound(NotFound):
     code = "session_not_found"
 
 
-class Sessions:
+class OpenSession(Protocol):
+    """Describe what the registry and the gateway's shutdown need of a session."""
+
+    id: str
+    caller: Caller
+
+    async def drain(self) -> None: ...
+
+    async def expel(self, why: str) -> None: ...
+
+    async def abandon(self) -> None: ...
+
+
+Session = TypeVar("Session", bound=OpenSession)
+
+
+class Sessions(Generic[Session]):
     """Keep the sessions of one process: a client that reconnects has to reach the same process."""
 
     def __init__(self, keep: float, most_kept: int):

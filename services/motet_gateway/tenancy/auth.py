@@ -14,11 +14,11 @@ from motet_gateway.http.asgi import Scope, header
 from motet_gateway.http.origins import Origins
 from motet_gateway.http.problems import Forbidden, Unauthorized
 from motet_gateway.http.routes import Access
-from motet_gateway.operations.metrics import GatewayMetrics
 from motet_shared.tenants import DEFAULT, TenantLimits, Tenants, digest, load_tenants
 
 from .buckets import Clock
 from .concurrency import ConcurrencyLimits
+from .counters import TenantCounters
 from .tenant import Tenant
 
 _SUBPROTOCOL = "openai-insecure-api-key."  # browsers cannot set headers on a WebSocket
@@ -45,12 +45,12 @@ class Authenticator:
         self,
         config: GatewayConfig,
         gate: ConcurrencyLimits,
-        metrics: GatewayMetrics,
+        counters: TenantCounters,
         clock: Clock = time.monotonic_ns,
     ):
         self.origins = Origins(config.allowed_origins)
         self._make: Callable[[str, TenantLimits], Tenant] = lambda name, limits: Tenant(
-            name, limits, gate, metrics, clock
+            name, limits, gate, counters, clock
         )
         self._keyed = config.needs_key
         plain = self._make(DEFAULT if self._keyed else "", TenantLimits(metrics=True))

@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 from motet_gateway.http.asgi import Headers
 from motet_gateway.http.problems import RateLimited
-from motet_gateway.operations.metrics import GatewayMetrics
 from motet_shared.errors import BadRequest
 from motet_shared.tenants import DEFAULT, TenantLimits
 
 from .buckets import NANOSECONDS, Allowance, Bucket, Clock, Hold
 from .concurrency import ConcurrencyLimits, Slot
+from .counters import TenantCounters
 from .rights import Rights
 
 SECOND = 1_000_000  # units of audio: microseconds
@@ -62,19 +62,18 @@ class Tenant:
         name: str,
         limits: TenantLimits,
         gate: ConcurrencyLimits,
-        metrics: GatewayMetrics,
+        counters: TenantCounters,
         clock: Clock = time.monotonic_ns,
     ):
         self.rights = Rights(name, limits)
         self.streams = self.sockets = 0  # open at present
-        self._gate, self._metrics, self._clock = gate, metrics, clock
+        self._gate, self._counters, self._clock = gate, counters, clock
         self._refusals = Bucket(_AT_ONCE, 1, clock)
         self._label = name or DEFAULT
-        uses = metrics.uses
-        self.requests = Allowance("requests", uses.requests.labels(self._label))
-        self.tokens = Allowance("tokens", uses.tokens.labels(self._label))
-        self.images = Allowance("images", uses.images.labels(self._label))
-        self.audio = Allowance("audio seconds", uses.audio.labels(self._label), SECOND)
+        self.requests = Allowance("requests", counters.requests.labels(self._label))
+        self.tokens = Allowance("tokens", counters.tokens.labels(self._label))
+        self.images = Allowance("images", counters.images.labels(self._label))
+        self.audio = Allowance("audio seconds", counters.audio.labels(self._label), SECOND)
         self.limit(limits)
 
     def limit(self, limits: TenantLimits) -> None:
@@ -199,7 +198,7 @@ class Tenant:
         )
 
     def _refuse(self, kind: str, message: str, seconds: int) -> NoReturn:
-        self._metrics.uses.refused.labels(self._label, kind.replace(" ", "_")).inc()
+        self._counters.refused.labels(self._label, kind.replace(" ", "_")).inc()
         raise RateLimited(
             message, kind if kind in ("requests", "tokens") else "rate_limit_error", seconds
         )
