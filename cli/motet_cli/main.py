@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from motet_cli.bench.arguments import add_bench
 from motet_cli.planning.arguments import add_traffic
+from motet_shared import __version__
 from motet_shared.errors import MotetError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -17,9 +18,18 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command. Exit code: 0 done, 1 failed, 2 wrong command line, 130 interrupted."""
     args = parser().parse_args(argv)
-    command = importlib.import_module(f"motet_cli.{args.module}")
     try:
+        command = importlib.import_module(f"motet_cli.{args.module}")
         return int(command.run(args))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("motet_"):
+            raise
+        print(
+            f"motet {args.command}: the package {error.name!r} is not installed;"
+            " pip install 'motet[all]' brings everything that `motet` needs",
+            file=sys.stderr,
+        )
+        return 1
     except MotetError as error:
         print(f"motet {args.command}: {error.message}", file=sys.stderr)
         return 2 if error.code == "config" else 1
@@ -37,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
         description="Streaming inference from small services behind NATS.",
         allow_abbrev=False,
     )
+    top.add_argument("--version", action="version", version=f"motet {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_up(commands)
     _add_restart(commands)

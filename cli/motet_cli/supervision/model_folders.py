@@ -40,14 +40,16 @@ class ModelFolder:
 
 
 def model_dirs(env: dict[str, str] | None = None) -> list[Path]:
-    """Return the folders searched for models by name: `MOTET_MODELS`, then the source tree.
+    """Return the folders searched for models by name: `MOTET_MODELS`, then the built-in models.
 
+    These are in the source tree, or as the wheel installs them, in `motet_cli/models`.
     `MOTET_MODELS` may name several, separated by colons.
     """
     value = (os.environ if env is None else env).get("MOTET_MODELS", "")
     given = [Path(part).expanduser() for part in value.split(os.pathsep) if part]
-    source_tree = Path(__file__).resolve().parents[3] / "models"
-    return [path for path in (*given, source_tree) if path.is_dir()]
+    here = Path(__file__).resolve()
+    built_in = (here.parents[3] / "models", here.parents[1] / "models")
+    return [path for path in (*given, *built_in) if path.is_dir()]
 
 
 def missing_parts(folder: Path) -> list[str]:

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from motet_cli.supervision import address, nats, orders
+from motet_cli.supervision import address, nats, orders, torchaudio_fix
 from motet_cli.supervision import model_folders as models
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
@@ -32,6 +32,7 @@ from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_re
 from motet_cli.supervision.stack import AccessOptions, Stack, goes_first, nursery_environment
 from motet_cli.supervision.supervisor import Supervisor
 from motet_kernels.runtime import native
+from motet_kernels.runtime.errors import KernelError
 from motet_planner.config import DEFAULT_ROLES
 from motet_planner.groups import check_local, read_groups
 from motet_shared.credentials import make_passwords
@@ -157,6 +158,7 @@ def run(args: Namespace) -> int:
     log = Log(sys.stdout, fmt=todo.stack.log_format, colour=colour, live=terminal)
     stack = todo.stack
     try:
+        _prepare(log)
         # All gateways of a run accept from one socket, so a replacement refuses no client.
         with (
             address.bound(stack.host, stack.port) as listener,
@@ -169,6 +171,24 @@ def run(args: Namespace) -> int:
             return asyncio.run(Up(todo, log, listener).run())
     finally:
         log.close()
+
+
+def _prepare(log: Log) -> None:
+    """Do what an installation by pip leaves undone, and say what the first start builds."""
+    if note := kernels_note():
+        log.note(note)
+    site_packages = torchaudio_fix.find_site_packages()
+    if site_packages is None:
+        return
+    try:
+        if torchaudio_fix.fix(site_packages):
+            log.note("torchaudio: extension files moved to lib.disabled, torch here is CPU-only")
+    except OSError as error:
+        log.note(
+            f"torchaudio cannot be imported beside a CPU-only torch: {error}; run"
+            " `python -m motet_cli.supervision.torchaudio_fix` as the owner of that folder",
+            "warning",
+        )
 
 
 @contextlib.contextmanager
@@ -357,6 +377,19 @@ class Up:
             else str(self._plan.stack.credentials),
             "children": self._supervisor.describe(),
         }
+
+
+def kernels_note() -> str:
+    """Return a note if services will compile the kernels at this start, else an empty text.
+
+    Raises ConfigError where MOTET_NATIVE names an instruction set that this processor lacks.
+    """
+    try:
+        if native.will_build():
+            return f"compiling the kernels for this processor, once: {native.preferred()}"
+    except KernelError as error:
+        raise ConfigError(str(error)) from None
+    return ""
 
 
 def fallback_warning() -> str:

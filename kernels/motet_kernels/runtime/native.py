@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .build import ISAS, BuildError, Isa, build, supported
+from .build import ISAS, BuildError, Isa, build, find_compiler, library, supported
 from .errors import KernelError
 
 TORCH = "torch"
@@ -131,6 +131,18 @@ def preferred() -> str:
     """
     name = os.environ.get("MOTET_NATIVE", "")
     return name if name == "off" else _find(name).name
+
+
+def will_build() -> bool:
+    """Return True if `load` will compile: the library is in no cache, and there is a compiler."""
+    name = preferred()
+    if name == "off" or library(ISAS[name]).exists():
+        return False
+    try:
+        find_compiler()
+    except BuildError:
+        return False
+    return True
 
 
 def shortfall() -> str:

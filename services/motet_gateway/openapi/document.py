@@ -211,6 +211,7 @@ def _watching() -> list[Route]:
                 ("/health/ready", "Whether it can serve"),
             )
         ),
+        _get("/version", "Motet's version", looks, watching.Version, public=True, errors=()),
         Route(
             method="get",
             path="/metrics",

@@ -15,6 +15,10 @@ class Live(Struct):
     status: Literal["live"]
 
 
+class Version(Struct):
+    version: str
+
+
 class Lacking(Struct):
     missing: list[str]
 

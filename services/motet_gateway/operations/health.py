@@ -1,4 +1,4 @@
-"""Serve GET /health/live, /health/ready (also as /health) and /metrics."""
+"""Serve GET /health/live, /health/ready (also as /health), /version and /metrics."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from motet_gateway.http.problems import RETRY_AFTER
 from motet_gateway.http.routes import Access, Router
 from motet_gateway.realtime.audio_settings import Speech
 from motet_pipelines.chat.models import servable, without_vision
+from motet_shared import __version__
 
 
 def health_router(service: GatewayContext) -> Router:
@@ -45,6 +46,10 @@ def health_router(service: GatewayContext) -> Router:
             503,
             {"retry-after": str(RETRY_AFTER)},
         )
+
+    @router.get("/version", Access.PUBLIC)  # vLLM's path and answer
+    async def version() -> dict[str, str]:
+        return {"version": __version__}
 
     @router.get("/metrics", Access.METRICS)
     async def metrics() -> Response:

@@ -34,6 +34,7 @@ EXPECTED = {
     ("GET", "/health"): PUBLIC,
     ("GET", "/health/live"): PUBLIC,
     ("GET", "/health/ready"): PUBLIC,
+    ("GET", "/version"): PUBLIC,
     ("GET", "/images/{name}"): PUBLIC,
     ("GET", "/openapi.json"): PUBLIC,
 }
