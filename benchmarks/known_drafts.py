@@ -27,10 +27,10 @@ class KnownModel(DraftModel):
         self._right = right
         self._random = random.Random(0)
 
-    def guess(self, shadow: DraftRequest, token: int) -> bool:
-        answer, at = self.answers.get(shadow.key, []), shadow.num_output
+    def extend(self, draft_request: DraftRequest, token: int) -> bool:
+        answer, at = self.answers.get(draft_request.key, []), draft_request.num_output
         due = answer[at] if at < len(answer) else token
-        return shadow.guess(
+        return draft_request.extend(
             due if self._random.random() < self._right else (due + 1) % self.runner.vocab
         )
 

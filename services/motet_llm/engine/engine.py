@@ -29,7 +29,7 @@ from motet_llm.scheduling.scheduler import Limits, Scheduler, Work
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.speculation import speculator as speculation
 from motet_llm.speculation.speculative_row import Row
-from motet_llm.speculation.verification import Kept, keep
+from motet_llm.speculation.verification import AcceptedTokens, accept_tokens
 from motet_shared.errors import (
     BadRequest,
     ContextTooLong,
@@ -461,7 +461,7 @@ class Engine:
         ]:
             self.in_model_thread(self._cutter.cut, due)
         if self.speculation is not None:
-            self.speculation.note(works, right, computed.seconds)
+            self.speculation.record(works, right, computed.seconds)
         if not self.scheduler.has_work:
             self._idle_since = None
 
@@ -485,16 +485,16 @@ class Engine:
         if (failure := self._failure(work, drawn, num_finite)) is not None:
             self._pending.append(failure)
             return 0
-        kept = keep(work, drawn, num_finite)
-        request.num_computed += work.num_tokens - len(work.draft) + kept.num_right
+        accepted = accept_tokens(work, drawn, num_finite)
+        request.num_computed += work.num_tokens - len(work.draft) + accepted.num_drafted
         if self.prefix_cache is not None and request.spilled is None:
             self.prefix_cache.publish(request, keep_state=work.num_tokens > 1)
         self._tables.trim(request)
         if work.draft:
-            self._take_back(work, kept, num_finite)
+            self._take_back(work, accepted, num_finite)
         if drawn.ids:
-            self._pending.append(self._tell(request, kept))
-        return kept.num_right
+            self._pending.append(self._tell(request, accepted))
+        return accepted.num_drafted
 
     def _failure(self, work: Work, drawn: Drawn, num_finite: int) -> StepOutput | None:
         """Return the output that ends a request if not even one token could be drawn."""
@@ -508,21 +508,21 @@ class Engine:
             return self._end_of_grammar(request, request.grammar_state)
         return self._fail_not_finite(request)
 
-    def _take_back(self, work: Work, kept: Kept, num_finite: int) -> None:
+    def _take_back(self, work: Work, accepted: AcceptedTokens, num_finite: int) -> None:
         """Free rejected draft tokens and charge the tenant for the accepted ones only."""
         if num_finite < work.num_tokens:
             self.runner.scrub(self._tables.beyond(work.request))
         self.scheduler.take_back(work.request)
-        self.scheduler.counts.serve(work.request.tenant, kept.num_right)
-        work.request.accepted += kept.num_right
-        work.request.rejected += len(work.draft) - kept.num_right
+        self.scheduler.counts.serve(work.request.tenant, accepted.num_drafted)
+        work.request.accepted += accepted.num_drafted
+        work.request.rejected += len(work.draft) - accepted.num_drafted
 
-    def _tell(self, request: Request, kept: Kept) -> StepOutput:
+    def _tell(self, request: Request, accepted: AcceptedTokens) -> StepOutput:
         request.first_token_at = request.first_token_at or time.monotonic()
-        request.emitted += bool(kept.ids)
-        if kept.finish is not None:
-            return self._finish(request, kept.ids, kept.logprobs, kept.finish)
-        return StepOutput(request.key, kept.ids, kept.logprobs)
+        request.emitted += bool(accepted.ids)
+        if accepted.finish is not None:
+            return self._finish(request, accepted.ids, accepted.logprobs, accepted.finish)
+        return StepOutput(request.key, accepted.ids, accepted.logprobs)
 
     def _end_of_grammar(self, request: Request, grammar_state: GrammarState) -> StepOutput:
         """End a reply for which no token is allowed: finish if its grammar may end, else fail."""

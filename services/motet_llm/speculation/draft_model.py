@@ -58,29 +58,30 @@ class DraftModel:
             self._pool, self.runner.kv.layout, step_tokens=config.token_budget
         )
         self._longest = min(self.runner.context, self._tables.longest)
-        self._shadows: OrderedDict[Request, DraftRequest] = (
+        self._draft_requests: OrderedDict[Request, DraftRequest] = (
             OrderedDict()
         )  # least recently used first
-        self.overdue = 0
+        self.catch_up_tokens = 0
 
     def _load(self, config: EngineConfig, target: ModelRunner) -> ModelRunner:
         return load(config, target, ModelRunner)
 
-    def _shadow(self, request: Request) -> DraftRequest:
+    def _new_draft_request(self, request: Request) -> DraftRequest:
         return DraftRequest(request)
 
-    def due(self, request: Request) -> int:
+    def catch_up_for(self, request: Request) -> int:
         """Return the catch-up tokens of a request: those to compute before its first draft token.
 
         0 if they are no more than one step leaves behind (`behind`).
         """
-        shadow = self._shadows.get(request)
-        count = (
-            self._tokens_of(request) if shadow is None else shadow.num_theirs - shadow.num_computed
-        )
+        draft_request = self._draft_requests.get(request)
+        if draft_request is None:
+            count = self._num_catch_up(request)
+        else:
+            count = draft_request.num_confirmed - draft_request.num_computed
         return count if count > self.behind else 0
 
-    def _tokens_of(self, request: Request) -> int:
+    def _num_catch_up(self, request: Request) -> int:
         """Return the number of tokens that a new draft request of `request` begins with."""
         return len(request.tokens)
 
@@ -90,56 +91,62 @@ class DraftModel:
         A request that is new gets none until its tokens are computed, over several steps.
         """
         busy = {request for request, _ in wanted}
-        shadows = [
-            shadow for request, count in wanted if (shadow := self._follow(request, count, busy))
+        draft_requests = [
+            draft_request
+            for request, count in wanted
+            if (draft_request := self._prepare(request, count, busy))
         ]
-        works = self._first_works(shadows)
+        works = self._first_works(draft_requests)
         while works:
-            works = [Work(shadow, 1) for shadow in self._step(works)]
-        return {shadow.real: shadow.draft for shadow in shadows if shadow.draft}
+            works = [Work(draft_request, 1) for draft_request in self._step(works)]
+        return {
+            draft_request.target: draft_request.draft
+            for draft_request in draft_requests
+            if draft_request.draft
+        }
 
-    def _follow(
+    def _prepare(
         self, request: Request, wanted: int, busy: Collection[Request]
     ) -> DraftRequest | None:
         """Return the draft request of a request, with room for its draft; None without room."""
         wanted = min(wanted, self._longest - len(request.tokens))
         if wanted <= 0:
             return None
-        if (shadow := self._shadows.get(request)) is None:
-            shadow = self._shadows[request] = self._shadow(request)
-            self._tables.open(shadow)
-        self._shadows.move_to_end(request)
-        shadow.follow(wanted)
-        self._tables.cut(shadow)
-        self._tables.trim(shadow)
-        if self._make_room(shadow, shadow.known + wanted - 1, busy):
-            return shadow
+        if (draft_request := self._draft_requests.get(request)) is None:
+            draft_request = self._draft_requests[request] = self._new_draft_request(request)
+            self._tables.open(draft_request)
+        self._draft_requests.move_to_end(request)
+        draft_request.synchronize(wanted)
+        self._tables.cut(draft_request)
+        self._tables.trim(draft_request)
+        if self._make_room(draft_request, draft_request.num_known + wanted - 1, busy):
+            return draft_request
         self._evict(request)
         return None
 
-    def _make_room(self, shadow: DraftRequest, end: int, busy: Collection[Request]) -> bool:
+    def _make_room(self, draft_request: DraftRequest, end: int, busy: Collection[Request]) -> bool:
         """Reserve blocks for tokens up to `end`, evicting idle draft requests if needed.
 
         Returns False if there are not enough blocks.
         """
-        idle = [request for request in self._shadows if request not in busy]
-        while self._tables.missing(shadow, end) > self._tables.num_free:
+        idle = [request for request in self._draft_requests if request not in busy]
+        while self._tables.missing(draft_request, end) > self._tables.num_free:
             if not idle:
                 return False
             self._evict(idle.pop(0))
-        self._tables.grow(shadow, end)
+        self._tables.grow(draft_request, end)
         return True
 
-    def _first_works(self, shadows: Iterable[DraftRequest]) -> list[Work]:
+    def _first_works(self, draft_requests: Iterable[DraftRequest]) -> list[Work]:
         """Return the work before the first draft tokens, at most `catch_up` tokens per step."""
-        self.overdue, works = 0, []
-        for shadow in shadows:
-            due = shadow.num_uncomputed
-            if due > self.behind:
-                due = min(due, self.catch_up - self.overdue)
-                self.overdue += due
-            if due:
-                works.append(Work(shadow, due))
+        self.catch_up_tokens, works = 0, []
+        for draft_request in draft_requests:
+            count = draft_request.num_uncomputed
+            if count > self.behind:
+                count = min(count, self.catch_up - self.catch_up_tokens)
+                self.catch_up_tokens += count
+            if count:
+                works.append(Work(draft_request, count))
         return sorted(works, key=lambda work: work.num_tokens > 1)
 
     def _step(self, works: list[Work]) -> list[DraftRequest]:
@@ -151,27 +158,33 @@ class DraftModel:
             mask = TokenMask(drawing, self.runner.vocab, self.runner.device)
             mask.compute()
             tokens = choose(forward.logits_RV, drawing, mask).tolist()
-            self._note(drawing, forward)
+            self._keep_outputs(drawing, forward)
         for work, num_finite in zip(works, forward.num_finite, strict=True):
             work.request.num_computed += work.num_tokens
             if num_finite < work.num_tokens:
-                self._lose(work.request)
-        kept = (
-            (s, token) for s, token in zip(drawing, tokens, strict=True) if s.real in self._shadows
+                self._discard(work.request)
+        drawn = (
+            (s, token)
+            for s, token in zip(drawing, tokens, strict=True)
+            if s.target in self._draft_requests
         )
-        return [shadow for shadow, token in kept if token >= 0 and self.guess(shadow, token)]
+        return [
+            draft_request
+            for draft_request, token in drawn
+            if token >= 0 and self.extend(draft_request, token)
+        ]
 
-    def _note(self, drawing: Sequence[Any], forward: Forward) -> None:
+    def _keep_outputs(self, drawing: Sequence[Any], forward: Forward) -> None:
         """Keep what a subclass needs of a step for its drawing requests; by default nothing."""
 
-    def guess(self, shadow: DraftRequest, token: int) -> bool:
+    def extend(self, draft_request: DraftRequest, token: int) -> bool:
         """Append the drawn token to the draft; return True if the draft continues."""
-        return shadow.guess(token)
+        return draft_request.extend(token)
 
-    def _lose(self, shadow: Any) -> None:
+    def _discard(self, draft_request: Any) -> None:
         """Drop a draft request whose computation gave NaN or infinity, and clear its blocks."""
-        self.runner.scrub(self._tables.private_blocks(shadow))
-        self._evict(shadow.real)
+        self.runner.scrub(self._tables.private_blocks(draft_request))
+        self._evict(draft_request.target)
 
     def observe(self, works: Sequence[Work], forward: Forward, sampled: Sampled) -> None:
         """Ignore the target model's step: this drafter does not use it."""
@@ -181,16 +194,16 @@ class DraftModel:
         self._evict(request)
 
     def _evict(self, request: Request) -> None:
-        if (shadow := self._shadows.pop(request, None)) is not None:
-            self._tables.close(shadow)
+        if (draft_request := self._draft_requests.pop(request, None)) is not None:
+            self._tables.close(draft_request)
 
     def check_integrity(self, requests: set[Request]) -> None:
         """Raise InternalError unless blocks belong to draft requests, and these to `requests`."""
-        if not self._shadows.keys() <= requests:
+        if not self._draft_requests.keys() <= requests:
             raise InternalError(
-                f"the draft model keeps {len(self._shadows.keys() - requests)} requests that are gone"
+                f"the draft model keeps {len(self._draft_requests.keys() - requests)} requests that are gone"
             )
-        self._tables.check_integrity(self._shadows.values())
+        self._tables.check_integrity(self._draft_requests.values())
 
 
 # -------------------------------------------------------------------------------------------------------------- loading
@@ -224,8 +237,10 @@ def load(
         )
         return runner(replace(config, model=config.speculate, **other, **without))
     except ConfigError as error:
-        told = f"speculate={config.speculate!r}"
-        raise error if told in error.message else ConfigError(f"{told}: {error.message}") from error
+        setting = f"speculate={config.speculate!r}"
+        if setting in error.message:
+            raise
+        raise ConfigError(f"{setting}: {error.message}") from error
 
 
 def _check_vocabulary(config: EngineConfig, own: int, target: int) -> None:
@@ -235,8 +250,8 @@ def _check_vocabulary(config: EngineConfig, own: int, target: int) -> None:
             f"speculate={config.speculate!r}: has a vocabulary of {own} tokens, the model one of {target}; "
             "give a draft model of the same family"
         )
-    theirs, ours = _spelling(Path(config.model)), _spelling(Path(config.speculate))
-    if theirs is not None and ours is not None and theirs != ours:
+    target_spelling, own_spelling = _spelling(Path(config.model)), _spelling(Path(config.speculate))
+    if None not in (target_spelling, own_spelling) and target_spelling != own_spelling:
         raise ConfigError(
             f"speculate={config.speculate!r}: its tokenizer.json spells other tokens than that of the model; "
             "give a draft model of the same family"
@@ -246,9 +261,9 @@ def _check_vocabulary(config: EngineConfig, own: int, target: int) -> None:
 def _spelling(folder: Path) -> Any:
     """Return the vocabulary and added tokens of tokenizer.json; None if it cannot be read."""
     try:
-        told = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        return told["model"]["vocab"], [
-            (token["id"], token["content"]) for token in told["added_tokens"]
+        document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        return document["model"]["vocab"], [
+            (token["id"], token["content"]) for token in document["added_tokens"]
         ]
     except (OSError, ValueError, LookupError, TypeError):
         return None

@@ -10,53 +10,58 @@ from motet_llm.engine.request import Request
 class DraftRequest(Request):
     """Represent a request with draft tokens at its end, perhaps with blocks of another cache.
 
-    known: how many of its tokens are confirmed by the real request. draft: the tokens behind them.
+    target: the request of the target model. num_known: how many of its tokens are confirmed by the
+    target. draft: the tokens behind them.
     wanted: how many draft tokens are wanted.
     """
 
-    __slots__ = ("draft", "known", "real", "wanted")
+    __slots__ = ("draft", "num_known", "target", "wanted")
 
-    def __init__(self, real: Request):
+    def __init__(self, target: Request):
         options: dict[str, Any] = {
-            "max_length": real.max_length,
-            "stop_ids": real.stop_ids,
-            "output": real.output,
+            "max_length": target.max_length,
+            "stop_ids": target.stop_ids,
+            "output": target.output,
         }
         super().__init__(
-            real.key, real.arrival, real.tokens[: real.num_prompt], real.sampling, **options
+            target.key,
+            target.arrival,
+            target.tokens[: target.num_prompt],
+            target.sampling,
+            **options,
         )
-        self.real = real
-        self.known = 0
+        self.target = target
+        self.num_known = 0
         self.draft: list[int] = []
         self.wanted = 0
 
     @property
-    def theirs(self) -> list[int]:
+    def confirmed(self) -> list[int]:
         """Return the confirmed tokens that this request is to hold."""
-        return self.real.tokens
+        return self.target.tokens
 
     @property
-    def num_theirs(self) -> int:
+    def num_confirmed(self) -> int:
         """Return the number of confirmed tokens, without copying them."""
-        return len(self.real.tokens)
+        return len(self.target.tokens)
 
-    def follow(self, wanted: int) -> None:
-        """Synchronize with the real request and drop the draft.
+    def synchronize(self, wanted: int) -> None:
+        """Synchronize with the target and drop the draft.
 
         The tokens computed so far stay computed up to the first one that differs.
         """
-        theirs, ours, same = self.theirs, self.tokens, self.known
-        while same < min(len(ours), len(theirs)) and ours[same] == theirs[same]:
+        confirmed, tokens, same = self.confirmed, self.tokens, self.num_known
+        while same < min(len(tokens), len(confirmed)) and tokens[same] == confirmed[same]:
             same += 1
-        ours[same:] = theirs[same:]
-        self.known = len(theirs)
-        self.num_computed = min(self.num_computed, same, self.known - 1)
+        tokens[same:] = confirmed[same:]
+        self.num_known = len(confirmed)
+        self.num_computed = min(self.num_computed, same, self.num_known - 1)
         self.grammar_state = (
-            None if self.real.grammar_state is None else self.real.grammar_state.copy()
+            None if self.target.grammar_state is None else self.target.grammar_state.copy()
         )
         self.draft, self.wanted = [], wanted
 
-    def guess(self, token: int) -> bool:
+    def extend(self, token: int) -> bool:
         """Append a token to the draft; return True if the draft continues.
 
         A stop token is not appended: nothing follows the end of a reply.

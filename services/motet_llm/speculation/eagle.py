@@ -6,7 +6,7 @@ and predicts the hidden state of that one, from which the model's own head makes
 hidden states are its input for further tokens, until the model has computed the true ones. A chain
 is verified, not a tree. Embeddings and head are the model's.
 
-The layer attends to the tokens whose hidden states it has seen. Tokens from the prefix cache or
+The layer attends to the tokens whose hidden states it has read. Tokens from the prefix cache or
 from a prefill worker have none, so behind these its view begins later.
 
 A folder has the config.json of a Llama of one layer, and safetensors: `fc.weight`, optionally
@@ -39,7 +39,7 @@ from .draft_model import DraftModel, load
 from .draft_request import DraftRequest
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-MOST_KEPT = 2048  # hidden states per request that the layer has not computed yet
+MAX_KEPT = 2048  # hidden states per request that the layer has not computed yet
 PLACEHOLDER = (
     64  # vocabulary size that the layer is built with, before it gets the model's embeddings
 )
@@ -62,10 +62,10 @@ class States:
     def add(self, start: int, hidden_NX: Tensor) -> None:
         """Append the hidden states of the tokens from `start` on, where `start` is at most `end`.
 
-        Those that are there already are skipped; at most MOST_KEPT stay.
+        Those that are there already are skipped; at most MAX_KEPT stay.
         """
         self.rows_NX += hidden_NX[self.end - start :]
-        self.drop(self.end - MOST_KEPT)
+        self.drop(self.end - MAX_KEPT)
 
     def drop(self, first: int) -> None:
         """Drop the hidden states of tokens before `first`."""
@@ -78,40 +78,40 @@ class EagleDraftRequest(DraftRequest):
     """Represent a request from token `base` + 1 on.
 
     Its position `i` combines the hidden state of token `base + i` with the embedding of the token
-    after it. guessed: predicted hidden states of the draft's tokens, behind the known ones.
+    after it. predicted: hidden states of the draft's tokens, behind the known ones.
     """
 
-    __slots__ = ("base", "guessed", "states")
+    __slots__ = ("base", "predicted", "states")
 
-    def __init__(self, real: Request, states: States):
-        super().__init__(real)
+    def __init__(self, target: Request, states: States):
+        super().__init__(target)
         self.base, self.states = states.first, states
-        self.guessed: list[Tensor] = []
-        self.tokens = self.names = self.theirs
-        self.num_prompt = real.num_prompt - self.base - 1
-        self.max_length = real.max_length - self.base - 1
+        self.predicted: list[Tensor] = []
+        self.tokens = self.names = self.confirmed
+        self.num_prompt = target.num_prompt - self.base - 1
+        self.max_length = target.max_length - self.base - 1
 
     @property
-    def theirs(self) -> list[int]:
-        return self.real.tokens[self.base + 1 :]
+    def confirmed(self) -> list[int]:
+        return self.target.tokens[self.base + 1 :]
 
     @property
-    def num_theirs(self) -> int:
-        return super().num_theirs - self.base - 1
+    def num_confirmed(self) -> int:
+        return super().num_confirmed - self.base - 1
 
-    def follow(self, wanted: int) -> None:
-        """Synchronize with the real request; drop predicted states and results that used them."""
-        sure = self.known
-        super().follow(wanted)
-        self.num_computed = min(self.num_computed, sure)
-        self.guessed = []
+    def synchronize(self, wanted: int) -> None:
+        """Synchronize with the target; drop predicted states and results that used them."""
+        num_sure = self.num_known
+        super().synchronize(wanted)
+        self.num_computed = min(self.num_computed, num_sure)
+        self.predicted = []
 
     def hidden(self, start: int, stop: int) -> list[Tensor]:
         """Return the hidden states of positions `start` to `stop`, known ones before predicted."""
-        known = self.states.rows_NX[
-            start + self.base - self.states.first : self.known + self.base - self.states.first
+        states = self.states.rows_NX[
+            start + self.base - self.states.first : self.num_known + self.base - self.states.first
         ]
-        return [*known, *self.guessed[max(0, start - self.known) :]][: stop - start]
+        return [*states, *self.predicted[max(0, start - self.num_known) :]][: stop - start]
 
 
 class EagleRunner(ModelRunner):
@@ -137,13 +137,13 @@ class EagleRunner(ModelRunner):
             )
 
     def _check_size(self, target: ModelRunner) -> None:
-        own, theirs = (
+        own, expected = (
             self.model.config.hidden_size,
             target.model.config.get_text_config().hidden_size,
         )
-        if own != theirs:
+        if own != expected:
             raise ConfigError(
-                f"is of hidden size {own}, the model of {theirs}; give the layer of this model"
+                f"is of hidden size {own}, the model of {expected}; give the layer of this model"
             )
 
     def _load_model(
@@ -200,29 +200,33 @@ class EagleDrafts(DraftModel):
                 states = self._states[work.request] = States(start)
             states.add(start, hidden_NX[:right].clone())
 
-    def _follow(self, request: Request, wanted: int, busy: Any) -> DraftRequest | None:
-        states, shadow = self._states.get(request), self._shadows.get(request)
+    def _prepare(self, request: Request, wanted: int, busy: Any) -> DraftRequest | None:
+        states, draft_request = self._states.get(request), self._draft_requests.get(request)
         if states is None or states.end != request.num_computed or not states.rows_NX:
             return None
-        if isinstance(shadow, EagleDraftRequest):
-            if shadow.states is not states or states.first > shadow.base + min(
-                shadow.num_computed, shadow.known
+        if isinstance(draft_request, EagleDraftRequest):
+            if draft_request.states is not states or states.first > draft_request.base + min(
+                draft_request.num_computed, draft_request.num_known
             ):
                 self._evict(request)  # hidden states are missing: start again behind the gap
             else:
-                states.drop(shadow.base + min(shadow.num_computed, shadow.known))
-        return super()._follow(request, wanted, busy)
+                states.drop(
+                    draft_request.base + min(draft_request.num_computed, draft_request.num_known)
+                )
+        return super()._prepare(request, wanted, busy)
 
-    def _tokens_of(self, request: Request) -> int:
+    def _num_catch_up(self, request: Request) -> int:
         states = self._states.get(request)
         return 0 if states is None else len(states.rows_NX)
 
-    def _shadow(self, request: Request) -> DraftRequest:
+    def _new_draft_request(self, request: Request) -> DraftRequest:
         return EagleDraftRequest(request, self._states[request])
 
-    def _note(self, drawing: Sequence[Any], forward: Forward) -> None:
-        for shadow, hidden_X in zip(drawing, forward.hidden_ND[forward.draws_R], strict=True):
-            shadow.guessed.append(hidden_X)
+    def _keep_outputs(self, drawing: Sequence[Any], forward: Forward) -> None:
+        for draft_request, hidden_X in zip(
+            drawing, forward.hidden_ND[forward.draws_R], strict=True
+        ):
+            draft_request.predicted.append(hidden_X)
 
     def forget(self, request: Request) -> None:
         """Free what is kept for a request that has ended."""

@@ -1,7 +1,7 @@
 """Draft with Medusa heads, each of which predicts another position from one hidden state.
 
 (Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
-Heads".) Head `i` consists of layers `x + silu(W x + b)` and a matrix onto the vocabulary, and
+Heads".) Head `i` consists of layers `x + silu(W x + b)` and a matrix that maps to the vocabulary, and
 predicts the token `i + 2` positions after the one whose last hidden state it reads. A chain of the
 likeliest token of each head is verified, not a tree.
 
@@ -41,17 +41,17 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Head(nn.Module):
-    """Compute residual layers, then a matrix onto the vocabulary."""
+    """Compute residual layers, then a matrix that maps to the vocabulary."""
 
-    def __init__(self, layers: Sequence[Linear], onto: Linear):
+    def __init__(self, layers: Sequence[Linear], lm_head: Linear):
         super().__init__()
-        self.layers, self.onto = nn.ModuleList(layers), onto
+        self.layers, self.lm_head = nn.ModuleList(layers), lm_head
 
     def forward(self, hidden_BX: Tensor) -> Tensor:
         """Return logits `[B, V]`."""
         for layer in self.layers:
             hidden_BX = hidden_BX + F.silu(layer(hidden_BX))
-        logits: Tensor = self.onto(hidden_BX)
+        logits: Tensor = self.lm_head(hidden_BX)
         return logits
 
 
@@ -70,15 +70,15 @@ class MedusaDrafts:
     """
 
     needs_model = True
-    overdue = 0
+    catch_up_tokens = 0
 
     def __init__(self, config: EngineConfig, target: ModelRunner):
         self._target = target
         self.heads = _load(config.speculate, target)
-        self._seen: dict[Request, HiddenState] = {}
-        self._shadows: dict[Request, DraftRequest] = {}
+        self._hidden_states: dict[Request, HiddenState] = {}
+        self._draft_requests: dict[Request, DraftRequest] = {}
 
-    def due(self, _request: Request) -> int:
+    def catch_up_for(self, _request: Request) -> int:
         """Return 0: the model has computed all that the heads need."""
         return 0
 
@@ -96,7 +96,9 @@ class MedusaDrafts:
             drawing, sampled.agreed, forward.hidden_ND[places], strict=True
         ):
             _, end = work.span
-            self._seen[work.request] = HiddenState(hidden_X, end - len(work.draft) + agreed - 1)
+            self._hidden_states[work.request] = HiddenState(
+                hidden_X, end - len(work.draft) + agreed - 1
+            )
 
     @torch.inference_mode()
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> dict[Request, list[int]]:
@@ -104,42 +106,46 @@ class MedusaDrafts:
 
         Requests whose last hidden state is unknown get none.
         """
-        seen = [
+        ready = [
             (r, count, s)
             for r, count in wanted
-            if (s := self._seen.get(r)) and s.position == r.num_computed - 1
+            if (s := self._hidden_states.get(r)) and s.position == r.num_computed - 1
         ]
-        going = [self._follow(request, count) for request, count, _ in seen]
-        rows = list(range(len(going)))
-        hidden_BX = torch.stack([s.hidden_X for _, _, s in seen]) if seen else torch.empty(0)
-        every = going
+        active = [self._prepare(request, count) for request, count, _ in ready]
+        rows = list(range(len(active)))
+        hidden_BX = torch.stack([s.hidden_X for _, _, s in ready]) if ready else torch.empty(0)
+        all_requests = active
         for head in self.heads:
-            if not going:
+            if not active:
                 break
-            mask = TokenMask(going, self._target.vocab, self._target.device)
+            mask = TokenMask(active, self._target.vocab, self._target.device)
             mask.compute()
-            tokens = choose(head(hidden_BX[rows]), going, mask).tolist()
-            further = [
-                token >= 0 and one.guess(token) for one, token in zip(going, tokens, strict=True)
+            tokens = choose(head(hidden_BX[rows]), active, mask).tolist()
+            continues = [
+                token >= 0 and one.extend(token) for one, token in zip(active, tokens, strict=True)
             ]
-            rows = [row for row, on in zip(rows, further, strict=True) if on]
-            going = [one for one, on in zip(going, further, strict=True) if on]
-        return {shadow.real: shadow.draft for shadow in every if shadow.draft}
+            rows = [row for row, on in zip(rows, continues, strict=True) if on]
+            active = [one for one, on in zip(active, continues, strict=True) if on]
+        return {
+            draft_request.target: draft_request.draft
+            for draft_request in all_requests
+            if draft_request.draft
+        }
 
-    def _follow(self, request: Request, wanted: int) -> DraftRequest:
-        if (shadow := self._shadows.get(request)) is None:
-            shadow = self._shadows[request] = DraftRequest(request)
-        shadow.follow(wanted)
-        return shadow
+    def _prepare(self, request: Request, wanted: int) -> DraftRequest:
+        if (draft_request := self._draft_requests.get(request)) is None:
+            draft_request = self._draft_requests[request] = DraftRequest(request)
+        draft_request.synchronize(wanted)
+        return draft_request
 
     def forget(self, request: Request) -> None:
         """Free what is kept for a request that has ended."""
-        self._seen.pop(request, None)
-        self._shadows.pop(request, None)
+        self._hidden_states.pop(request, None)
+        self._draft_requests.pop(request, None)
 
     def check_integrity(self, requests: set[Request]) -> None:
         """Raise InternalError if anything is kept for a request that is not in `requests`."""
-        if gone := (self._seen.keys() | self._shadows.keys()) - requests:
+        if gone := (self._hidden_states.keys() | self._draft_requests.keys()) - requests:
             raise InternalError(f"the heads keep {len(gone)} requests that are gone")
 
 
@@ -213,7 +219,7 @@ class _Reader:
 
     def head(self, number: int, depth: int) -> Head:
         layers = [self._layer(number, layer) for layer in range(depth)]
-        return Head(layers, self._onto(number, depth))
+        return Head(layers, self._lm_head(number, depth))
 
     def _layer(self, number: int, layer: int) -> Linear:
         name = f"{number}.{layer}.linear" if self._numbered else f"blocks.{number}.layers.{layer}"
@@ -222,7 +228,7 @@ class _Reader:
         bias = self._tensor(f"{name}.bias", (self._hidden,)) if bias_name in self._files else None
         return self._pack(weight, bias)
 
-    def _onto(self, number: int, depth: int) -> Linear:
+    def _lm_head(self, number: int, depth: int) -> Linear:
         """Return a head's vocabulary matrix.
 
         With vLLM's names, a head without one shares the first head's.
@@ -235,9 +241,9 @@ class _Reader:
             and not self._numbered
         ):
             return self._shared
-        onto = self._pack(self._tensor(name, (self._target.vocab, self._hidden)), None)
-        self._shared = self._shared or onto
-        return onto
+        lm_head = self._pack(self._tensor(name, (self._target.vocab, self._hidden)), None)
+        self._shared = self._shared or lm_head
+        return lm_head
 
     def _tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         try:

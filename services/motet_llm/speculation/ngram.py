@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from motet_llm.engine.request import Request
 from motet_shared.errors import InternalError
 
-MOST_SEEN = 1 << 14  # last tokens of a request that are indexed: bounds the cost of a new index
-MOST_PLACES = 4  # positions kept per pair of tokens, the last ones
-LONGEST = 16  # tokens that are compared for the length of a match
-NEAR = 8  # tokens, more than half of which must agree where one of them was replaced
+MAX_INDEXED = 1 << 14  # last tokens of a request that are indexed: bounds the cost of a new index
+MAX_POSITIONS = 4  # positions kept per pair of tokens, the last ones
+MAX_MATCH = 16  # tokens that are compared for the length of a match
+COMPARED = 8  # tokens, more than half of which must agree where one of them was replaced
 
 
 class NgramDrafts:
     """Draft from the longest match of at least two tokens; of equal ones, from the last."""
 
     needs_model = False
-    overdue = 0  # there is nothing to compute before a draft
+    catch_up_tokens = 0  # there is nothing to compute before a draft
 
     def __init__(self) -> None:
         self._indices: dict[Request, _Index] = {}
@@ -38,7 +38,7 @@ class NgramDrafts:
                 found[request] = draft
         return found
 
-    def due(self, _request: Request) -> int:
+    def catch_up_for(self, _request: Request) -> int:
         """Return 0: there is nothing to compute before a draft."""
         return 0
 
@@ -61,23 +61,25 @@ class _Index:
     """Index the positions of one request's token pairs, each as the position after the pair."""
 
     def __init__(self, length: int) -> None:
-        self._first = self._end = max(0, length - MOST_SEEN)
-        self._places: dict[tuple[int, int], list[int]] = {}
+        self._first = self._end = max(0, length - MAX_INDEXED)
+        self._positions: dict[tuple[int, int], list[int]] = {}
         self._distance = 0  # from the last match to the end of the tokens at that time
 
     def draft(self, tokens: Sequence[int], count: int) -> list[int]:
         """Return up to `count` tokens that followed the longest earlier match of the end.
 
-        The match may be inexact (`_beside`). Where the copied text reaches the end of `tokens`, it
+        The match may be inexact (`_continue_last`). Where the copied text reaches the end of `tokens`, it
         is repeated.
         """
         self._extend(tokens)
         if len(tokens) < self._first + 2:
             return []
-        places = self._places.get((tokens[-2], tokens[-1]), ())
-        best = max(places, key=lambda place: (self._match(tokens, place), place), default=None)
+        positions = self._positions.get((tokens[-2], tokens[-1]), ())
+        best = max(
+            positions, key=lambda position: (self._match(tokens, position), position), default=None
+        )
         if best is None:
-            best = self._beside(tokens)
+            best = self._continue_last(tokens)
         if best is None:
             return []
         self._distance = len(tokens) - best
@@ -89,24 +91,24 @@ class _Index:
     def _extend(self, tokens: Sequence[int]) -> None:
         """Index the pairs that have a token after them."""
         for end in range(max(self._end, self._first + 2), len(tokens)):
-            places = self._places.setdefault((tokens[end - 2], tokens[end - 1]), [])
-            places.append(end)
-            del places[:-MOST_PLACES]
+            positions = self._positions.setdefault((tokens[end - 2], tokens[end - 1]), [])
+            positions.append(end)
+            del positions[:-MAX_POSITIONS]
         self._end = max(self._end, len(tokens))
 
-    def _beside(self, tokens: Sequence[int]) -> int | None:
+    def _continue_last(self, tokens: Sequence[int]) -> int | None:
         """Return the position as far from the end as the last match was, if its context agrees.
 
-        None if there was no match yet, or no more than half of the NEAR tokens before it agree with
+        None if there was no match yet, or no more than half of the COMPARED tokens before it agree with
         the end.
         """
-        place = len(tokens) - self._distance
-        if not self._distance or place < self._first + NEAR:
+        position = len(tokens) - self._distance
+        if not self._distance or position < self._first + COMPARED:
             return None
-        same = sum(tokens[place - n] == tokens[-n] for n in range(1, NEAR + 1))
-        return place if same > NEAR // 2 else None
+        same = sum(tokens[position - n] == tokens[-n] for n in range(1, COMPARED + 1))
+        return position if same > COMPARED // 2 else None
 
-    def _match(self, tokens: Sequence[int], place: int) -> int:
-        """Return how many tokens before `place` agree with those at the end, up to LONGEST."""
-        most = min(LONGEST, place - self._first)
-        return next((n for n in range(2, most) if tokens[place - 1 - n] != tokens[-1 - n]), most)
+    def _match(self, tokens: Sequence[int], position: int) -> int:
+        """Return how many tokens before `position` agree with those at the end, up to MAX_MATCH."""
+        most = min(MAX_MATCH, position - self._first)
+        return next((n for n in range(2, most) if tokens[position - 1 - n] != tokens[-1 - n]), most)

@@ -35,17 +35,17 @@ from .ngram import NgramDrafts
 class Drafts(Protocol):
     """Propose the next tokens of requests.
 
-    needs_model: it computes on the model's thread. overdue: the catch-up tokens that the last
-    `propose` computed, of requests that were new to it or had gone without drafts for a while.
+    needs_model: it computes on the model's thread. catch_up_tokens: those that the
+    last `propose` computed, of requests that were new to it or had gone without drafts for a while.
     """
 
     @property
     def needs_model(self) -> bool: ...
 
     @property
-    def overdue(self) -> int: ...
+    def catch_up_tokens(self) -> int: ...
 
-    def due(self, request: Request) -> int:
+    def catch_up_for(self, request: Request) -> int:
         """Return the catch-up tokens that drafting for this request would need."""
 
     def observe(self, works: Sequence[Work], forward: Forward, sampled: Sampled) -> None:
@@ -65,30 +65,30 @@ class Drafts(Protocol):
 class Counts:
     """Count drafts and their cost since the start.
 
-    `rested`: request-steps without a draft because it would not have paid.
+    `skipped`: request-steps without a draft because none was expected to gain time.
     """
 
     steps: int = 0
     drafted: int = 0
-    right: int = 0
+    accepted: int = 0
     seconds: float = 0.0
-    rested: int = 0
+    skipped: int = 0
     off_steps: int = 0
     off_seconds: float = 0.0
 
 
 class Speculation:
-    """Run speculation for one engine. Call `wanted` and `draft` before a step, `note` after it."""
+    """Run speculation for one engine. Call `wanted` and `draft` before a step, `record` after it."""
 
-    def __init__(self, drafts: Drafts, switch: SpeculationController):
+    def __init__(self, drafts: Drafts, controller: SpeculationController):
         self.drafts = drafts
-        self._switch = switch
-        self._odds: dict[Request, AcceptanceEstimate] = {}
+        self._controller = controller
+        self._estimates: dict[Request, AcceptanceEstimate] = {}
         self._counts = Counts()
         self.seconds = 0.0  # drafting time of the current step
-        self._asked = False  # whether drafts were proposed for that step
+        self._drafted = False  # whether drafts were proposed for that step
         self._decoding = 0  # requests that decode in it
-        self._mixed = False  # whether it computes prompts too
+        self._has_prefill = False  # whether it computes prompts too
 
     def wanted(self, works: Sequence[Work]) -> list[tuple[Request, int]]:
         """Return the requests to draft for in this step, with the number of tokens of each.
@@ -96,16 +96,18 @@ class Speculation:
         Empty where the step computes prompts too: the cost of drafts could not be told apart from
         theirs, and such a step is long enough.
         """
-        self.seconds, self._asked = 0.0, False
+        self.seconds, self._drafted = 0.0, False
         decoding = [
             w.request for w in works if w.num_tokens == 1 and w.draws and w.request.watching is None
         ]
-        self._decoding, self._mixed = len(decoding), len(decoding) < len(works)
-        if not decoding or (self._mixed and not self._switch.always):
+        self._decoding, self._has_prefill = len(decoding), len(decoding) < len(works)
+        if not decoding or (self._has_prefill and not self._controller.always):
             return []
-        dues = [self.drafts.due(request) for request in decoding]
-        lengths = self._switch.lengths([self._odds_of(request) for request in decoding], dues)
-        self._counts.rested += lengths.count(0)
+        catch_up = [self.drafts.catch_up_for(request) for request in decoding]
+        lengths = self._controller.lengths(
+            [self._estimate_of(request) for request in decoding], catch_up
+        )
+        self._counts.skipped += lengths.count(0)
         pairs = zip(decoding, lengths, strict=True)
         counts = ((r, min(length, r.max_length - len(r.tokens) - 1)) for r, length in pairs)
         return [(request, count) for request, count in counts if count > 0]
@@ -113,72 +115,72 @@ class Speculation:
     def draft(self, wanted: Sequence[tuple[Request, int]]) -> dict[Request, list[int]]:
         """Return the drafts of the requests, and measure the time that drafting takes."""
         began = time.perf_counter()
-        self._asked = True
+        self._drafted = True
         drafts = self.drafts.propose(wanted)
         self.seconds = time.perf_counter() - began
         return drafts
 
-    def note(self, works: Sequence[Work], right: Sequence[int], seconds: float) -> None:
+    def record(self, works: Sequence[Work], accepted: Sequence[int], seconds: float) -> None:
         """Record a step's duration without drafting, and the accepted draft tokens of each work."""
-        drafted, num_right = sum(len(work.draft) for work in works), sum(right)
-        for work, count in zip(works, right, strict=True):
-            if work.draft and (odds := self._odds.get(work.request)) is not None:
-                self._switch.note_draft(odds, len(work.draft), count)
+        drafted, num_accepted = sum(len(work.draft) for work in works), sum(accepted)
+        for work, count in zip(works, accepted, strict=True):
+            if work.draft and (estimate := self._estimates.get(work.request)) is not None:
+                self._controller.record_draft(estimate, len(work.draft), count)
         seconds += self.seconds
-        self._count(drafted, num_right, seconds)
-        if self._mixed:
-            self._switch.note_other(seconds)
-        elif self._asked and (drafted or self.drafts.needs_model):
-            self._switch.note_drafted(
-                len(works), drafted, num_right, seconds, overdue=self.drafts.overdue
+        self._count(drafted, num_accepted, seconds)
+        if self._has_prefill:
+            self._controller.record_prefill_step(seconds)
+        elif self._drafted and (drafted or self.drafts.needs_model):
+            self._controller.record_drafted_step(
+                len(works), drafted, num_accepted, seconds, catch_up=self.drafts.catch_up_tokens
             )
         else:
-            self._switch.note_plain(len(works), seconds)
+            self._controller.record_plain_step(len(works), seconds)
 
-    def _count(self, drafted: int, right: int, seconds: float) -> None:
+    def _count(self, drafted: int, accepted: int, seconds: float) -> None:
         counts = self._counts
         counts.steps += bool(drafted)
         counts.drafted += drafted
-        counts.right += right
+        counts.accepted += accepted
         counts.seconds += self.seconds
-        if self._decoding and not self._asked:
+        if self._decoding and not self._drafted:
             counts.off_steps += 1
             counts.off_seconds += seconds
 
-    def _odds_of(self, request: Request) -> AcceptanceEstimate:
-        odds = self._odds.get(request)
-        if odds is None:
-            odds = self._odds[request] = self._switch.odds()
-        return odds
+    def _estimate_of(self, request: Request) -> AcceptanceEstimate:
+        estimate = self._estimates.get(request)
+        if estimate is None:
+            estimate = self._estimates[request] = self._controller.new_estimate()
+        return estimate
 
     def forget(self, request: Request) -> None:
         """Free what is kept for a request that has ended or left this engine."""
-        self._odds.pop(request, None)
+        self._estimates.pop(request, None)
         self.drafts.forget(request)
 
     def stats(self) -> dict[str, float]:
         """Return counters since the start.
 
         They are steps with drafts, tokens drafted and accepted, seconds of drafting, request-steps
-        without a draft because it would not have paid, and the steps, with their seconds, in which
+        without a draft because none was expected to gain time, and the steps, with their seconds, in which
         requests decoded but nothing was drafted.
         """
         counts = self._counts
         return {
             "speculated_steps": counts.steps,
             "drafted_tokens": counts.drafted,
-            "accepted_tokens": counts.right,
+            "accepted_tokens": counts.accepted,
             "draft_seconds": counts.seconds,
-            "draft_rests": counts.rested,
+            "draft_rests": counts.skipped,
             "speculation_off_steps": counts.off_steps,
             "speculation_off_seconds": counts.off_seconds,
         }
 
     def check_integrity(self, requests: set[Request]) -> None:
         """Raise InternalError if anything is kept for a request that is not in `requests`."""
-        if not self._odds.keys() <= requests:
+        if not self._estimates.keys() <= requests:
             raise InternalError(
-                f"drafts are kept for {len(self._odds.keys() - requests)} requests that are gone"
+                f"drafts are kept for {len(self._estimates.keys() - requests)} requests that are gone"
             )
         self.drafts.check_integrity(requests)
 

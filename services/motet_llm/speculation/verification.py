@@ -1,4 +1,4 @@
-"""Accept the tokens that a step drew for a request, up to the first one that was misguessed."""
+"""Accept the tokens that a step drew for a request, up to the first wrong draft token."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from motet_shared.messages import TokenLogprob
 
 
 @dataclass(slots=True)
-class Kept:
+class AcceptedTokens:
     """New tokens of a request, and its finish reason if it ends with them.
 
-    num_right: how many of them were drafted, so that their keys and values are computed already.
+    num_drafted: how many of them were drafted, so that their keys and values are computed already.
     """
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     finish: str | None = None
-    num_right: int = 0
+    num_drafted: int = 0
 
 
-def keep(work: Work, drawn: Drawn, num_finite: int) -> Kept:
+def accept_tokens(work: Work, drawn: Drawn, num_finite: int) -> AcceptedTokens:
     """Append the accepted tokens to the request of `work`, and return them.
 
     A stop token ends the request and is not appended. num_finite: tokens of the work that the model
     computed without NaN or infinity. Where no token can be drawn at a speculative row, the tokens
     before it stay; the next step begins there and reports the error.
     """
-    request, kept = work.request, Kept()
+    request, accepted = work.request, AcceptedTokens()
     computed = num_finite - (work.num_tokens - len(work.draft))
-    right = min(drawn.agreed, computed)
-    for token, logprob in list(zip(drawn.ids, drawn.logprobs, strict=True))[: right + 1]:
+    num_agreed = min(drawn.agreed, computed)
+    for token, logprob in list(zip(drawn.ids, drawn.logprobs, strict=True))[: num_agreed + 1]:
         if token is None:
             break
         if token in request.stop_ids:
-            kept.finish = "stop"
+            accepted.finish = "stop"
             break
         request.append(token)
-        kept.ids.append(token)
+        accepted.ids.append(token)
         if logprob is not None:
-            kept.logprobs = [*(kept.logprobs or []), logprob]
+            accepted.logprobs = [*(accepted.logprobs or []), logprob]
         if request.grammar_state is not None:
             request.grammar_state.accept([token])
         if end := request.end:
-            kept.finish = end
+            accepted.finish = end
             break
-    most = (
-        len(kept.ids) if kept.finish else len(kept.ids) - 1
+    max_computed = (
+        len(accepted.ids) if accepted.finish else len(accepted.ids) - 1
     )  # a request that continues needs one token left to compute
-    kept.num_right = max(0, min(right, most))
-    return kept
+    accepted.num_drafted = max(0, min(num_agreed, max_computed))
+    return accepted

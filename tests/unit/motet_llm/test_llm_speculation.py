@@ -42,7 +42,7 @@ class Knowing:
     """Drafts that are right with a given probability: `answers` are the tokens of each prompt's first one."""
 
     needs_model = False
-    overdue = 0
+    catch_up_tokens = 0
 
     def __init__(self, answers: dict[int, list[int]], right: float, seed: int = 0):
         self._answers, self._right, self._rng = answers, right, random.Random(seed)
@@ -57,7 +57,7 @@ class Knowing:
         ]
         return guessed + [0] * (count - len(guessed))
 
-    def due(self, request: Request) -> int:
+    def catch_up_for(self, request: Request) -> int:
         return 0
 
     def observe(self, *_: object) -> None: ...

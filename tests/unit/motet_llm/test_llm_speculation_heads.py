@@ -168,7 +168,7 @@ def test_the_matrix_of_the_first_head_serves_those_without(folder: Path, tmp_pat
     engine = make_engine(folder, str(path))
     assert engine.speculation is not None
     heads: Any = engine.speculation.drafts.heads  # type: ignore[attr-defined]
-    assert heads[0].onto is heads[2].onto
+    assert heads[0].lm_head is heads[2].lm_head
 
 
 def test_heads_of_another_model_are_refused_by_name(folder: Path, tmp_path: Path) -> None:

@@ -26,25 +26,25 @@ class Engine:
     most: int = 5
     seed: int = 0
     slow: int = 0
-    switch: SpeculationController = field(init=False)
+    controller: SpeculationController = field(init=False)
     seconds: float = 0.0
     tokens: int = 0
     drafted: int = 0
 
     def __post_init__(self) -> None:
-        self.switch = SpeculationController(self.most)
-        self.odds = [self.switch.odds() for _ in range(self.rows)]
+        self.controller = SpeculationController(self.most)
+        self.estimates = [self.controller.new_estimate() for _ in range(self.rows)]
         self.rng = random.Random(self.seed)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            lengths = self.switch.lengths(self.odds)
+            lengths = self.controller.lengths(self.estimates)
             drafted, right = sum(lengths), 0
-            for odds, length in zip(self.odds, lengths, strict=True):
+            for estimate, length in zip(self.estimates, lengths, strict=True):
                 hits = next((n for n in range(length) if self.rng.random() >= self.right), length)
                 right += hits
                 if length:
-                    self.switch.note_draft(odds, length, hits)
+                    self.controller.record_draft(estimate, length, hits)
             seconds = (
                 (1.4 if self.slow > 0 else 1.0)
                 + self.token * drafted
@@ -52,9 +52,9 @@ class Engine:
             )
             seconds *= 1 + self.noise * (2 * self.rng.random() - 1)
             if drafted:
-                self.switch.note_drafted(self.rows, drafted, right, seconds)
+                self.controller.record_drafted_step(self.rows, drafted, right, seconds)
             else:
-                self.switch.note_plain(self.rows, seconds)
+                self.controller.record_plain_step(self.rows, seconds)
             self.slow -= 1
             self.seconds += seconds
             self.tokens += self.rows + right
@@ -126,55 +126,55 @@ def test_it_goes_off_when_they_get_worse() -> None:
 def test_one_request_that_nobody_guesses_leaves_the_others_theirs() -> None:
     good, bad = AcceptanceEstimate(0.9, 1.0), AcceptanceEstimate(0.7, 1.0)
     for _ in range(10):
-        bad.note(3, 0)
-    prices = [0.2, 0.4, 0.6, 0.8, 1.0]
-    assert good.length(prices) == 5
+        bad.record(3, 0)
+    costs = [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert good.length(costs) == 5
     tried = 0
     for _ in range(100):
-        assert bad.length(prices) == 0
-        if bad.impatient:
-            bad.try_again()
+        assert bad.length(costs) == 0
+        if bad.should_retry:
+            bad.start_retry()
             tried += 1
     assert 0 < tried <= 3
 
 
 def test_a_draft_is_not_longer_than_what_pays() -> None:
     """Where the last token costs more than the others, as one does for which a matrix has to be read once more."""
-    odds = AcceptanceEstimate(8.0, 10.0)
-    assert odds.length([0.1, 0.2, 0.3, 0.4, 0.5]) == 5
-    assert odds.length([0.1, 0.2, 0.3, 0.4, 1.5]) == 4
+    estimate = AcceptanceEstimate(8.0, 10.0)
+    assert estimate.length([0.1, 0.2, 0.3, 0.4, 0.5]) == 5
+    assert estimate.length([0.1, 0.2, 0.3, 0.4, 1.5]) == 4
     assert (
-        odds.length([0.9, 1.0, 1.1, 1.2, 1.3]) == 5
+        estimate.length([0.9, 1.0, 1.1, 1.2, 1.3]) == 5
     )  # the first one costs more than it brings, all of them do not
-    switch, odds, lengths = SpeculationController(5), AcceptanceEstimate(95.0, 100.0), []
+    controller, estimate, lengths = SpeculationController(5), AcceptanceEstimate(95.0, 100.0), []
     for _ in range(400):
-        (drafted,) = switch.lengths([odds])
+        (drafted,) = controller.lengths([estimate])
         if drafted:
-            switch.note_drafted(
+            controller.record_drafted_step(
                 1, drafted, drafted, 1 + 0.1 * drafted + (2.0 if drafted == 5 else 0.0)
             )
         else:
-            switch.note_plain(1, 1.0)
+            controller.record_plain_step(1, 1.0)
         lengths.append(drafted)
     assert lengths.count(4) > 300  # now and then it is tried again
 
 
 def test_always_is_always() -> None:
-    switch = SpeculationController(4, always=True)
-    assert switch.lengths([switch.odds()] * 3) == [4, 4, 4]
+    controller = SpeculationController(4, always=True)
+    assert controller.lengths([controller.new_estimate()] * 3) == [4, 4, 4]
 
 
 def test_a_prompt_of_the_draft_model_is_paid_for() -> None:
     """Steps that only catch up are a loss, and there are none while the account is empty."""
-    switch = SpeculationController(5)
-    odds = [switch.odds()]
+    controller = SpeculationController(5)
+    estimate = [controller.new_estimate()]
     caught, steps = 0, 2000
     for _ in range(steps):
-        if any(switch.lengths(odds)):
-            switch.note_drafted(1, 0, 0, 1.5, overdue=32)
+        if any(controller.lengths(estimate)):
+            controller.record_drafted_step(1, 0, 0, 1.5, catch_up=32)
             caught += 1
         else:
-            switch.note_plain(1, 1.0)
+            controller.record_plain_step(1, 1.0)
     assert 0 < 0.5 * caught / steps < 0.03
 
 
@@ -183,22 +183,22 @@ def requests_one_by_one(
 ) -> float:
     """The gain over an engine without drafts. A drafted token takes 0.13 of a step, one of those that a draft model has
     to know before it guesses, up to 32 of them in a step, `known`."""
-    switch, rng, seconds = SpeculationController(5), random.Random(0), 0.0
+    controller, rng, seconds = SpeculationController(5), random.Random(0), 0.0
     for _ in range(count):
-        odds, due, said = switch.odds(), prompt, 0
+        estimate, due, said = controller.new_estimate(), prompt, 0
         while said < output:
-            (length,) = switch.lengths([odds], [due if due > 2 else 0])
-            overdue = min(due, 32) if length and due > 2 else 0
-            drafted = length if due - overdue <= 2 else 0
+            (length,) = controller.lengths([estimate], [due if due > 2 else 0])
+            catch_up = min(due, 32) if length and due > 2 else 0
+            drafted = length if due - catch_up <= 2 else 0
             hits = next((n for n in range(drafted) if rng.random() >= right), drafted)
-            took = 1 + known * overdue + 0.13 * drafted
+            took = 1 + known * catch_up + 0.13 * drafted
             if length:
-                switch.note_drafted(1, drafted, hits, took, overdue=overdue)
+                controller.record_drafted_step(1, drafted, hits, took, catch_up=catch_up)
             else:
-                switch.note_plain(1, took)
+                controller.record_plain_step(1, took)
             if drafted:
-                switch.note_draft(odds, drafted, hits)
-            due = 0 if drafted else due - overdue + 1
+                controller.record_draft(estimate, drafted, hits)
+            due = 0 if drafted else due - catch_up + 1
             seconds += took
             said += 1 + hits
     return count * output / seconds
