@@ -23,8 +23,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from measures import fastest
-from motet_kernels.attention import PagedBatch, paged_attention
-from motet_kernels.linear.linear import FORMATS, Linear
+from motet_kernels.attention.paged_attention import paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
+from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import FORMATS, pack_linear
 from motet_kernels.runtime import native
 from motet_kernels.runtime.memory import huge_zeros
 
@@ -121,7 +123,7 @@ def attention(seconds: float) -> None:
 
 def packed(features: int, inputs: int, form: str) -> list[Linear]:
     """As many packed copies of one random matrix as no cache holds."""
-    first = Linear.pack(torch.randn(features, inputs), None, form)
+    first = pack_linear(torch.randn(features, inputs), None, form)
     copies = [first]
     for _ in range(int(LAYERS_BYTES / first.packed.nbytes)):
         weights = huge_zeros(tuple(first.packed.shape), first.packed.dtype).copy_(first.packed)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from measures import fastest
-from motet_kernels.recurrent import PackedRows, conv_scan, delta_scan, mamba1_scan, mamba2_scan
+from motet_kernels.recurrent.packed_rows import PackedRows
+from motet_kernels.recurrent.scans import conv_scan, delta_scan, mamba1_scan, mamba2_scan
 from motet_kernels.runtime import native
 
 STEPS = ((1, 1), (8, 1), (32, 1), (1, 512))  # rows, tokens of each

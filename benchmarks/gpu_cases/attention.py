@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from motet_kernels import kv
-from motet_kernels.attention import PagedBatch, attention_torch, paged_attention
-from motet_kernels.blocks import Blocks
-from motet_kernels.full_attention import packed_attention
+from motet_kernels.attention import kv, kv_format
+from motet_kernels.attention.blocks import Blocks
+from motet_kernels.attention.full_attention import packed_attention
+from motet_kernels.attention.paged_attention import attention_torch, paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.device import dtype_name
 from motet_kernels.spans import Spans
 
@@ -31,11 +32,16 @@ def stores(sizes: Sizes, device: torch.device) -> Iterator[Case]:
         partial(kv.store_kv, key, value, keys, values, slots_N),
         nbytes=2 * nbytes_of(key, value),
     )
-    for dtype in kv.CODED:
+    for dtype in kv_format.CODED:
         run = partial(
-            kv.store_kv, key, value, kv.encode(keys, dtype), kv.encode(values, dtype), slots_N
+            kv.store_kv,
+            key,
+            value,
+            kv_format.encode(keys, dtype),
+            kv_format.encode(values, dtype),
+            slots_N,
         )
-        moved = nbytes_of(key, value, kv.encode(key, dtype), kv.encode(value, dtype))
+        moved = nbytes_of(key, value, kv_format.encode(key, dtype), kv_format.encode(value, dtype))
         yield Case(f"store_kv in {dtype_name(dtype)}", run, nbytes=moved)
 
 
@@ -62,12 +68,12 @@ def moves(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 
 def paged(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     for sequences in sizes.batch:
-        for cache in (None, *kv.CODED):
+        for cache in (None, *kv_format.CODED):
             name = f"decode {sequences} x {sizes.keys}"
             yield _attended(
                 sizes, device, sequences, queries=1, keys=sizes.keys, name=name, cache=cache
             )
-    for cache in (None, *kv.CODED):
+    for cache in (None, *kv_format.CODED):
         name = f"prefill {sizes.prompt}"
         yield _attended(
             sizes, device, 1, queries=sizes.prompt, keys=sizes.prompt, name=name, cache=cache
@@ -95,8 +101,8 @@ def _attended(
     key, value = random(device, *shape), random(device, *shape)
     if cache is not None:
         key, value, name = (
-            kv.encode(key, cache),
-            kv.encode(value, cache),
+            kv_format.encode(key, cache),
+            kv_format.encode(value, cache),
             f"{name}, {dtype_name(cache)} cache",
         )
     scale, causal = sizes.dim**-0.5, queries > 1

@@ -9,15 +9,17 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from motet_kernels.linear.grouped_linear import GroupedLinear, GroupWeights
-from motet_kernels.linear.linear import Linear
-from motet_kernels.linear.lora import LoraFactors, Segments
+from motet_kernels.linear.group_weights import GroupWeights
+from motet_kernels.linear.grouped_linear import GroupedLinear
+from motet_kernels.linear.lora import LoraFactors
+from motet_kernels.linear.pack import pack_linear
+from motet_kernels.linear.segments import Segments
 
 from .case import Case, Run, Sizes, nbytes_of, random
 
 
 def roundings(sizes: Sizes, device: torch.device) -> Iterator[Case]:
-    from motet_kernels.gpu.quantization import quantize_rows  # it imports Triton
+    from motet_kernels.gpu.linear.quantization import quantize_rows  # it imports Triton
 
     x_NC = random(device, sizes.rows, sizes.channels)
     run = partial(quantize_rows, x_NC, sizes.channels)
@@ -27,7 +29,7 @@ def roundings(sizes: Sizes, device: torch.device) -> Iterator[Case]:
 def products(sizes: Sizes, device: torch.device) -> Iterator[Case]:
     weight_NK = random(device, sizes.features, sizes.channels)
     for form in ("int8", "int4"):
-        linear = Linear.pack(weight_NK.float(), None, form, device)
+        linear = pack_linear(weight_NK.float(), None, form, device)
         for rows in sizes.multiplied:
             x_MK = random(device, rows, sizes.channels)
             peers: dict[str, Run] = {"cuBLAS, bfloat16": partial(F.linear, x_MK, weight_NK)}

@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from motet_kernels import gates, norm, rotary
+from motet_kernels import gates, norm
+from motet_kernels.attention import rotary
 
 from .case import Case, Sizes, compiled, nbytes_of, random
 

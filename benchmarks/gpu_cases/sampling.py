@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from motet_kernels import sampling, speculation
-from motet_kernels.sampling import Choice
+from motet_kernels.sampling import sampling, speculation
+from motet_kernels.sampling.choice import Choice
 
 from .case import Case, Run, Sizes, nbytes_of, random
 

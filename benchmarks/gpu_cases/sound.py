@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from motet_kernels.codec_conv import Activation, PackedConv, convolve
-from motet_kernels.log_mel import MelTables, log_mel, log_mel_torch
+from motet_kernels.audio.codec_conv import convolve
+from motet_kernels.audio.log_mel import log_mel, log_mel_torch
+from motet_kernels.audio.mel_tables import MelTables
+from motet_kernels.audio.packed_conv import Activation, PackedConv
 
 from .case import Case, Sizes, compiled, nbytes_of, random
 

@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from motet_kernels import gpu
 from motet_kernels.runtime.arguments import GPU_FLOATS, is_cpu
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.native import Kernel
-
-from . import gpu
 
 _GATE = Kernel("motet_gate", "pipiii")
 _GATED_KERNEL = Kernel("motet_gated", "pipiii")

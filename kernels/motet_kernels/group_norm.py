@@ -9,10 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from motet_kernels import gpu
 from motet_kernels.runtime.arguments import check_device
 from motet_kernels.runtime.errors import KernelError
-
-from . import gpu
 
 _TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

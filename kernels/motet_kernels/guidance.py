@@ -10,10 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from motet_kernels import gpu
 from motet_kernels.runtime.arguments import GPU_FLOATS, check_device
 from motet_kernels.runtime.errors import KernelError
-
-from . import gpu
 
 
 def guided(without: Tensor, with_text: Tensor, scale: float) -> Tensor:

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from motet_kernels import gpu
 from motet_kernels.runtime.arguments import check_device, check_floats
 from motet_kernels.runtime.errors import KernelError
-
-from . import gpu
 
 
 def modulated_norm(

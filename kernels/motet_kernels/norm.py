@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from motet_kernels import gpu
 from motet_kernels.runtime.arguments import check_device, check_floats, is_cpu
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.native import Kernel
-
-from . import gpu
 
 _RMS = Kernel("motet_rms_norm", "pippiiff")
 _LAYER = Kernel("motet_layer_norm", "pipppiif")

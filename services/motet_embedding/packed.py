@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_utils import AttentionInterface
 
-from motet_kernels.full_attention import packed_attention as attend
+from motet_kernels.attention.full_attention import packed_attention as attend
 from motet_kernels.runtime.device import upload_all
 from motet_kernels.spans import Spans
 

@@ -13,6 +13,7 @@ from transformers.activations import GELUTanh
 from motet_kernels import gpu
 from motet_kernels.gates import gelu_tanh
 from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import pack_linear
 from motet_kernels.norm import layer_norm
 from motet_kernels.runtime import native
 
@@ -64,7 +65,7 @@ def _on_gpu(module: nn.Module) -> nn.Module | None:
 
 def _matrix(weight: Tensor, bias: Tensor | None, weights: str) -> Linear:
     form = "int8" if weights == "int8" else str(weight.dtype).removeprefix("torch.")
-    return Linear.pack(weight.detach(), None if bias is None else bias.detach(), form)
+    return pack_linear(weight.detach(), None if bias is None else bias.detach(), form)
 
 
 def _is_one_patch(conv: nn.Conv3d) -> bool:

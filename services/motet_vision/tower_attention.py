@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from motet_kernels.full_attention import packed_attention
+from motet_kernels.attention.full_attention import packed_attention
 from motet_kernels.spans import Spans
 
 # Qwen's towers pass all parts of a row at once to an implementation with "flash" in its name; to

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.attention.paged_attention import paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.errors import KernelError
 from support.paged_cases import make
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from motet_kernels.blocks import Blocks
+from motet_kernels.attention.blocks import Blocks
 from motet_kernels.runtime.errors import KernelError
 
 BYTES = torch.ones(19, dtype=torch.uint8)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.full_attention import full_attention
+from motet_kernels.attention.full_attention import full_attention
 from motet_kernels.runtime.errors import KernelError
 
 # Around the rows of a tile, its columns, and the keys after which sums of integers are taken out.

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.linear.grouped_linear import (
+from motet_kernels.linear.group_weights import (
     FLOAT8,
-    GroupedLinear,
     GroupWeights,
     can_join,
     joined,
     quantize_float8,
 )
+from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_kernels.linear.mixed_linear import MixedLinear
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.replay import Tape

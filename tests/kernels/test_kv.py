@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.kv import store_kv
+from motet_kernels.attention.kv import store_kv
 from motet_kernels.runtime.errors import KernelError
 
 DTYPES = [torch.float32, torch.bfloat16]

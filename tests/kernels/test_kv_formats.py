@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.attention import PagedBatch, paged_attention
-from motet_kernels.kv import CODED, SCALE, decode, dim_of, encode, store_kv
+from motet_kernels.attention.kv import store_kv
+from motet_kernels.attention.kv_format import CODED, SCALE, decode, dim_of, encode
+from motet_kernels.attention.paged_attention import paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
 
 STEP = {
     torch.int8: 1 / 127,

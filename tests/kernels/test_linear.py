@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.linear.linear import FORMATS, Linear
+from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import FORMATS, pack_linear
 from motet_kernels.linear.quantization import quantize_channels, quantize_groups
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.memory import HUGE, huge_zeros
@@ -42,7 +43,7 @@ def expected(linear: Linear, x: Tensor) -> Tensor:
 def test_product(
     backend: str, form: str, rows: int, features: int, inputs: int, bias: bool, dtype: torch.dtype
 ) -> None:
-    linear = Linear.pack(randn(features, inputs), randn(features) if bias else None, form)
+    linear = pack_linear(randn(features, inputs), randn(features) if bias else None, form)
     x, residual = randn(rows, inputs, seed=1).to(dtype), randn(rows, features, seed=2).to(dtype)
     tolerance = (1e-5 if dtype == torch.float32 else 1e-2) * inputs**0.5
     right = expected(linear, x)
@@ -55,7 +56,7 @@ def test_product(
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("inputs", [70, 1100])
 def test_a_row_s_bits_do_not_depend_on_its_company(isa: str, form: str, inputs: int) -> None:
-    linear = Linear.pack(randn(140, inputs), randn(140), form)
+    linear = pack_linear(randn(140, inputs), randn(140), form)
     x = randn(64, inputs, seed=1)
     whole = linear(x)
     for rows in ROWS:
@@ -69,7 +70,7 @@ def test_a_row_s_bits_do_not_depend_on_its_company(isa: str, form: str, inputs: 
 def test_neither_do_they_depend_on_the_number_of_threads_or_on_the_size_of_the_output(
     form: str,
 ) -> None:
-    linear = Linear.pack(randn(1088, 300), None, form)
+    linear = pack_linear(randn(1088, 300), None, form)
     x = randn(300, 300, seed=1)
     threads = torch.get_num_threads()
     try:
@@ -86,7 +87,7 @@ def test_neither_do_they_depend_on_the_number_of_threads_or_on_the_size_of_the_o
 def test_an_output_is_one_chain_of_sums_over_the_inputs(isa: str, form: str) -> None:
     if (isa, form) == ("avx512bf16", "bfloat16"):
         return  # its instruction takes in two products, and rounds as its maker likes
-    linear, x = Linear.pack(randn(70, 300), None, form), randn(20, 300, seed=1)
+    linear, x = pack_linear(randn(70, 300), None, form), randn(20, 300, seed=1)
     x = linear.round_input(x)
     chain = torch.zeros(20, 70, dtype=torch.float64)
     for k in range(300):
@@ -100,7 +101,7 @@ def test_an_output_is_one_chain_of_sums_over_the_inputs(isa: str, form: str) -> 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_inputs_of_any_strides(backend: str, form: str) -> None:
-    linear = Linear.pack(randn(40, 36), None, form)
+    linear = pack_linear(randn(40, 36), None, form)
     x = randn(2, 3, 36, seed=1)
     plain = linear(x)
     assert plain.shape == (2, 3, 40)
@@ -118,7 +119,7 @@ def test_inputs_of_any_strides(backend: str, form: str) -> None:
 def test_a_value_that_is_not_finite_shows_in_its_row_only(
     backend: str, form: str, value: float
 ) -> None:
-    linear = Linear.pack(randn(40, 64), None, form)
+    linear = pack_linear(randn(40, 64), None, form)
     x = randn(9, 64, seed=1)
     plain = linear(x)
     x[4, 33] = value
@@ -130,7 +131,7 @@ def test_a_value_that_is_not_finite_shows_in_its_row_only(
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_copy_has_weights_of_its_own(form: str) -> None:
-    linear = Linear.pack(randn(40, 64), randn(40), form)
+    linear = pack_linear(randn(40, 64), randn(40), form)
     x = randn(3, 64, seed=1)
     right = linear(x)
     copied = copy.deepcopy(linear)
@@ -143,9 +144,9 @@ def test_a_copy_has_weights_of_its_own(form: str) -> None:
 def test_rows_are_exact(backend: str, inputs: int) -> None:
     weight = randn(70, inputs)
     ids = torch.tensor([[0, 69], [31, 32], [5, 5]])
-    assert torch.equal(Linear.pack(weight, None, "float32").rows(ids), weight[ids])
+    assert torch.equal(pack_linear(weight, None, "float32").rows(ids), weight[ids])
     assert torch.equal(
-        Linear.pack(weight, None, "bfloat16").rows(ids.T), weight.bfloat16().float()[ids.T]
+        pack_linear(weight, None, "bfloat16").rows(ids.T), weight.bfloat16().float()[ids.T]
     )
 
 
@@ -154,7 +155,7 @@ def test_rows_are_exact(backend: str, inputs: int) -> None:
 )
 def test_memory_and_error(form: str, bits: float) -> None:
     weight = randn(256, 512)
-    linear = Linear.pack(weight, None, form)
+    linear = pack_linear(weight, None, form)
     assert linear.packed.nbytes == weight.numel() * bits / 8
     error = (linear.weight() - weight).square().mean().sqrt()
     assert error <= {"float32": 0.0, "bfloat16": 0.002, "int8": 0.008, "int4": 0.085}[form]
@@ -163,7 +164,7 @@ def test_memory_and_error(form: str, bits: float) -> None:
 def test_bfloat16_weights_stay_what_they_were() -> None:
     weight = randn(33, 70).bfloat16()
     for form in EXACT:
-        assert torch.equal(Linear.pack(weight, None, form).weight(), weight.float())
+        assert torch.equal(pack_linear(weight, None, form).weight(), weight.float())
 
 
 # --------------------------------------------------------------------------------------------------------- quantization
@@ -197,7 +198,7 @@ def test_weights_that_cannot_be_rounded_are_named(form: str, value: float) -> No
     weight = randn(5, 40)
     weight[3, 17] = value
     with pytest.raises(KernelError, match=rf"weight_NK\[3, 17\]: {value} must be finite"):
-        Linear.pack(weight, None, form)
+        pack_linear(weight, None, form)
 
 
 def test_wrong_arguments_are_named() -> None:
@@ -205,18 +206,18 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(
         KernelError, match="format: 'fp8' must be one of float32, bfloat16, int8, int4"
     ):
-        Linear.pack(weight, None, "fp8")
+        pack_linear(weight, None, "fp8")
     with pytest.raises(
         KernelError, match=r"weight_NK: torch.float64 on cpu must be float32 or bfloat16"
     ):
-        Linear.pack(weight.double(), None, "float32")
+        pack_linear(weight.double(), None, "float32")
     with pytest.raises(KernelError, match=r"weight_NK: shape \[0, 4\] must be \[N, K\]"):
-        Linear.pack(weight[:0], None, "float32")
+        pack_linear(weight[:0], None, "float32")
     with pytest.raises(KernelError, match=r"bias_N: shape \[4\] must be \[5\]"):
-        Linear.pack(weight, torch.zeros(4), "float32")
+        pack_linear(weight, torch.zeros(4), "float32")
     with pytest.raises(KernelError, match="65537 input features must be at most 65536"):
-        Linear.pack(torch.zeros(1, 65537), None, "int8")
-    linear = Linear.pack(weight, None, "float32")
+        pack_linear(torch.zeros(1, 65537), None, "int8")
+    linear = pack_linear(weight, None, "float32")
     with pytest.raises(KernelError, match=r"x: shape \[2, 5\] must end with 4 features"):
         linear(torch.zeros(2, 5))
     with pytest.raises(KernelError, match=r"x: torch.float64 must be float32 or bfloat16"):
@@ -228,7 +229,7 @@ def test_wrong_arguments_are_named() -> None:
     with pytest.raises(KernelError, match="ids: 0 to 5 must be from 0 to 4"):
         linear.rows(torch.tensor([0, 5]))
     with pytest.raises(KernelError, match="rows of int8 weights are not exact"):
-        Linear.pack(weight, None, "int8").rows(torch.tensor([0]))
+        pack_linear(weight, None, "int8").rows(torch.tensor([0]))
     with pytest.raises(KernelError, match="stays on the CPU and in its format"):
         linear.to(torch.bfloat16)
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.linear.linear import Linear
-from motet_kernels.linear.lora import FREE, LoraFactors, Segments
+from motet_kernels.linear.lora import LoraFactors
+from motet_kernels.linear.pack import pack_linear
+from motet_kernels.linear.segments import FREE, Segments
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.replay import Tape
 
@@ -121,7 +122,7 @@ def test_a_slot_is_used_again(backend: str) -> None:
 @torch.inference_mode()
 def test_a_tape_takes_another_mix_each_time(isa: str) -> None:
     factors = made(64, 96, 8)
-    linear = Linear.pack(random(96, 64, seed=6), None, "float32")
+    linear = pack_linear(random(96, 64, seed=6), None, "float32")
     x, segments = random(4, 64, seed=7), Segments.of([FREE] * 4)
 
     def step() -> Tensor:

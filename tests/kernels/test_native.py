@@ -21,7 +21,8 @@ import json, sys
 from motet_kernels.runtime import native
 assert "torch" not in sys.modules
 import torch
-from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
+from motet_kernels.attention.paged_attention import paged_attention
 batch = PagedBatch(*(torch.tensor(x, dtype=torch.int32) for x in ([[0]], [0, 1], [1])))
 cache = torch.ones(1, 1, 4, 8)
 out = paged_attention(torch.ones(1, 2, 8), cache, cache, batch, scale=1.0)

@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from motet_kernels.attention.head_norm import HeadNorm
+from motet_kernels.attention.rotary import rotate_heads, rotate_heads_torch
 from motet_kernels.gates import gated
 from motet_kernels.norm import layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
-from motet_kernels.rotary import HeadNorm, rotate_heads, rotate_heads_torch
 from motet_kernels.runtime.errors import KernelError
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.recurrent import PackedRows, conv_scan, delta_scan, mamba1_scan, mamba2_scan
+from motet_kernels.recurrent.packed_rows import PackedRows
+from motet_kernels.recurrent.scans import conv_scan, delta_scan, mamba1_scan, mamba2_scan
 from motet_kernels.runtime.errors import KernelError
 
 SLOTS = 5

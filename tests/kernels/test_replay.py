@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.attention.kv import store_kv
+from motet_kernels.attention.paged_attention import paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.gates import gated, gelu
-from motet_kernels.kv import store_kv
-from motet_kernels.linear.linear import FORMATS, Linear
+from motet_kernels.linear.pack import FORMATS, pack_linear
 from motet_kernels.norm import layer_norm, rms_norm
 from motet_kernels.runtime import native
 from motet_kernels.runtime.errors import KernelError
@@ -28,7 +29,7 @@ class Step:
         draw = torch.Generator().manual_seed(rows)
         self.rows = rows
         self.qkv, self.out, self.up = (
-            Linear.pack(
+            pack_linear(
                 torch.randn(n, WIDTH, generator=draw) * 0.3, torch.randn(n, generator=draw), form
             )
             for n in (3 * WIDTH, WIDTH, 2 * WIDTH)
@@ -98,7 +99,7 @@ def test_what_torch_computes_is_refused(compute: object) -> None:
 
 
 def test_a_kernel_without_an_entry_for_tapes_is_refused() -> None:
-    table = Linear.pack(torch.randn(4, 8), None, "float32")
+    table = pack_linear(torch.randn(4, 8), None, "float32")
     ids = torch.tensor([1, 2])
     with pytest.raises(KernelError, match=r"motet_linear_rows.*REPLAYABLE|computes outside"):
         Tape(lambda: table.rows(ids))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from motet_kernels.runtime.errors import KernelError
-from motet_kernels.sampling import Choice, draw, draw_torch, forbid
+from motet_kernels.sampling.choice import Choice
+from motet_kernels.sampling.sampling import draw, draw_torch, forbid
 
 KINDS = (
     Choice(0.0),

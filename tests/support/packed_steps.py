@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from motet_kernels.recurrent import PackedRows
+from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_llm.attention.options import AttentionOptions
 from motet_llm.attention.paged import TurnsHeads
 from motet_llm.models.recurrent import Recurrent

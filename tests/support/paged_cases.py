@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from motet_kernels.attention import PagedBatch, paged_attention
-from motet_kernels.kv import CODED, decode, encode
+from motet_kernels.attention.kv_format import CODED, decode, encode
+from motet_kernels.attention.paged_attention import paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
 
 GARBAGE = 1 << 30
 

@@ -11,16 +11,17 @@ from datetime import UTC, datetime
 
 import uvloop
 
-from motet_cli.bench import plot, progress, report, table
+from motet_cli.bench import progress
 from motet_cli.bench.config import BenchConfig, configure
 from motet_cli.bench.exchange import exchange
 from motet_cli.bench.http import Client
 from motet_cli.bench.load import Load, Measured
 from motet_cli.bench.probe import measure_scale, pick_model
-from motet_cli.bench.record import Record
 from motet_cli.bench.request import PATHS, Request, Shape
+from motet_cli.bench.results import plot, report, table
+from motet_cli.bench.results.record import Record
+from motet_cli.bench.results.summary import summarize
 from motet_cli.bench.scale import Scale
-from motet_cli.bench.summary import summarize
 from motet_cli.commands.server import read_key
 
 

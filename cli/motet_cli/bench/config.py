@@ -9,9 +9,10 @@ from typing import Any, get_args
 
 import msgspec
 
-from motet_cli.bench import lengths, plot
+from motet_cli.bench import lengths
 from motet_cli.bench.request import Endpoint
-from motet_cli.bench.summary import Limits
+from motet_cli.bench.results import plot
+from motet_cli.bench.results.summary import Limits
 from motet_cli.bench.trace import Trace
 from motet_cli.bench.workload import Workload
 from motet_shared.errors import ConfigError

@@ -9,7 +9,7 @@ import msgspec
 
 from motet_cli.bench.events import DONE, Chunk, EventParser, decode_chunk, error_kind
 from motet_cli.bench.http import BadResponse, Client, Reply
-from motet_cli.bench.record import Record
+from motet_cli.bench.results.record import Record
 
 
 async def exchange(

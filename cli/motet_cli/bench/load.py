@@ -9,8 +9,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 
-from motet_cli.bench.record import Record
 from motet_cli.bench.request import Request
+from motet_cli.bench.results.record import Record
 
 _TICK = 0.02  # seconds between measurements of the loop's lag
 

@@ -10,8 +10,8 @@ import msgspec
 from motet_cli.bench import words
 from motet_cli.bench.exchange import exchange
 from motet_cli.bench.http import BadResponse, Client
-from motet_cli.bench.record import Record
 from motet_cli.bench.request import PATHS, Request, Shape
+from motet_cli.bench.results.record import Record
 from motet_cli.bench.scale import Scale
 from motet_shared.errors import MotetError, Unavailable, UnknownModel
 

@@ -20,7 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from motet_cli.bench.table import duration
+from motet_cli.bench.results.table import duration
 from motet_cli.planning.demand import About, read_demand, share
 from motet_models.capacity import Plan, Settings, plan
 from motet_models.model_shape import ModelShape

@@ -82,7 +82,7 @@ def _interpret() -> None:
             "MOTET_TRITON=interpret: Triton was imported before; set TRITON_INTERPRET=1 as well"
         )
     os.environ["TRITON_INTERPRET"] = "1"
-    from . import interpreter
+    from motet_kernels.gpu import interpreter
 
     interpreter.mend()
 

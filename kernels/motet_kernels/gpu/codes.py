@@ -1,6 +1,6 @@
 """Encode and decode numbers in 8 bits, int8 or float8_e4m3fn, and address rows of a coded cache.
 
-A coded row is its codes followed by its scale in float32 (`motet_kernels.kv`), so rows begin at
+A coded row is its codes followed by its scale in float32 (`motet_kernels.attention.kv`), so rows begin at
 multiples of four bytes: strides of a coded cache are counted in words of four bytes, which tells
 Triton that it may load words.
 
@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.target_info import cuda_capability_geq
 
-from motet_kernels.kv import CODED, SCALE
+from motet_kernels.attention.kv_format import CODED, SCALE
 from motet_kernels.runtime.errors import KernelError
 
 WORD = tl.constexpr(SCALE)
@@ -73,7 +73,7 @@ def steps_of(largest, FLOAT8: tl.constexpr):
 def encoded(x, scale, inverse, FLOAT8: tl.constexpr):
     """Return codes (bytes) of float32 numbers with the results of `steps_of` for their row.
 
-    They are the codes of `motet_kernels.kv.encode`.
+    They are the codes of `motet_kernels.attention.kv.encode`.
     """
     x = tl.where(scale == scale, x, 0.0)
     # Fused with an addition of zero, the product is rounded before other additions, as on a CPU.

@@ -1,6 +1,6 @@
 """Compile the kernels for GPUs that are not present, and report the resources that they take.
 
-    python -m motet_kernels.gpu.compile [--only NOUN …] [--targets sm_90 …] [--all]
+    python -m motet_kernels.gpu.compile [--only MODULE …] [--targets sm_90 …] [--all]
                                         [--table kernels/README.md]
 
 The launchers are called with the `samples` of their modules, so that the compiled code is what
@@ -18,19 +18,17 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
+from motet_kernels.gpu.resources import Resources, read_resources
 from motet_kernels.runtime.build import cache_root
-
-from .resources import Resources, read_resources
 
 os.environ.setdefault("TRITON_CACHE_DIR", str(cache_root() / "triton"))
 
 import triton
 from triton.backends.compiler import GPUTarget
 
-from .launch import Launch, Sample, compiling
+from motet_kernels.gpu.launch import Launch, Sample, compiling
 
 BEGIN, END = "<!-- resources: written by motet_kernels.gpu.compile -->", "<!-- end of resources -->"
 
@@ -103,18 +101,21 @@ class Elsewhere:
         return 0
 
 
-def nouns() -> list[str]:
-    """Return the modules of this package that have samples."""
+def kernel_modules() -> dict[str, str]:
+    """Return the dotted names of this package's modules that have samples, by their last part."""
     package = Path(__file__).parent
-    names = [module.name for module in iter_modules([str(package)])]
-    return [name for name in names if "\ndef samples(" in (package / f"{name}.py").read_text()]
+    return {
+        path.stem: ".".join([str(__package__), *path.relative_to(package).with_suffix("").parts])
+        for path in sorted(package.rglob("*.py"), key=lambda path: path.stem)
+        if "\ndef samples(" in path.read_text()
+    }
 
 
-def compiled(noun: str, target: str, *, every: bool = False) -> Iterator[Compiled]:
-    """Compile the samples of a module: the shipped configurations, or with `every` all of them."""
+def compiled(module: str, target: str, *, every: bool = False) -> Iterator[Compiled]:
+    """Compile the samples of a dotted module: the shipped configurations, or with `every` all of them."""
     triton.runtime.driver.set_active(Elsewhere(TARGETS[target].gpu))
     launches: list[Launch] = []
-    for sample in import_module(f"{__package__}.{noun}").samples():
+    for sample in import_module(module).samples():
         with compiling(partial(_collect, launches, every)):
             sample.call()
         found = [(launch, read_resources(_compile(launch))) for launch in launches]
@@ -174,31 +175,38 @@ def undocumented(path: Path, results: Sequence[Compiled]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
+    modules = kernel_modules()
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", nargs="+", choices=nouns(), default=nouns(), help="which modules (all)"
+        "--only",
+        nargs="+",
+        choices=list(modules),
+        default=list(modules),
+        help="modules whose kernels are compiled (default: all)",
     )
     parser.add_argument(
         "--targets",
         nargs="+",
         choices=list(TARGETS),
         default=list(TARGETS),
-        help="which GPUs (all)",
+        help="GPUs to compile for (default: all)",
     )
     parser.add_argument(
-        "--all", action="store_true", help="every configuration, not only those that ship"
+        "--all", action="store_true", help="compile every configuration, not only those that ship"
     )
-    parser.add_argument("--table", type=Path, help="the document whose table is to be written")
     parser.add_argument(
-        "--documented", type=Path, help="the document whose table must say what was found"
+        "--table", type=Path, help="write the table of resources into this document"
+    )
+    parser.add_argument(
+        "--documented", type=Path, help="fail unless this document has the table's rows"
     )
     args = parser.parse_args(argv)
     results = []
-    for noun in args.only:
+    for name in args.only:
         for target in args.targets:
-            for result in compiled(noun, target, every=args.all):
+            for result in compiled(modules[name], target, every=args.all):
                 results.append(result)
                 print(
                     f"{result}: {result.resources}",

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
 
 _WIDEST = 1024  # channels of a row in a program; shorter rows share a program
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, Sample
 
 _PIECES = 64  # maximum, so that one program can merge the pieces of a group
 _ENOUGH = 512  # programs that keep a GPU busy

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Config, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, GpuKernel, Sample
 
 
 @triton.jit

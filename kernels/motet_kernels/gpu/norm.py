@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Config, Constants, GpuKernel, Sample
+from motet_kernels.gpu.launch import Config, Constants, GpuKernel, Sample
 
 WIDEST = 16384  # channels of a row that is kept in registers
 _CHUNK = 4096  # channels of a longer row at a time

@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from motet_kernels import gpu
+from motet_kernels.linear import panels
 from motet_kernels.runtime.arguments import check_device, check_floats, is_cpu
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.native import Kernel
-
-from . import panels
 
 FORMATS = ("float32", "bfloat16")
 GPU_FORMATS = (*FORMATS, "float16")

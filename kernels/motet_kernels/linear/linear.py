@@ -23,18 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from motet_kernels import gpu
+from motet_kernels.linear import panels
+from motet_kernels.linear.quantization import GROUP, quantize_channels, quantize_groups, round_trip
 from motet_kernels.runtime.arguments import FLOATS, is_cpu
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.runtime.native import Kernel
 
-from . import panels
-from .quantization import GROUP, quantize_channels, quantize_groups, round_trip
-
-FORMATS = ("float32", "bfloat16", "int8", "int4")
-GPU_FORMATS = (*FORMATS, "float16")
-# An int32 can sum 255 · 127 this many times.
-MAX_INT8_INPUTS = 1 << 16
 # Panels that the twin unpacks at a time.
 TWIN_PANELS = 64
 
@@ -44,7 +38,7 @@ _ROWS = Kernel("motet_linear_rows", "pippii")
 
 
 class Linear(nn.Module):
-    """Compute `y = x · Wᵀ + b`, like `nn.Linear`; made by `Linear.pack`."""
+    """Compute `y = x · Wᵀ + b`, like `nn.Linear`; made by `pack_linear`."""
 
     packed: Tensor
     scale_N: Tensor | None
@@ -86,35 +80,8 @@ class Linear(nn.Module):
         self._weights = self._addresses()
 
     @classmethod
-    def pack(
-        cls,
-        weight_NK: Tensor,
-        bias_N: Tensor | None,
-        form: str,
-        device: torch.device | str | None = None,
-    ) -> Linear:
-        """Pack weights in a format of FORMATS, to compute on `device`, by default their own.
-
-        The weights are float32 or bfloat16; for a GPU and for float8 also float16. "float8" is a
-        format too, computed by `grouped_linear.py`: a scale per output, and the input not rounded.
-        On a GPU float16 is a format as well. The tensors given are not kept. Raises `KernelError`
-        on another format, type or shape, and for int8, int4 and float8 on a weight that is not
-        finite.
-        """
-        device = weight_NK.device if device is None else torch.device(device)
-        on_gpu = gpu.is_gpu(device)
-        if form == "float8":
-            from .grouped_linear import GroupedLinear, quantize_float8
-
-            _check_weight(weight_NK, bias_N, "float32", GPU_FORMATS)
-            packed_here = GroupedLinear(quantize_float8(weight_NK), bias_N, device)
-            packed_here.format = form
-            return packed_here
-        _check_weight(weight_NK, bias_N, form, GPU_FORMATS if on_gpu else FORMATS)
-        if on_gpu:
-            from .row_linear import RowLinear
-
-            return RowLinear.from_rows(weight_NK, bias_N, form, device)
+    def from_panels(cls, weight_NK: Tensor, bias_N: Tensor | None, form: str) -> Linear:
+        """Pack checked weights in panels, for the CPU."""
         scale_N = None
         if form == "int8":
             q_NK, scale_N = quantize_channels(weight_NK)
@@ -278,25 +245,3 @@ def rows_of(x: Tensor, features: int) -> tuple[Tensor, int]:
     if x_MK.stride(1) != 1 and features > 1:
         x_MK = x_MK.contiguous()
     return x_MK, x_MK.stride(0)
-
-
-def _check_weight(
-    weight_NK: Tensor, bias_N: Tensor | None, form: str, formats: tuple[str, ...]
-) -> None:
-    if form not in formats:
-        raise KernelError(f"format: {form!r} must be one of {', '.join(formats)}")
-    kinds = ("float32", "bfloat16", "float16") if "float16" in formats else ("float32", "bfloat16")
-    if weight_NK.dtype not in [getattr(torch, kind) for kind in kinds]:
-        raise KernelError(
-            f"weight_NK: {weight_NK.dtype} on {weight_NK.device} must be {' or '.join(kinds)}"
-        )
-    if weight_NK.dim() != 2 or 0 in weight_NK.shape:
-        raise KernelError(
-            f"weight_NK: shape {list(weight_NK.shape)} must be [N, K] with neither zero"
-        )
-    if form == "int8" and weight_NK.shape[1] > MAX_INT8_INPUTS:
-        raise KernelError(
-            f"weight_NK: {weight_NK.shape[1]} input features must be at most {MAX_INT8_INPUTS} for int8"
-        )
-    if bias_N is not None and bias_N.shape != weight_NK.shape[:1]:
-        raise KernelError(f"bias_N: shape {list(bias_N.shape)} must be [{weight_NK.shape[0]}]")

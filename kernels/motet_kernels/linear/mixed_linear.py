@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from motet_kernels import gpu
+from motet_kernels.linear.grouped_linear import GroupedLinear, is_native
+from motet_kernels.linear.linear import Linear
 from motet_kernels.runtime.errors import KernelError
-
-from .grouped_linear import GroupedLinear, is_native
-from .linear import Linear
 
 
 class MixedLinear(Linear):

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from motet_kernels.linear.quantization import GROUP
 from motet_kernels.runtime.memory import huge_zeros
-
-from .quantization import GROUP
 
 PANEL = 32
 GROUP_BYTES = 576

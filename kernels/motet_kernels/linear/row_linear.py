@@ -21,12 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from motet_kernels import gpu
+from motet_kernels.linear.linear import Linear, rows_of
+from motet_kernels.linear.quantization import GROUP, quantize_channels, quantize_groups, round_trip
+from motet_kernels.linear.row_layout import BLOCK, pack_nibbles, unpack_nibbles
 from motet_kernels.runtime.arguments import FLOATS, check_device
-
-from .linear import Linear, rows_of
-from .quantization import GROUP, quantize_channels, quantize_groups, round_trip
-
-BLOCK = 128
 
 
 class RowLinear(Linear):
@@ -49,7 +47,7 @@ class RowLinear(Linear):
             packed, scales = quantize_channels(weight_NK)
             packed = F.pad(packed, (0, -shape[1] % BLOCK))
         elif form == "int4":
-            packed, scales = _pack_nibbles(*quantize_groups(weight_NK))
+            packed, scales = pack_nibbles(*quantize_groups(weight_NK))
         else:
             packed = weight_NK.to(getattr(torch, form), copy=True)
         bias_dtype = packed.dtype if packed.is_floating_point() else torch.float32
@@ -67,7 +65,7 @@ class RowLinear(Linear):
             return self._product(x, residual)
         if self._exact or not gpu.takes(x):
             return self.forward_torch(x, residual)
-        from motet_kernels.gpu import linear as kernels
+        from motet_kernels.gpu.linear import linear as kernels
 
         multiply = kernels.int8_linear if self.format == "int8" else kernels.int4_linear
         assert self.scale_N is not None
@@ -97,7 +95,7 @@ class RowLinear(Linear):
             None if self.scale_N is None else self.scale_N[start:stop],
         )
         if self.format == "int4":
-            part = _unpack_nibbles(part).unflatten(1, (-1, GROUP))
+            part = unpack_nibbles(part).unflatten(1, (-1, GROUP))
         if scales is not None:
             part = (part.float() * scales.float().unsqueeze(-1)).flatten(1)
         return part[:, : self.in_features].float()
@@ -111,22 +109,3 @@ class RowLinear(Linear):
 
 def _rows(x: Tensor) -> Tensor:
     return rows_of(x, x.shape[-1])[0].view(-1, x.shape[-1])
-
-
-def _pack_nibbles(q_NK: Tensor, scale_NG: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bytes `[N, 64 B]` of int8 weights from -8 to 7, and scales `[N, 4 B]`."""
-    inputs = q_NK.shape[1]
-    halves = (
-        F.pad(q_NK + 8, (0, -inputs % BLOCK), value=8)
-        .to(torch.uint8)
-        .unflatten(1, (-1, 2, BLOCK // 2))
-    )
-    return (halves[:, :, 0] | halves[:, :, 1] << 4).flatten(1), F.pad(
-        scale_NG, (0, -inputs % BLOCK // GROUP)
-    )
-
-
-def _unpack_nibbles(packed_NB: Tensor) -> Tensor:
-    """Return weights from -8 to 7 without their scales, int8 `[N, 128 B]`."""
-    halves = packed_NB.unflatten(1, (-1, BLOCK // 2))
-    return torch.stack((halves & 15, halves >> 4), dim=2).flatten(1).to(torch.int8) - 8

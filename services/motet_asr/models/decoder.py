@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from motet_asr.engine.slots import Slots
-from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import pack_linear
 from motet_kernels.norm import layer_norm
 from motet_kernels.runtime.device import upload_all
 
@@ -39,7 +39,7 @@ class _Plain:
 
 def matrix(weight: Tensor, bias: Tensor | None, form: str = "torch") -> Matrix:
     """Return `x · Wᵀ + b (+ residual)`: torch's own, or packed by `motet_kernels` as `form`."""
-    return _Plain(weight, bias) if form == "torch" else Linear.pack(weight, bias, form)
+    return _Plain(weight, bias) if form == "torch" else pack_linear(weight, bias, form)
 
 
 def norm(module: nn.LayerNorm, native: bool) -> Norm:

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from motet_asr.engine.slots import Slots
 from motet_kernels import gpu
-from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.attention.kv import store_kv
+from motet_kernels.attention.paged_attention import paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.gates import gelu
-from motet_kernels.kv import store_kv
 from motet_kernels.runtime.device import NARROW, upload_all
 from motet_kernels.runtime.replay import Tape, can_replay
 from motet_kernels.spans import upload

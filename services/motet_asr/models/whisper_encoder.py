@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
 from motet_kernels import gpu
-from motet_kernels.full_attention import full_attention, packed_attention
+from motet_kernels.attention.full_attention import full_attention, packed_attention
 from motet_kernels.gates import gelu
-from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import pack_linear
 from motet_kernels.runtime.device import dtype_name
 from motet_kernels.spans import Spans
 
@@ -37,7 +37,7 @@ class _Convolution:
         weight = conv.weight.permute(0, 2, 1).flatten(
             1
         )  # by frame, then by channel, as the input lies in memory
-        self._matrix = Linear.pack(weight, conv.bias, form)
+        self._matrix = pack_linear(weight, conv.bias, form)
 
     def __call__(self, x_FE: Tensor) -> Tensor:
         padded = F.pad(x_FE, (0, 0, 1, 1)).contiguous()
@@ -59,10 +59,10 @@ class _Layer:
         bias = torch.cat(
             [own.q_proj.bias * own.scaling, torch.zeros_like(own.v_proj.bias), own.v_proj.bias]
         )
-        self.qkv = Linear.pack(weight, bias, form)
-        self.out = Linear.pack(own.out_proj.weight, own.out_proj.bias, form)
-        self.up = Linear.pack(layer.fc1.weight, layer.fc1.bias, form)
-        self.down = Linear.pack(layer.fc2.weight, layer.fc2.bias, form)
+        self.qkv = pack_linear(weight, bias, form)
+        self.out = pack_linear(own.out_proj.weight, own.out_proj.bias, form)
+        self.up = pack_linear(layer.fc1.weight, layer.fc1.bias, form)
+        self.down = pack_linear(layer.fc2.weight, layer.fc2.bias, form)
         self.activation = (
             gelu
             if on_gpu and isinstance(layer.activation_fn, GELUActivation)

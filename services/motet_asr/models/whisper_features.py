@@ -14,7 +14,8 @@ from torch import Tensor
 
 from motet_asr.engine.engine import SAMPLE_RATE, Audio
 from motet_kernels import gpu
-from motet_kernels.log_mel import MelTables, log_mel
+from motet_kernels.audio.log_mel import log_mel
+from motet_kernels.audio.mel_tables import MelTables
 from motet_kernels.spans import upload
 
 _RANGE = 8.0  # decades of power below the maximum at which features are clamped

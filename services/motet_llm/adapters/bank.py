@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from motet_kernels.linear.linear import Linear
-from motet_kernels.linear.lora import FREE, LoraFactors, Segments
+from motet_kernels.linear.lora import LoraFactors
+from motet_kernels.linear.segments import FREE, Segments
 from motet_llm.disaggregation.kv_transfer import adapted
 from motet_llm.models.joined_linear import Part
 from motet_shared.errors import BadRequest, ConfigError

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from motet_kernels.attention import PagedBatch
+from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.device import upload_all
 from motet_llm.cache.kv_cache import CPU, KvCache, touched_zeros
 from motet_llm.cache.spill import Spilled

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from motet_kernels.attention import PagedBatch
-from motet_kernels.attention import paged_attention as attend_pages
-from motet_kernels.recurrent import PackedRows
-from motet_kernels.rotary import PackedHeads
+from motet_kernels.attention.paged_attention import paged_attention as attend_pages
+from motet_kernels.attention.paged_batch import PagedBatch
+from motet_kernels.attention.rotary import PackedHeads
+from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_llm.cache.kv_cache import CPU, KvCache, LayerShape
 from motet_llm.cache.state_cache import StateCache, StateShape
 from motet_llm.engine.step_memory import StepMemory

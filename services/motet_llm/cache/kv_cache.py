@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from motet_kernels.blocks import Blocks
-from motet_kernels.kv import CODED, decode, row_size, store_kv
-from motet_kernels.rotary import PackedHeads, rotate_store_kv
+from motet_kernels.attention.blocks import Blocks
+from motet_kernels.attention.kv import store_kv
+from motet_kernels.attention.kv_format import CODED, decode, row_size
+from motet_kernels.attention.rotary import PackedHeads, rotate_store_kv
 from motet_kernels.runtime.memory import huge_zeros
 from motet_models.capacity import KvLayout, Recent, kv_layout, slot_sizes
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from motet_kernels.blocks import Blocks
+from motet_kernels.attention.blocks import Blocks
 from motet_shared.errors import InternalError
 
 

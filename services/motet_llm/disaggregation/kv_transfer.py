@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from motet_kernels.kv import CODED, decode, dim_of, row_size
+from motet_kernels.attention.kv_format import CODED, decode, dim_of, row_size
 from motet_llm.cache.kv_cache import KvCache
 from motet_shared.errors import BadRequest
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from motet_kernels import gpu
-from motet_kernels.attention import PagedBatch
-from motet_kernels.recurrent import PackedRows
+from motet_kernels.attention.paged_batch import PagedBatch
+from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_kernels.runtime.device import (
     Download,
     describe,

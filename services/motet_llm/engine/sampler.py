@@ -1,7 +1,7 @@
 """Draw the next token of each row of logits according to its request's sampling options.
 
 Order: logit bias and min_tokens, repetition, presence and frequency penalties, grammar masks, then
-`motet_kernels.sampling`: temperature, top-k, top-p, min-p, draw. Noise is keyed by (seed, output
+`motet_kernels.sampling.sampling`: temperature, top-k, top-p, min-p, draw. Noise is keyed by (seed, output
 position, token). Temperature 0 takes the most likely token after bias, penalties and masks.
 
 Log-probabilities are those of the model's own distribution, before all of the above, as in OpenAI's
@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from motet_kernels import sampling, speculation
-from motet_kernels.sampling import Choice, Edits
+from motet_kernels.sampling import sampling, speculation
+from motet_kernels.sampling.choice import Choice, Edits
 from motet_llm.grammar.token_mask import TokenMask
 from motet_llm.speculation.speculative_row import Row
 from motet_shared.messages import TokenLogprob

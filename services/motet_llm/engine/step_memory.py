@@ -15,8 +15,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from motet_kernels.attention import PagedBatch
-from motet_kernels.linear.lora import Segments
+from motet_kernels.attention.paged_batch import PagedBatch
+from motet_kernels.linear.segments import Segments
 from motet_kernels.runtime.replay import Tape
 from motet_llm.attention.sink_window import Rows
 

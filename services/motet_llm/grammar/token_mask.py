@@ -65,7 +65,7 @@ class TokenMask:
         return torch.from_numpy(bits_RW.view(np.int32))
 
     def bits(self) -> Tensor | None:
-        """Return the mask `[R, W]` for `motet_kernels.sampling.draw`, or None if no row is held.
+        """Return the mask `[R, W]` for `motet_kernels.sampling.sampling.draw`, or None if no row is held.
 
         Waits until `compute` is done.
         """

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from motet_kernels import gates
-from motet_kernels.recurrent import delta_scan
+from motet_kernels.recurrent.scans import delta_scan
 
 from .recurrent import CausalConv, Mixer, Recurrent, Step
 

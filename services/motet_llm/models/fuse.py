@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from motet_kernels import gpu
 from motet_kernels.linear.head_linear import HeadLinear
 from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import pack_linear
 from motet_llm.adapters.bank import Matrix, find_matrices
 from motet_llm.attention.latent import LatentHeads
 from motet_llm.cache.kv_cache import CPU
@@ -82,7 +83,7 @@ def _pack(linears: list[nn.Linear], weights: str, device: torch.device) -> Linea
     """Return one matrix with the rows of all `linears`."""
     biases = [linear.bias for linear in linears]
     bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-    return Linear.pack(
+    return pack_linear(
         torch.cat([linear.weight.detach() for linear in linears]), bias, weights, device
     )
 

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from motet_kernels import gpu
+from motet_kernels.attention.head_norm import HeadNorm
+from motet_kernels.attention.rotary import PackedHeads
 from motet_kernels.gates import gated
 from motet_kernels.linear.linear import Linear
 from motet_kernels.norm import add_rms_norm, rms_norm
-from motet_kernels.rotary import HeadNorm, PackedHeads
 from motet_llm.attention.options import AttentionOptions
 from motet_llm.attention.paged import Layout, TurnsHeads
 from motet_llm.engine.step_memory import StepMemory

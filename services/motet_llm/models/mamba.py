@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from motet_kernels import gates
 from motet_kernels.linear.head_linear import HeadLinear
-from motet_kernels.recurrent import mamba1_scan, mamba2_scan
+from motet_kernels.recurrent.scans import mamba1_scan, mamba2_scan
 
 from .recurrent import CausalConv, Mixer, Recurrent, Step, activation
 

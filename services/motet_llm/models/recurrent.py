@@ -1,7 +1,7 @@
 """Run recurrent mixers: layers with a state of fixed size instead of keys and values.
 
 A mixer takes the packed rows of a step and gets its state from the step's layout:
-`layout.recurrent(layer, shapes, dtype)`. `motet_kernels.recurrent` advances it over all rows at
+`layout.recurrent(layer, shapes, dtype)`. `motet_kernels.recurrent.scans` advances it over all rows at
 once, each from the state after its previous tokens, so the result does not depend on where a prompt
 is split. States are float32 whatever the model's dtype, because errors in them add up.
 
@@ -31,7 +31,8 @@ from transformers.activations import SiLUActivation
 from transformers.utils import logging
 
 from motet_kernels import gates
-from motet_kernels.recurrent import PackedRows, conv_scan
+from motet_kernels.recurrent.packed_rows import PackedRows
+from motet_kernels.recurrent.scans import conv_scan
 from motet_shared.errors import ConfigError
 
 # Methods by which transformers' mixers keep state: a forward that uses one of them is recurrent.

@@ -28,7 +28,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from motet_kernels.recurrent import PackedRows
+from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_llm.attention.options import AttentionOptions
 from motet_shared.errors import ConfigError
 

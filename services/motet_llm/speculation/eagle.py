@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import pack_linear
 from motet_llm.config import EngineConfig
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.engine.request import Request
@@ -129,7 +129,7 @@ class EagleRunner(ModelRunner):
         size = self.model.config.hidden_size
         weight = self._files.need("fc.weight", (size, 2 * size), FLOATS)
         bias = self._files.need("fc.bias", (size,), FLOATS) if "fc.bias" in self._files else None
-        self.fc = Linear.pack(weight, bias, self.weights, self.device)
+        self.fc = pack_linear(weight, bias, self.weights, self.device)
         self._files.left.discard("embed_tokens.weight")  # a copy of the model's own embeddings
         if self._files.left:
             raise ConfigError(

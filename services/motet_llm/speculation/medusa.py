@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import pack_linear
 from motet_llm.config import MOST_DRAFTED, EngineConfig
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.engine.request import Request
@@ -255,4 +256,4 @@ class _Reader:
             ) from error
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return Linear.pack(weight, bias, self._target.weights, self._target.device)
+        return pack_linear(weight, bias, self._target.weights, self._target.device)

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from motet_kernels.linear.grouped_linear import GroupedLinear, GroupWeights, can_join, joined
+from motet_kernels.linear.group_weights import GroupWeights, can_join, joined
+from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_kernels.linear.linear import Linear
 from motet_kernels.linear.mixed_linear import MixedLinear
 from motet_kernels.runtime.errors import KernelError

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from motet_kernels.linear.grouped_linear import FLOAT8, GroupWeights
+from motet_kernels.linear.group_weights import FLOAT8, GroupWeights
 from motet_shared.errors import ConfigError
 
 from .coded_linear import checked, of_steps

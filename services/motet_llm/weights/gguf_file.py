@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from motet_kernels.linear.grouped_linear import GroupWeights
+from motet_kernels.linear.group_weights import GroupWeights
 from motet_shared.errors import ConfigError
 
 from .coded_linear import checked

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from motet_kernels.linear.grouped_linear import GroupWeights
+from motet_kernels.linear.group_weights import GroupWeights
 from motet_shared.errors import ConfigError
 
 from .coded_linear import of_steps

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from motet_kernels.linear.grouped_linear import GroupedLinear, GroupWeights
+from motet_kernels.linear.group_weights import GroupWeights
+from motet_kernels.linear.grouped_linear import GroupedLinear
 from motet_shared.errors import ConfigError
 
 from .coded_linear import CodedEmbedding, CodedLinear

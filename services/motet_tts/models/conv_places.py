@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from motet_kernels.codec_conv import Context, PackedConv
+from motet_kernels.audio.packed_conv import Context, PackedConv
 from motet_kernels.spans import upload
 
 _STREAMS = 8  # initial capacity

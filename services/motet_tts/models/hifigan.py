@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from motet_kernels.codec_conv import Activation, PackedConv, convolve
+from motet_kernels.audio.codec_conv import convolve
+from motet_kernels.audio.packed_conv import Activation, PackedConv
 
 _LAST_SLOPE = 0.01  # torch's default, since transformers names none
 

@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from motet_kernels import gpu
-from motet_kernels.codec_conv import Activation, Context, PackedConv, convolve
+from motet_kernels.audio.codec_conv import convolve
+from motet_kernels.audio.packed_conv import Activation, Context, PackedConv
 from motet_kernels.runtime.errors import KernelError
 
 from .conv_places import Places, Stream

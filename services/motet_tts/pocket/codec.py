@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from motet_kernels import gpu
-from motet_kernels.codec_conv import PackedConv, convolve
+from motet_kernels.audio.codec_conv import convolve
+from motet_kernels.audio.packed_conv import PackedConv
 from motet_tts.models.conv_places import Places, Stream
 
 from .config import PocketConfig

@@ -77,7 +77,8 @@ def test_whisper_says_what_it_says_on_the_cpu(
     path = tiny_whisper(tmp_path, max_length=3)
     due = on_cpu(path, padding=0.1)
     engine = engine_of(path, str(device), padding=0.1)
-    from motet_kernels.gpu import full_attention, kv, log_mel, paged_attention
+    from motet_kernels.gpu.attention import full_attention, kv, paged_attention
+    from motet_kernels.gpu.audio import log_mel
 
     heard = calls_of(monkeypatch, log_mel, "log_mel")
     encoded = calls_of(monkeypatch, full_attention, "packed_attention")

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from motet_kernels.attention import PagedBatch, paged_attention
+from motet_kernels.attention.paged_attention import paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.spans import Spans
 from support.paged_cases import make

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.blocks import Blocks
+from motet_kernels.attention.blocks import Blocks
 
 COUNT = 5
 # Bytes of a row in each storage: whole vectors, some of one program and some of several; and what no vector fits.

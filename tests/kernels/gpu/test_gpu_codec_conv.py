@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from motet_kernels.codec_conv import Activation, Context, PackedConv, convolve, convolve_torch
-from motet_kernels.gpu import codec_conv as kernels
+from motet_kernels.audio.codec_conv import convolve, convolve_torch
+from motet_kernels.audio.packed_conv import Activation, Context, PackedConv
+from motet_kernels.gpu.audio import codec_conv as kernels
 from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}

@@ -12,7 +12,7 @@ import pytest
 
 README = Path(__file__).parents[3] / "kernels" / "README.md"
 PACKAGE = Path(__file__).parents[3] / "kernels" / "motet_kernels" / "gpu"
-NOUNS = {path.stem for path in PACKAGE.glob("*.py") if "\ndef samples(" in path.read_text()}
+MODULES = {path.stem for path in PACKAGE.rglob("*.py") if "\ndef samples(" in path.read_text()}
 
 
 @pytest.mark.long
@@ -39,5 +39,5 @@ def compile_kernels(*arguments: str) -> None:
 
 def test_every_module_of_kernels_has_samples() -> None:
     made = re.compile(r"^\w+ = GpuKernel\(", re.MULTILINE)
-    kernels = {path.stem for path in PACKAGE.glob("*.py") if made.search(path.read_text())}
-    assert kernels <= NOUNS
+    kernels = {path.stem for path in PACKAGE.rglob("*.py") if made.search(path.read_text())}
+    assert kernels <= MODULES

@@ -54,7 +54,7 @@ def test_vectors_are_those_of_the_cpu(
     path = plain(tmp_path, family)
     due = on_cpu(path)
     encoder = load(path, str(device))
-    from motet_kernels.gpu import full_attention
+    from motet_kernels.gpu.attention import full_attention
 
     launches = calls_of(monkeypatch, full_attention, "packed_attention")
     found = vectors(encoder)

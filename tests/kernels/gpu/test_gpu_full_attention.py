@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.full_attention import full_attention, packed_attention, packed_attention_torch
+from motet_kernels.attention.full_attention import (
+    full_attention,
+    packed_attention,
+    packed_attention_torch,
+)
 from motet_kernels.runtime.errors import KernelError
 from motet_kernels.spans import Spans
 

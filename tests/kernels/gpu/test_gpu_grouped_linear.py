@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.linear.grouped_linear import FLOAT8, GroupedLinear, GroupWeights
+from motet_kernels.linear.group_weights import FLOAT8, GroupWeights
+from motet_kernels.linear.grouped_linear import GroupedLinear
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 # Few rows and many; a part of a block of inputs, and several; groups that end within one.

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.kv import store_kv
+from motet_kernels.attention.kv import store_kv
 from motet_kernels.runtime.errors import KernelError
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.attention import PagedBatch, paged_attention
-from motet_kernels.kv import CODED, decode, encode, row_size, store_kv
-from motet_kernels.rotary import PackedHeads, rotate_heads_torch, rotate_store_kv
+from motet_kernels.attention.kv import store_kv
+from motet_kernels.attention.kv_format import CODED, decode, encode, row_size
+from motet_kernels.attention.paged_attention import paged_attention
+from motet_kernels.attention.paged_batch import PagedBatch
+from motet_kernels.attention.rotary import PackedHeads, rotate_heads_torch, rotate_store_kv
 from motet_kernels.runtime.errors import KernelError
 from support.paged_cases import make
 

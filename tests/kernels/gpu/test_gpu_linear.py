@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from motet_kernels.linear.linear import GPU_FORMATS, Linear
+from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import GPU_FORMATS, pack_linear
 from motet_kernels.linear.row_linear import RowLinear
 from motet_kernels.runtime.errors import KernelError
 
@@ -54,7 +55,7 @@ def test_rounded_weights(
 ) -> None:
     rows, features, inputs = shape
     bias = randn(features, seed=2) if features % 2 else None
-    linear = Linear.pack(randn(features, inputs), bias, form, device)
+    linear = pack_linear(randn(features, inputs), bias, form, device)
     x, residual = (
         strided(rows, inputs, dtype, device),
         strided(rows, features, dtype, device, seed=3),
@@ -72,8 +73,8 @@ def test_rounded_weights(
 @pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
 @pytest.mark.parametrize("form", ["float32", "bfloat16", "float16"])
 def test_exact_weights(device: torch.device, form: str, dtype: torch.dtype) -> None:
-    linear = Linear.pack(randn(7, 40), randn(7), form, device)
-    plain = Linear.pack(randn(7, 40), None, form, device)
+    linear = pack_linear(randn(7, 40), randn(7), form, device)
+    plain = pack_linear(randn(7, 40), None, form, device)
     x, residual = strided(3, 40, dtype, device), strided(3, 7, dtype, device)
     tolerance = max(DTYPES[dtype], DTYPES[getattr(torch, form)])
     for one in (linear, plain):
@@ -86,7 +87,7 @@ def test_exact_weights(device: torch.device, form: str, dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize("form", GPU_FORMATS)
 def test_no_rows_and_rows_of_a_batch(device: torch.device, form: str) -> None:
-    linear = Linear.pack(randn(6, 40), None, form, device)
+    linear = pack_linear(randn(6, 40), None, form, device)
     assert isinstance(linear, RowLinear)
     assert linear(torch.zeros(0, 40, device=device)).shape == (0, 6)
     x = randn(2, 3, 40).to(device)
@@ -95,7 +96,7 @@ def test_no_rows_and_rows_of_a_batch(device: torch.device, form: str) -> None:
 
 
 def test_rows_that_are_not_finite_stay_among_themselves(device: torch.device) -> None:
-    linear = Linear.pack(randn(6, 40), None, "int8", device)
+    linear = pack_linear(randn(6, 40), None, "int8", device)
     x = randn(4, 40).to(device)
     plain = linear(x)
     x[1, 3], x[2, 39] = torch.nan, -torch.inf
@@ -107,14 +108,14 @@ def test_rows_that_are_not_finite_stay_among_themselves(device: torch.device) ->
 
 def test_int8_gives_a_row_the_same_bits_in_any_company(device: torch.device) -> None:
     """Its sums are exact, however the inputs are split and the rows are tiled."""
-    linear = Linear.pack(randn(9, 1200), None, "int8", device)
+    linear = pack_linear(randn(9, 1200), None, "int8", device)
     x = randn(18, 1200).to(device)
     assert torch.equal(linear(x)[:1], linear(x[:1]))
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_the_twin_gives_the_same(device: torch.device, form: str) -> None:
-    linear = Linear.pack(randn(6, 200), randn(6), form, device)
+    linear = pack_linear(randn(6, 200), randn(6), form, device)
     x = randn(3, 200).to(device)
     torch.testing.assert_close(
         linear.forward_torch(x, x[:, :6]), linear(x, x[:, :6]), rtol=0.01, atol=0.1
@@ -125,24 +126,24 @@ def test_the_twin_gives_the_same(device: torch.device, form: str) -> None:
 def test_rows_are_exact(device: torch.device, form: str) -> None:
     weight, ids = randn(7, 33), torch.tensor([[0, 6], [5, 5]], device=device)
     due = weight.to(getattr(torch, form)).float().to(device)
-    assert torch.equal(Linear.pack(weight, None, form, device).rows(ids), due[ids])
+    assert torch.equal(pack_linear(weight, None, form, device).rows(ids), due[ids])
 
 
 @pytest.mark.parametrize(("form", "bits"), [("float16", 16), ("int8", 8), ("int4", 4.5)])
 def test_memory_and_error(device: torch.device, form: str, bits: float) -> None:
     weight = randn(64, 512)
-    linear = Linear.pack(weight, None, form, device)
+    linear = pack_linear(weight, None, form, device)
     assert linear.nbytes == weight.numel() * bits / 8 + (64 * 4 if form == "int8" else 0)
     error = (linear.weight().cpu() - weight).square().mean().sqrt()
     assert error <= {"float16": 0.0003, "int8": 0.008, "int4": 0.085}[form]
 
 
 def test_wrong_arguments_are_named(device: torch.device) -> None:
-    linear = Linear.pack(randn(5, 4), None, "int4", device)
+    linear = pack_linear(randn(5, 4), None, "int4", device)
     with pytest.raises(
         KernelError, match="format: 'fp8' must be one of float32, bfloat16, int8, int4, float16"
     ):
-        Linear.pack(randn(5, 4), None, "fp8", device)
+        pack_linear(randn(5, 4), None, "fp8", device)
     with pytest.raises(
         KernelError, match=r"x: torch.float64 must be float32 or bfloat16 or float16"
     ):
@@ -156,7 +157,7 @@ def test_wrong_arguments_are_named(device: torch.device) -> None:
     with pytest.raises(KernelError, match="in its format: pack it again instead"):
         linear.half()
     with pytest.raises(KernelError, match=r"weight_NK\[3, 2\]: inf must be finite"):
-        Linear.pack(
+        pack_linear(
             randn(5, 4).index_put_((torch.tensor(3), torch.tensor(2)), torch.tensor(torch.inf)),
             None,
             "int8",

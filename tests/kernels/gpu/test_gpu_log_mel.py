@@ -12,7 +12,8 @@ from transformers import WhisperFeatureExtractor
 
 from motet_asr.models.whisper_features import WhisperFeatures
 from motet_kernels import gpu
-from motet_kernels.log_mel import MelTables, log_mel, log_mel_torch
+from motet_kernels.audio.log_mel import log_mel, log_mel_torch
+from motet_kernels.audio.mel_tables import MelTables
 from motet_kernels.runtime.errors import KernelError
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from motet_kernels import gpu
-from motet_kernels.linear.lora import FREE, LoraFactors, Segments
+from motet_kernels.linear.lora import LoraFactors
+from motet_kernels.linear.segments import FREE, Segments
 from motet_kernels.runtime.errors import KernelError
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels.rotary import (
-    HeadNorm,
+from motet_kernels.attention.head_norm import HeadNorm
+from motet_kernels.attention.rotary import (
     PackedHeads,
     rotate_heads,
     rotate_heads_torch,

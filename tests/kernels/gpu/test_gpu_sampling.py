@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from motet_kernels import sampling
-from motet_kernels.noise import gumbel, streams
 from motet_kernels.runtime.errors import KernelError
-from motet_kernels.sampling import (
-    Choice,
-    Edits,
+from motet_kernels.sampling import sampling
+from motet_kernels.sampling.choice import Choice, Edits
+from motet_kernels.sampling.noise import gumbel, streams
+from motet_kernels.sampling.sampling import (
     draw,
     draw_torch,
     edit,
@@ -33,7 +32,7 @@ FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture
 def candidates(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module, with rooms as small as these vocabularies."""
-    from motet_kernels.gpu import candidates as module
+    from motet_kernels.gpu.sampling import candidates as module
 
     for name, value in (("GROUPS", 32), ("LIKELY", 8), ("ROOM", 64)):
         monkeypatch.setattr(module, name, value)

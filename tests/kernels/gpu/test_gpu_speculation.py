@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from motet_kernels.speculation import NONE, agreement, agreement_torch
+from motet_kernels.sampling.speculation import NONE, agreement, agreement_torch
 
 
 @pytest.mark.parametrize("longest", [1, 2, 5, 32])

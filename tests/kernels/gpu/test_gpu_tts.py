@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from motet_kernels.codec_conv import PackedConv
+from motet_kernels.audio.codec_conv import convolve
+from motet_kernels.audio.packed_conv import PackedConv
 from motet_shared.errors import ConfigError
 from motet_tts.config import EngineConfig
 from motet_tts.engine.engine import Engine
@@ -241,11 +242,11 @@ def test_more_streams_than_there_is_room_for(device: torch.device) -> None:
     ends = []
     for memory, company in ((alone, 0), (crowded, 20)):
         stream = memory.begin()
-        seanet.convolve(x[0], conv, context=memory.go_on([stream])[0])
+        convolve(x[0], conv, context=memory.go_on([stream])[0])
         others = [memory.begin() for _ in range(company)]
         assert len({one.pair for one in [stream, *others]}) == 1 + company
         many = torch.cat([x[1], *[x[0]] * company])
-        ends.append(seanet.convolve(many, conv, context=memory.go_on([stream, *others])[0])[0])
+        ends.append(convolve(many, conv, context=memory.go_on([stream, *others])[0])[0])
     torch.testing.assert_close(*ends, rtol=1e-5, atol=1e-5)
 
 

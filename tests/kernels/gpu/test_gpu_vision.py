@@ -69,7 +69,7 @@ def test_embeddings_are_those_of_the_cpu(
     folder = tiny_vlm(name, tmp_path)
     due = on_cpu(folder)
     family = load(folder, device)
-    from motet_kernels.gpu import full_attention
+    from motet_kernels.gpu.attention import full_attention
 
     pictures = prepared(family)
     launches = calls_of(monkeypatch, full_attention, "packed_attention")

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from motet_cli.bench.load import Measured
-from motet_cli.bench.record import Record
-from motet_cli.bench.statistics import Spread, percentile
-from motet_cli.bench.summary import Limits, Summary, summarize
-from motet_cli.bench.table import warnings
+from motet_cli.bench.results.record import Record
+from motet_cli.bench.results.statistics import Spread, percentile
+from motet_cli.bench.results.summary import Limits, Summary, summarize
+from motet_cli.bench.results.table import warnings
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=50)
 

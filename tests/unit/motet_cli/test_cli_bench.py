@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from motet_cli.bench import plot
+from motet_cli.bench.results import plot
 from motet_cli.main import main
 from motet_shared.errors import ConfigError
 from support.scripted_http import ScriptedHandler, ScriptedServer

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from motet_kernels.attention import PagedBatch
+from motet_kernels.attention.paged_batch import PagedBatch
 from motet_llm.attention.paged import GroupStep, ShapeProbe, StepLayout, paged_attention
 from motet_llm.cache.kv_cache import KvCache, LayerShape
 from motet_models.capacity import KvGroup

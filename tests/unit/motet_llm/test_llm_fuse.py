@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from motet_kernels.linear.linear import Linear
+from motet_kernels.linear.pack import pack_linear
 from motet_kernels.runtime import native
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
@@ -136,7 +136,7 @@ def test_deterministic_mode_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- siblings
 def test_siblings_are_one_product_whoever_asks_first() -> None:
     weight = torch.randn(12, 8)
-    joined = Joined(Linear.pack(weight, None, "float32"))
+    joined = Joined(pack_linear(weight, None, "float32"))
     first, second = Part(joined, 0, 5), Part(joined, 5, 12)
     x, y = torch.randn(1, 3, 8), torch.randn(1, 3, 8)
     for order in ((first, second), (second, first), (first, first), (second, second)):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from motet_kernels.kv import decode
+from motet_kernels.attention.kv_format import decode
 from motet_kernels.runtime.device import dtype_name
 from motet_llm.cache.kv_cache import KvCache, LayerShape
 from motet_llm.config import EngineConfig

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from motet_kernels.linear.linear import Linear
-from motet_kernels.recurrent import PackedRows
+from motet_kernels.linear.pack import pack_linear
+from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_kernels.runtime import native
 from motet_llm.models import mixers, recurrent
 from motet_llm.models.mamba import Mamba2
@@ -126,7 +126,7 @@ def test_bits_are_the_same_however_tokens_are_packed(family: str) -> None:
     for module in list(whole.mixer.modules()):
         for name, child in module.named_children():
             if isinstance(child, nn.Linear):
-                setattr(module, name, Linear.pack(child.weight, child.bias, "float32"))
+                setattr(module, name, pack_linear(child.weight, child.bias, "float32"))
     tokens, others = hidden(90), hidden(30, seed=1)
     [expected] = whole.advance((1, tokens))
     outs = [cut.advance((1, tokens[:1]), (0, others[:7]))[0]]

@@ -11,9 +11,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from motet_kernels import sampling
-from motet_kernels.noise import gumbel, streams
-from motet_kernels.sampling import Choice, survivors
+from motet_kernels.sampling import sampling
+from motet_kernels.sampling.choice import Choice
+from motet_kernels.sampling.noise import gumbel, streams
+from motet_kernels.sampling.sampling import survivors
 from motet_llm.engine.request import Request
 from motet_llm.engine.sampler import edits_of, sample
 from motet_shared.messages import Sampling

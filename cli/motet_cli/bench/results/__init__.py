@@ -1,0 +1,1 @@
+"""Evaluate and present a run: records, statistics, summary, table, plot and JSON report."""

@@ -1,0 +1,1 @@
+"""Attend over paged and packed keys and values: the cache, its rows, and rotary embedding."""

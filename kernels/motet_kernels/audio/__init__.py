@@ -1,0 +1,1 @@
+"""Process sound: log-mel spectra, and the convolutions of codecs and vocoders."""

@@ -1,0 +1,1 @@
+"""Compute attention, rotary embedding and the KV cache with Triton."""

@@ -1,0 +1,1 @@
+"""Compute log-mel spectra and convolutions with Triton."""

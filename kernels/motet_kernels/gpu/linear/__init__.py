@@ -1,0 +1,1 @@
+"""Multiply by packed weights and by adapters with Triton."""

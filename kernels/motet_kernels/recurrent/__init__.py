@@ -1,0 +1,1 @@
+"""Advance recurrent states: convolution, Mamba, and the gated delta rule."""

@@ -1,0 +1,1 @@
+"""Sample tokens: edits, masks, filters, draws, log-probabilities, and verified drafts."""
