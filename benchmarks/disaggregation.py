@@ -31,7 +31,7 @@ from motet_llm.cache.kv_cache import KvCache, LayerShape
 from motet_llm.disaggregation.kv_sender import KvSender
 from motet_llm.disaggregation.kv_transfer import pack, plan_parts, unpack
 from motet_shared.blobs.store import BlobStore
-from motet_shared.messages import Generate, KvPiece, Prefill, Sampling
+from motet_shared.messages import Generate, KvChunk, Prefill, Sampling
 from motet_shared.quantiles import quantile
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
@@ -175,7 +175,9 @@ async def measure(plan: Plan, arrangement: str, number: int, policy: str = "auto
     run = Run(arrangement)
     async with _engines(plan, ARRANGEMENTS[arrangement], policy) as bus:
         cards = [card for beat in bus.directory.ready("decode") for card in beat.models]
-        client = Client(bus, plan, min(card.vocab for card in cards) - 8, random.Random(number))
+        client = Client(
+            bus, plan, min(card.vocab_size for card in cards) - 8, random.Random(number)
+        )
         for _ in range(2 * len(ARRANGEMENTS[arrangement])):  # every engine knows its speed
             await client.ask(plan.prompt, 4)
         streams = [asyncio.create_task(client.ask(8, plan.output)) for _ in range(plan.streams)]
@@ -204,7 +206,9 @@ async def alone(plan: Plan, policy: str, number: int) -> list[float]:
     """Seconds to the first token of one long prompt after the other, with nothing else to do."""
     async with _engines(plan, ARRANGEMENTS["apart"], policy) as bus:
         cards = [card for beat in bus.directory.ready("decode") for card in beat.models]
-        client = Client(bus, plan, min(card.vocab for card in cards) - 8, random.Random(number))
+        client = Client(
+            bus, plan, min(card.vocab_size for card in cards) - 8, random.Random(number)
+        )
         await client.ask(plan.prompt, 1)
         found = []
         for _ in range(plan.prompts):
@@ -224,8 +228,8 @@ async def hidden(plan: Plan, number: int) -> list[float]:
             (beat.instance, card) for beat in bus.directory.ready("prefill") for card in beat.models
         ]
         for _ in range(plan.prompts):
-            prompt = [chance.randrange(card.vocab - 8) for _ in range(plan.prompt)]
-            request = Prefill(model=card.name, prompt=prompt, kv=card.kv)
+            prompt = [chance.randrange(card.vocab_size - 8) for _ in range(plan.prompt)]
+            request = Prefill(model=card.name, prompt=prompt, kv_format=card.kv_format)
             found.append(await _read_meanwhile(bus, reader, request, instance))
     return found
 
@@ -234,7 +238,7 @@ async def _read_meanwhile(bus: Bus, reader: BlobStore, request: Prefill, instanc
     meanwhile, total, chunk, idle = 0, 0, 0, time.perf_counter()
     async with bus.open("prefill", request, instance=instance) as stream:
         async for piece in stream:
-            assert isinstance(piece, KvPiece)
+            assert isinstance(piece, KvChunk)
             if piece.stop > chunk and time.perf_counter() - idle > WAITED:
                 meanwhile = (
                     total  # all that had come was read before this chunk of the prompt was computed

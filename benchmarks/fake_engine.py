@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from fake_prefill import BLOCK, FakePrefill
 from motet_llm.cache.cache_events import CacheReporter
-from motet_shared.messages import TIERS, Cached, Generate, ModelCard, Tokens, Usage
+from motet_shared.messages import TIERS, Generate, ListBlocks, ModelCard, Tokens, Usage
 from motet_shared.process.actor import Actor, operation, run
 from motet_shared.process.config import Duration, ProcessConfig, setting
 from motet_shared.wire.bus import Bus
@@ -131,13 +131,13 @@ class FakeEngine(Actor):
             return {}
         ahead = {f"prefill_{tier}": self._prefill.tokens_left for tier in TIERS}
         pace = {"prefill_token": 1 / self._prefill.rate, "decode_row": 1e-3}
-        return {"cache_news": self._reporter.number, **ahead, **pace}
+        return {"cache_updates": self._reporter.number, **ahead, **pace}
 
     def stats(self) -> dict[str, Any]:
         return {"running": len(self._running)}
 
-    @operation(Cached)
-    async def cached(self, call: Call, request: Cached) -> None:
+    @operation(ListBlocks)
+    async def list_blocks(self, call: Call, request: ListBlocks) -> None:
         await self._reporter.serve(call)
 
     @operation(Generate)

@@ -23,13 +23,13 @@ from motet_asr.transcription.windows import loud, spoken
 from motet_kernels.runtime import native
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import (
-    HearingResume,
     Listen,
     ModelCard,
     Partial,
     Recording,
     Segment,
     Transcribe,
+    TranscriptionResume,
     Usage,
 )
 from motet_shared.process.actor import Actor, operation
@@ -67,9 +67,9 @@ class Asr(Actor):
             name=name,
             context=0,
             created=created,
-            vocab=vocab,
+            vocab_size=vocab,
             live=live,
-            prompts=engine.family.prompts,
+            accepts_prompt=engine.family.prompts,
         )
         self.bus.monitor.duties.append(self.recognizer.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "window": engine.family.window})
@@ -96,7 +96,7 @@ class Asr(Actor):
         )
         self.recognizer.family.check(options)
         speech = loud if request.speech is None else spoken(request.speech)
-        resume = request.resume or HearingResume(window=0, segment=0, skip=0)
+        resume = request.resume or TranscriptionResume(window=0, segment=0, skip=0)
         if resume.language:
             options = replace(options, language=resume.language)
         data = await self._store.get(request.audio)
@@ -195,7 +195,7 @@ class _Answer:
     def __init__(
         self,
         call: Call,
-        resume: HearingResume,
+        resume: TranscriptionResume,
         duration: float,
         recognizer: Recognizer,
         words: bool,

@@ -12,7 +12,7 @@ from motet_diffusion.pipeline.estimate import Colours
 from motet_media.pictures import to_file
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Overloaded
-from motet_shared.messages import Checkpoint, Draw, Picture, Stroke
+from motet_shared.messages import Checkpoint, DenoisingProgress, Draw, Picture
 from motet_shared.wire.call import Call
 
 _INLINE = 1 << 20  # largest checkpoint, in bytes, that is sent within its item
@@ -52,7 +52,7 @@ class PictureStream:
             preview = await asyncio.to_thread(self._sketch, step.estimate)
         checkpoint = await self._checkpoint(step) if step.checkpoint else None
         if self._call.credit_left >= 2:
-            self._call.push(Stroke(step.step, step.steps, preview, checkpoint))
+            self._call.push(DenoisingProgress(step.step, step.steps, preview, checkpoint))
 
     def _sketch(self, latents: Tensor) -> bytes:
         width, height = self._drawing.width, self._drawing.height

@@ -49,7 +49,10 @@ class Embedding(Actor):
         self.bus.monitor.duties.append(self._desk.thread.watch(self.config.step_timeout))
         created = int((folder.transformer / "config.json").stat().st_mtime)
         self._card = ModelCard(
-            name=config.model_name, context=encoder.limit, created=created, vocab=encoder.vocabulary
+            name=config.model_name,
+            context=encoder.limit,
+            created=created,
+            vocab_size=encoder.vocabulary,
         )
         log.info(
             "model loaded",

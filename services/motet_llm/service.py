@@ -25,7 +25,7 @@ from motet_llm.serving.engine_actor import EngineActor
 from motet_llm.serving.image_reader import ImageEmbeddingReader
 from motet_llm.serving.profile import Profiler
 from motet_shared.blobs.store import BlobStore
-from motet_shared.messages import Cached, Generate, Profile, Tokens
+from motet_shared.messages import Generate, ListBlocks, Profile, Tokens
 from motet_shared.process.actor import operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -83,7 +83,7 @@ class Decode(EngineActor):
         asked = time.perf_counter()
         async with (
             self.adapter_of(request.model, call.expires) as adapter,
-            self._image_reader.reading(request.sights) as images,
+            self._image_reader.reading(request.image_embeddings) as images,
         ):
             began = time.perf_counter()
             timing = {"decode.adapter": began - asked} if adapter is not None else {}
@@ -141,8 +141,8 @@ class Decode(EngineActor):
         self.check_served(request.model)
         await self._profiler.serve(call, request, self.thread)
 
-    @operation(Cached)
-    async def cached(self, call: Call, request: Cached) -> None:
+    @operation(ListBlocks)
+    async def list_blocks(self, call: Call, request: ListBlocks) -> None:
         """Send what the prefix cache holds, for routers that missed some of its events."""
         if self._reporter is None:
             call.finish("stop")
@@ -166,7 +166,7 @@ class Decode(EngineActor):
 
     def load(self) -> dict[str, float]:
         return super().load() | {
-            "cache_news": self._reporter.number if self._reporter is not None else 0
+            "cache_updates": self._reporter.number if self._reporter is not None else 0
         }
 
     def stats(self) -> dict[str, Any]:

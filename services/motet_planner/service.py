@@ -16,7 +16,7 @@ from motet_planner.groups import Group, check_local, read_groups
 from motet_planner.history import Sample
 from motet_planner.observer import Observer
 from motet_planner.policy import Decision, Policy
-from motet_shared.messages import Targets, Wanted
+from motet_shared.messages import ListTargets, ScalingTarget
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -66,12 +66,12 @@ class Planner(Actor):
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._actuator.close()
 
-    @operation(Targets)
-    async def targets(self, call: Call, request: Targets) -> None:
-        """Send a `Wanted` of each group, as of the last look."""
+    @operation(ListTargets)
+    async def list_targets(self, call: Call, request: ListTargets) -> None:
+        """Send a `ScalingTarget` of each group, as of the last look."""
         for name, (sample, decision) in self._latest.items():
             await call.send(
-                Wanted(
+                ScalingTarget(
                     group=name,
                     role=self.groups[name].role,
                     target=decision.target,

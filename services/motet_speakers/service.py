@@ -16,7 +16,7 @@ from motet_media.pool import decoding
 from motet_media.sound_file import RATE, Samples, read_blocks
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import UnknownModel
-from motet_shared.messages import ModelCard, Voice, Voices
+from motet_shared.messages import EmbedSpeakers, ModelCard, SpeakerEmbedding
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -62,9 +62,9 @@ class Speakers(Actor):
     async def _run(self, function: Any, *args: Any) -> Any:
         return await decoding(function, *args, executor=self._thread)
 
-    @operation(Voices)
-    async def voices(self, call: Call, request: Voices) -> None:
-        """Send a `Voice` per span of a file, in order."""
+    @operation(EmbedSpeakers)
+    async def embed_speakers(self, call: Call, request: EmbedSpeakers) -> None:
+        """Send a `SpeakerEmbedding` per span of a file, in order."""
         if (
             self._card is None
             or self._encoder is None
@@ -83,7 +83,7 @@ class Speakers(Actor):
             async for vectors in self._encoded(self._encoder, parts):
                 for vector in vectors:
                     await call.send(
-                        Voice(vector.astype("<f4").tobytes(), self._encoder.shape.alike)
+                        SpeakerEmbedding(vector.astype("<f4").tobytes(), self._encoder.shape.alike)
                     )
         finally:
             # the generator still runs on the thread; its child process is killed already

@@ -11,10 +11,10 @@ from typing import cast
 from motet_shared.errors import BlobError, MotetError, Overloaded, StreamBroken, Unavailable
 from motet_shared.messages import (
     Body,
+    EncodedImage,
     End,
     Generate,
     Resume,
-    Seen,
     TextLogprob,
     TokenLogprob,
     Tokens,
@@ -30,12 +30,12 @@ from motet_tokenizer.prefix_index import ROLE
 from motet_tokenizer.router import Load, Router
 from motet_tokenizer.text import TextState
 
-Look = Callable[[], Awaitable[list[Seen]]]
+Look = Callable[[], Awaitable[list[EncodedImage]]]
 
 PAUSE = 0.05  # seconds before another attempt after a failed one
 
 
-async def _blind() -> list[Seen]:
+async def _blind() -> list[EncodedImage]:
     """Return no image embeddings, for requests without pictures."""
     return []
 
@@ -152,8 +152,11 @@ class Generation:
     def _load(self) -> Load:
         """Return what decode has to prefill: the prompt, and the output emitted before a move."""
         request, names = self._request, self._request.prompt
-        if request.sights and self._vocabulary.placeholder is not None:
-            pictures = [(sight.name, sight.embeddings.shape[1]) for sight in request.sights]
+        if request.image_embeddings and self._vocabulary.placeholder is not None:
+            pictures = [
+                (embedding.name, embedding.embeddings.shape[1])
+                for embedding in request.image_embeddings
+            ]
             names = prompt_names(names, self._vocabulary.placeholder, pictures)
         return Load([*names, *request.output], request.priority)
 
@@ -171,9 +174,9 @@ class Generation:
         self._count_move(error)
         with self._watch.stage("see"):
             seen = await self.look()
-        if len(seen) != len(self._request.sights):
+        if len(seen) != len(self._request.image_embeddings):
             raise error
-        self._request.sights = [picture.sight for picture in seen]
+        self._request.image_embeddings = [picture.embedding for picture in seen]
 
     def _count_move(self, error: MotetError) -> None:
         """Raise `error` after too many moves, as the request itself may kill its instances."""
@@ -248,7 +251,9 @@ class Generation:
         usage = Usage(
             prompt_tokens=len(self._request.prompt),
             completion_tokens=self._text.tokens,
-            image_tokens=sum([sight.embeddings.shape[1] for sight in self._request.sights]),
+            image_tokens=sum(
+                [embedding.embeddings.shape[1] for embedding in self._request.image_embeddings]
+            ),
         )
         if self._end is not None:
             self._watch.merge(self._end.timing)

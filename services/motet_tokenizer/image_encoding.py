@@ -15,7 +15,7 @@ from motet_shared.errors import (
     StreamBroken,
     Unavailable,
 )
-from motet_shared.messages import Chat, Encode, Image, Seen
+from motet_shared.messages import Chat, Encode, EncodedImage, Image
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
@@ -37,7 +37,7 @@ class ImageEncoding:
         self._bus = bus
         self._config = config
 
-    async def look(self, call: Call, request: Chat) -> list[Seen]:
+    async def look(self, call: Call, request: Chat) -> list[EncodedImage]:
         """Return the embeddings of each picture, in order. The first error of any ends them all.
 
         Raises BadRequest for more than `max_images`.
@@ -57,7 +57,7 @@ class ImageEncoding:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _look_at(self, call: Call, request: Chat, image: Image) -> Seen:
+    async def _look_at(self, call: Call, request: Chat, image: Image) -> EncodedImage:
         """Encode one picture at any live instance.
 
         Raises the last error after a time without an instance, or after `max_moves` failures.
@@ -113,7 +113,7 @@ class ImageEncoding:
             names, key=lambda name: hashlib.blake2b(f"{key}/{name}".encode()).digest(), default=None
         )
 
-    async def _ask(self, call: Call, request: Chat, image: Image, instance: str) -> Seen:
+    async def _ask(self, call: Call, request: Chat, image: Image, instance: str) -> EncodedImage:
         encode = Encode(
             model=self._bus.directory.base_of(request.model),
             image=image,
@@ -124,5 +124,5 @@ class ImageEncoding:
         )
         async with stream:
             async for item in stream:
-                return cast(Seen, item)
+                return cast(EncodedImage, item)
         raise InternalError(f"{instance} ended without a word about an image")

@@ -1,4 +1,4 @@
-"""Index which decode instance holds which prompt blocks, from published prefix cache news."""
+"""Index which decode instance holds which prompt blocks, from published prefix cache updates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from motet_shared.errors import MotetError
-from motet_shared.messages import PROTOCOL, Cached, CacheNews, Held, decode_cache_news
+from motet_shared.messages import (
+    PROTOCOL,
+    CachedBlocks,
+    CacheUpdate,
+    ListBlocks,
+    decode_cache_update,
+)
 from motet_shared.wire import subjects
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.transport import Message
@@ -29,11 +35,11 @@ class _Cache:
     number: int = 0
     blocks: set[int] = field(default_factory=set)
     task: asyncio.Task[None] | None = None  # reads all blocks
-    later: list[CacheNews] = field(default_factory=list)  # news received meanwhile
+    later: list[CacheUpdate] = field(default_factory=list)  # news received meanwhile
     behind: int = 0
     wait: float = 0.0
 
-    def take(self, news: CacheNews) -> bool:
+    def take(self, news: CacheUpdate) -> bool:
         """Apply news. Return False if earlier ones are missing."""
         if news.number > self.number:
             return False
@@ -58,7 +64,7 @@ class PrefixIndex:
         bus.monitor.duties.append(self._tick)
 
     async def start(self) -> None:
-        await self._bus.control.subscribe(subjects.CACHE_NEWS, self.on_news)
+        await self._bus.control.subscribe(subjects.CACHE_UPDATES, self.on_news)
 
     async def close(self) -> None:
         tasks = [cache.task for cache in self._caches.values() if cache.task is not None]
@@ -81,13 +87,15 @@ class PrefixIndex:
     # -------------------------------------------------------------------------------------- updates
     def on_news(self, message: Message) -> None:
         try:
-            news = decode_cache_news(message.data)
-            genuine = message.subject == subjects.cache_news(news.instance) and news.v == PROTOCOL
+            news = decode_cache_update(message.data)
+            genuine = (
+                message.subject == subjects.cache_updates(news.instance) and news.v == PROTOCOL
+            )
         except ValueError:
-            self.counts["malformed_cache_news"] += 1
+            self.counts["malformed_cache_update"] += 1
             return
         if not genuine:  # permissions bind the subject to a role: the content must agree with it
-            self.counts["forged_cache_news"] += 1
+            self.counts["forged_cache_update"] += 1
             return
         cache = self._caches.setdefault(news.instance, _Cache())
         if cache.task is not None:
@@ -98,7 +106,7 @@ class PrefixIndex:
     async def _tick(self, elapsed: float) -> None:
         """Detect missing news by heartbeats: the last before a pause, or all before this start."""
         for beat in self._bus.directory.ready(ROLE):
-            number = int(beat.load.get("cache_news", 0))
+            number = int(beat.load.get("cache_updates", 0))
             cache = self._caches.get(beat.instance)
             if cache is None:
                 cache = self._caches[beat.instance] = _Cache()
@@ -107,7 +115,7 @@ class PrefixIndex:
             if cache.behind >= BEHIND and cache.task is None and not cache.wait:
                 self._ask(beat.instance, cache)
 
-    def _ask(self, instance: str, cache: _Cache, *later: CacheNews) -> None:
+    def _ask(self, instance: str, cache: _Cache, *later: CacheUpdate) -> None:
         self.counts["cache_dumps"] += 1
         cache.later = list(later)
         cache.task = asyncio.get_running_loop().create_task(
@@ -120,10 +128,10 @@ class PrefixIndex:
         number = 0
         try:
             async with self._bus.open(
-                ROLE, Cached(), instance=instance, deadline=PATIENCE
+                ROLE, ListBlocks(), instance=instance, deadline=PATIENCE
             ) as stream:
                 async for body in stream:
-                    if isinstance(body, Held):
+                    if isinstance(body, CachedBlocks):
                         number = body.number
                         blocks.update(body.blocks)
         except MotetError as error:

@@ -162,7 +162,7 @@ class Router:
         card = _card(beat, model)
         if card is None or not card.block_size or self._index is None or not self._sees_caches:
             return len(load.names)
-        chain = load.chain(card.block_size, card.root)
+        chain = load.chain(card.block_size, card.hash_root)
         return len(load.names) - card.block_size * self._index.held(beat.instance, chain)
 
     def _forget(self, instance: str) -> None:

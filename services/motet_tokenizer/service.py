@@ -13,7 +13,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from motet_shared.errors import BadRequest, ContextTooLong, UnknownModel
-from motet_shared.messages import Chat, Complete, Generate, Grammar, ModelCard, Sampling, Seen
+from motet_shared.messages import (
+    Chat,
+    Complete,
+    EncodedImage,
+    Generate,
+    Grammar,
+    ModelCard,
+    Sampling,
+)
 from motet_shared.process.actor import Actor, operation
 from motet_shared.process.fair_slots import FairSlots
 from motet_shared.process.telemetry import Stopwatch
@@ -107,7 +115,7 @@ class Tokenizer(Actor):
             size = characters([request.messages, tools], self.config.process_chars)
             encode = partial(vocabulary.template.encode, request.messages, tools)
             prompt = await self._encode(request.tenant, size, job, encode)
-        seen: list[Seen] = []
+        seen: list[EncodedImage] = []
         if request.images or (
             vocabulary.placeholder is not None and vocabulary.placeholder in prompt
         ):
@@ -157,7 +165,7 @@ class Tokenizer(Actor):
         parser: ToolParser | None = None,
         continues: bool = False,
         echo: str = "",
-        seen: Sequence[Seen] = (),
+        seen: Sequence[EncodedImage] = (),
         grammar: Grammar | None = None,
     ) -> None:
         self.counters.prompt_tokens += len(prompt)
@@ -258,7 +266,7 @@ def _generate_request(
     request: Chat | Complete,
     prompt: list[int],
     sampling: Sampling,
-    seen: Sequence[Seen],
+    seen: Sequence[EncodedImage],
     grammar: Grammar | None,
 ) -> Generate:
     return Generate(
@@ -269,7 +277,7 @@ def _generate_request(
         request_id=request.request_id,
         priority=request.priority,
         tenant=request.tenant,
-        sights=[picture.sight for picture in seen],
+        image_embeddings=[picture.embedding for picture in seen],
     )
 
 

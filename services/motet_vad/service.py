@@ -1,4 +1,4 @@
-"""Serve role `vad`: speech edges live (`detect`) and in files (`survey`), turn ends (`judge`)."""
+"""Serve role `vad`: speech edges live (`detect`) and in files (`find_speech`), and ends of turns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ import numpy as np
 from motet_media.audio import Resampler
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import UnknownModel
-from motet_shared.messages import Detect, Judge, ModelCard, SpeechEdge, Spoken, Survey, Verdict
+from motet_shared.messages import (
+    Detect,
+    FindSpeech,
+    ModelCard,
+    PredictTurnEnd,
+    SpeechEdge,
+    SpeechSpans,
+    TurnEnd,
+)
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -86,8 +94,8 @@ class Vad(Actor):
             await call.send(last)
         call.finish("stop")
 
-    @operation(Survey)
-    async def survey(self, call: Call, request: Survey) -> None:
+    @operation(FindSpeech)
+    async def find_speech(self, call: Call, request: FindSpeech) -> None:
         """Send where a file has speech; its stretches share forward passes with live sessions."""
         _check_model(request.model)
         edges, heard = Edges(_detection(request)), 0
@@ -102,11 +110,11 @@ class Vad(Actor):
                             found.append(edge)
         if (last := edges.finish(heard)) is not None:
             found.append(last)
-        await call.send(Spoken(_spans(found), heard / 1000))
+        await call.send(SpeechSpans(_spans(found), heard / 1000))
         call.finish("stop")
 
-    @operation(Judge)
-    async def judge(self, call: Call, request: Judge) -> None:
+    @operation(PredictTurnEnd)
+    async def predict_turn_end(self, call: Call, request: PredictTurnEnd) -> None:
         """Send the probability that a turn has ended, from the words alone, without delay."""
         if self._turns is None or request.model not in ("", self._turns.name):
             served = self._turns.name if self._turns else "none"
@@ -114,7 +122,7 @@ class Vad(Actor):
                 f"model: {request.model or 'an end-of-turn model'!r} is not served, {served} is; start it with --turns",
                 param="model",
             )
-        await call.send(Verdict(self._turns.finished(request.text)))
+        await call.send(TurnEnd(self._turns.finished(request.text)))
         call.finish("stop")
 
     async def _frames(self, call: Call, rate: int) -> AsyncIterator[list[Floats]]:
@@ -154,7 +162,7 @@ def _check_model(name: str) -> None:
         raise UnknownModel(f"model: {name!r} is not served; use {Silero.name!r}", param="model")
 
 
-def _detection(request: Survey) -> Detect:
+def _detection(request: FindSpeech) -> Detect:
     return Detect(
         threshold=request.threshold,
         prefix_padding_ms=request.prefix_padding_ms,

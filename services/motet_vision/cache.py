@@ -13,7 +13,7 @@ from torch import Tensor
 
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Overloaded, PayloadTooLarge
-from motet_shared.messages import Seen, Sight
+from motet_shared.messages import EncodedImage, ImageEmbeddingRef
 
 _READERS = 1 << 30  # no limit in practice: a blob lives until the cache drops it
 _TTL = 1e9  # seconds; no limit in practice
@@ -24,11 +24,11 @@ class EmbeddingCache:
 
     def __init__(self, store: BlobStore):
         self._store = store
-        self._seen: OrderedDict[str, Seen] = OrderedDict()
+        self._seen: OrderedDict[str, EncodedImage] = OrderedDict()
         self._room = asyncio.Lock()
         self.hits = self.misses = self.evictions = 0
 
-    def get(self, name: str) -> Seen | None:
+    def get(self, name: str) -> EncodedImage | None:
         seen = self._seen.get(name)
         if seen is None:
             self.misses += 1
@@ -44,7 +44,7 @@ class EmbeddingCache:
         ids: list[int],
         grid: tuple[int, ...],
         interval: float = 1.0,
-    ) -> Seen:
+    ) -> EncodedImage:
         """Add the embeddings of a picture, evicting others to make room.
 
         Raises PayloadTooLarge for a picture that is larger than the whole cache.
@@ -74,14 +74,14 @@ class EmbeddingCache:
                     if not self._seen:
                         raise
                     self._give_up_one()
-            seen = self._seen[name] = Seen(
-                Sight(embeddings=ref, name=name, grid=grid, interval=interval), ids
+            seen = self._seen[name] = EncodedImage(
+                ImageEmbeddingRef(embeddings=ref, name=name, grid=grid, interval=interval), ids
             )
             return seen
 
     def _give_up_one(self) -> None:
         _, oldest = self._seen.popitem(last=False)
-        self._store.drop(oldest.sight.embeddings)
+        self._store.drop(oldest.embedding.embeddings)
         self.evictions += 1
 
     def stats(self) -> dict[str, int]:

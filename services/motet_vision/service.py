@@ -29,7 +29,7 @@ from motet_shared.errors import (
     PayloadTooLarge,
     UnsupportedParameter,
 )
-from motet_shared.messages import Encode, Image, ModelCard, Seen
+from motet_shared.messages import Encode, EncodedImage, Image, ModelCard
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -59,7 +59,7 @@ class Vision(Actor):
         self.max_active = config.max_active
         self._store = BlobStore.of(config, bus.instance, config.cache_memory)
         self._cache = EmbeddingCache(self._store)
-        self._work: SharedWork[Seen] = SharedWork()
+        self._work: SharedWork[EncodedImage] = SharedWork()
         self._threads = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="prepare")
         # Videos have threads of their own, as they take longer than pictures.
         self._films = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="films")
@@ -99,7 +99,7 @@ class Vision(Actor):
 
     @operation(Encode)
     async def encode(self, call: Call, request: Encode) -> None:
-        """Send one `Seen`. Calls for a picture that is being encoded share that work."""
+        """Send one `EncodedImage`. Calls for a picture that is being encoded share that work."""
         self.check_served(request.model)
         image = request.image
         _check(image, self.config)
@@ -116,7 +116,7 @@ class Vision(Actor):
         await call.send(seen)
         call.finish("stop")
 
-    async def _look(self, name: str, image: Image, data: memoryview | None) -> Seen:
+    async def _look(self, name: str, image: Image, data: memoryview | None) -> EncodedImage:
         if data is None:
             data = await self._store.get(image.file, release=False)
         threads = self._films if image.is_video else self._threads

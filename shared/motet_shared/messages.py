@@ -4,11 +4,11 @@ Messages are MessagePack. An Open is encoded as a *map*: fields may be added, an
 ignored. Frames, controls and feeds are encoded as *arrays* with their tag first. One NATS message
 carries many frames: an actor sends one `Frames` per step and destination process.
 
-    caller  → worker   Open            on motet.v1.<role>.<op>  or  motet.v1.<role>.i.<instance>.open
-    worker  → caller   Frames[…]       on motet.v1.inbox.<role>.<instance>.frames
-    caller  → worker   Controls[…]     on motet.v1.<role>.i.<instance>.ctl
-    caller  → worker   Feeds[…]        on motet.v1.<role>.i.<instance>.feed
-    anyone  → anyone   Heartbeat       on motet.v1.ev.<role>.<instance>.heartbeat
+    caller  → worker   Open            on motet.v2.<role>.<op>  or  motet.v2.<role>.i.<instance>.open
+    worker  → caller   Frames[…]       on motet.v2.inbox.<role>.<instance>.frames
+    caller  → worker   Controls[…]     on motet.v2.<role>.i.<instance>.ctl
+    caller  → worker   Feeds[…]        on motet.v2.<role>.i.<instance>.feed
+    anyone  → anyone   Heartbeat       on motet.v2.ev.<role>.<instance>.heartbeat
 
 A stream is named by its caller's instance id and a number that the caller never reuses. `seq`
 counts the items of a stream from 0; every other frame carries the number of items sent so far, so
@@ -25,8 +25,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-PROTOCOL = 1
-# feeds that may be sent before the first Want, and the most a worker buffers for a slow reader
+PROTOCOL = 2
+# feeds that may be sent before the first FeedCredit, and the most a worker buffers for a slow reader
 FEED_WINDOW = 64
 FEED_SIZE = 32 * 1024  # maximum bytes of one feed
 
@@ -136,7 +136,7 @@ class Image(Struct, omit_defaults=True, kw_only=True):
     param: str = ""  # path of the field in the client's request, for error messages
 
 
-class Sight(Struct, omit_defaults=True, kw_only=True):
+class ImageEmbeddingRef(Struct, omit_defaults=True, kw_only=True):
     """Image embeddings of one picture: one vector per placeholder token in the prompt."""
 
     # float32 [layers, tokens, hidden]: the first layer replaces token embeddings, further layers
@@ -222,7 +222,7 @@ class Generate(Request, tag="generate"):
     """Request token generation (tokenizer → decode): token ids in, `Tokens` items back.
 
     `output` holds tokens that were emitted before a failover. The placeholders in the prompt belong
-    to `sights`, in order.
+    to `image_embeddings`, in order.
     """
 
     model: str
@@ -230,7 +230,7 @@ class Generate(Request, tag="generate"):
     sampling: Sampling
     output: list[int] = []
     grammar: Grammar | None = None  # `output` is a prefix of the reply that it constrains
-    sights: list[Sight] = []
+    image_embeddings: list[ImageEmbeddingRef] = []
     request_id: str = ""
     priority: int = 0  # requests with higher priority run first
     # tenant for fair shares; the part before a NUL names the tenant group that shares one share
@@ -238,7 +238,7 @@ class Generate(Request, tag="generate"):
 
 
 class Prefill(Request, tag="prefill"):
-    """Request a remote prefill (decode → prefill); `KvPiece` items come back while it is computed.
+    """Request a remote prefill (decode → prefill); `KvChunk` items come back while it is computed.
 
     The caller already has the tokens before `start`. The blobs are kept until the caller ends its
     input, which signals that it has read them all.
@@ -246,14 +246,14 @@ class Prefill(Request, tag="prefill"):
 
     model: str
     prompt: list[int]
-    kv: str  # the caller's `ModelCard.kv`
+    kv_format: str  # the caller's `ModelCard.kv_format`
     start: int = 0
     request_id: str = ""
     priority: int = 0
     tenant: str = ""
 
 
-class Become(Request, tag="become"):
+class SwitchRole(Request, tag="switch_role"):
     """Switch an instance between the decode and prefill roles (operator → decode, prefill).
 
     The switch happens once all running requests are complete.
@@ -262,12 +262,12 @@ class Become(Request, tag="become"):
     role: str
 
 
-class Cached(Request, tag="cached"):
-    """Request the contents of the prefix cache (tokenizer → decode); `Held` items come back."""
+class ListBlocks(Request, tag="list_blocks"):
+    """Request the contents of the prefix cache (tokenizer → decode); `CachedBlocks` items come back."""
 
 
 class Encode(Request, tag="encode"):
-    """Request the embeddings of an image (anyone → vision); one `Seen` comes back."""
+    """Request the embeddings of an image (anyone → vision); one `EncodedImage` comes back."""
 
     model: str
     image: Image
@@ -306,18 +306,18 @@ class Detect(Request, tag="detect"):
     pause_ms: int | None = None
 
 
-class Judge(Request, tag="judge"):
+class PredictTurnEnd(Request, tag="predict_turn_end"):
     """Request the probability that the speaker has finished (anyone → vad).
 
-    One `Verdict` comes back.
+    One `TurnEnd` comes back.
     """
 
     text: str  # transcript of the turn so far
     model: str = ""  # empty: the model that is served
 
 
-class Survey(Request, tag="survey"):
-    """Request the speech spans of an audio file (anyone → vad); one `Spoken` comes back.
+class FindSpeech(Request, tag="find_speech"):
+    """Request the speech spans of an audio file (anyone → vad); one `SpeechSpans` comes back.
 
     The file may be in any supported format. The other fields are as in `Detect`.
     """
@@ -330,10 +330,10 @@ class Survey(Request, tag="survey"):
     request_id: str = ""
 
 
-class Voices(Request, tag="voices"):
+class EmbedSpeakers(Request, tag="embed_speakers"):
     """Request speaker embeddings of spans of an audio file (anyone → speakers).
 
-    The file may be in any supported format. One `Voice` per span comes back, in order.
+    The file may be in any supported format. One `SpeakerEmbedding` per span comes back, in order.
     """
 
     audio: BlobRef
@@ -343,7 +343,7 @@ class Voices(Request, tag="voices"):
     request_id: str = ""
 
 
-class HearingResume(Struct, omit_defaults=True):
+class TranscriptionResume(Struct, omit_defaults=True):
     """Position of a client in a broken transcription: its first incomplete window."""
 
     window: int
@@ -368,7 +368,7 @@ class Transcribe(Request, tag="transcribe"):
     seed: int = 0
     # (start, end) of speech in seconds; None: estimated from the sound level
     speech: list[tuple[float, float]] | None = None
-    resume: HearingResume | None = None
+    resume: TranscriptionResume | None = None
     request_id: str = ""
 
 
@@ -447,7 +447,7 @@ class Adapter(Struct, array_like=True, gc=False):
 
 
 class Draw(Request, tag="draw"):
-    """Request an image (anyone → diffusion): `Stroke` items for progress, one `Picture` at the end.
+    """Request an image (anyone → diffusion): `DenoisingProgress` items for progress, one `Picture` at the end.
 
     The noise depends on `seed` alone. Zero (None for the scales) stands for the model's default.
     With `image`, that image is edited; with `mask` (an image of the same size) only where the mask
@@ -474,10 +474,10 @@ class Draw(Request, tag="draw"):
     request_id: str = ""
 
 
-class Targets(Request, tag="targets"):
+class ListTargets(Request, tag="list_targets"):
     """Request the planner's target instance counts (operator → planner).
 
-    One `Wanted` per group comes back.
+    One `ScalingTarget` per group comes back.
     """
 
 
@@ -524,10 +524,10 @@ class Chunk(Struct, array_like=True, gc=False, tag="d"):
     data: bytes
 
 
-class Verdict(Struct, array_like=True, gc=False, tag="v"):
+class TurnEnd(Struct, array_like=True, gc=False, tag="v"):
     """Probability that a text is a finished turn, from the VAD service."""
 
-    finished: float
+    probability: float
 
 
 class SpeechEdge(Struct, array_like=True, gc=False, tag="s"):
@@ -544,36 +544,36 @@ class SpeechEdge(Struct, array_like=True, gc=False, tag="s"):
     heard_ms: int  # audio received when the edge was detected
 
 
-class Spoken(Struct, array_like=True, gc=False, tag="o"):
+class SpeechSpans(Struct, array_like=True, gc=False, tag="o"):
     """Speech spans of a recording, in order and disjoint, from the VAD service."""
 
     spans: list[tuple[float, float]]  # seconds
     duration: float  # of the recording, seconds
 
 
-class Voice(Struct, array_like=True, gc=False, tag="n"):
+class SpeakerEmbedding(Struct, array_like=True, gc=False, tag="n"):
     """Speaker embedding of a span of a recording, to be compared by cosine similarity."""
 
     vector: bytes  # float32, little-endian, of unit length
     # cosine similarity above which two vectors more likely belong to one speaker than to two
-    alike: float
+    threshold: float
 
 
-class Seen(Struct, array_like=True, tag="l"):
+class EncodedImage(Struct, array_like=True, tag="l"):
     """Image embeddings of a picture (vision → caller), and its token ids in a prompt."""
 
-    sight: Sight
+    embedding: ImageEmbeddingRef
     ids: list[int]  # placeholder tokens and the separator tokens between them
 
 
-class Held(Struct, array_like=True, gc=False, tag="y"):
-    """Some blocks of the prefix cache (`prefixes`), as of the CacheNews before `number`."""
+class CachedBlocks(Struct, array_like=True, gc=False, tag="y"):
+    """Some blocks of the prefix cache (`prefixes`), as of the CacheUpdate before `number`."""
 
     number: int
     blocks: list[int]
 
 
-class KvPiece(Struct, array_like=True, tag="q"):
+class KvChunk(Struct, array_like=True, tag="q"):
     """Keys and values of tokens `first` to `end` of some layers (prefill → decode).
 
     The layers are stored one after the other in the blob. It is a part of the transfer of tokens
@@ -649,7 +649,7 @@ class Audio(Struct, array_like=True, omit_defaults=True, gc=False, tag="w"):
     usage: Usage | None = None
 
 
-class Stroke(Struct, array_like=True, omit_defaults=True, tag="k"):
+class DenoisingProgress(Struct, array_like=True, omit_defaults=True, tag="k"):
     """Completion of a denoising step, from the diffusion service.
 
     Strokes that the caller has no credit for are dropped, since only the newest matters.
@@ -670,7 +670,7 @@ class Picture(Struct, array_like=True, tag="z"):
     steps: int
 
 
-class Wanted(Struct, array_like=True, tag="j"):
+class ScalingTarget(Struct, array_like=True, tag="j"):
     """Target number of instances of a group, with its reason, from the planner."""
 
     group: str
@@ -689,20 +689,20 @@ Body = (
     | Blob
     | Chunk
     | SpeechEdge
-    | Verdict
-    | Spoken
-    | Voice
-    | Seen
-    | Held
-    | KvPiece
+    | TurnEnd
+    | SpeechSpans
+    | SpeakerEmbedding
+    | EncodedImage
+    | CachedBlocks
+    | KvChunk
     | Vectors
     | Recording
     | Segment
     | Partial
     | Audio
-    | Stroke
+    | DenoisingProgress
     | Picture
-    | Wanted
+    | ScalingTarget
 )
 
 
@@ -721,7 +721,7 @@ class Item(Struct, array_like=True, gc=False, tag="i"):
     body: Body
 
 
-class Beat(Struct, array_like=True, gc=False, tag="b"):
+class Keepalive(Struct, array_like=True, gc=False, tag="b"):
     """Sign of life of a stream without new items. `seq`: items sent so far."""
 
     stream: int
@@ -752,7 +752,7 @@ class Error(Struct, array_like=True, omit_defaults=True, gc=False, tag="!"):
     param: str | None = None
 
 
-class Want(Struct, array_like=True, gc=False, tag="w"):
+class FeedCredit(Struct, array_like=True, gc=False, tag="w"):
     """Grant of input: `total` feeds may be sent, counted from the start of the stream.
 
     The count is cumulative, and the grant is repeated when the caller reports its position.
@@ -762,7 +762,7 @@ class Want(Struct, array_like=True, gc=False, tag="w"):
     total: int
 
 
-Frame = Accepted | Item | Beat | End | Error | Want
+Frame = Accepted | Item | Keepalive | End | Error | FeedCredit
 
 
 class Frames(Struct, array_like=True, tag="f"):
@@ -793,19 +793,19 @@ class Open(Struct, kw_only=True, omit_defaults=True, tag="open"):
         | Complete
         | Generate
         | Prefill
-        | Become
-        | Cached
+        | SwitchRole
+        | ListBlocks
         | Encode
         | Profile
         | Detect
-        | Judge
-        | Survey
-        | Voices
+        | PredictTurnEnd
+        | FindSpeech
+        | EmbedSpeakers
         | Transcribe
         | Listen
         | Speak
         | Embed
-        | Targets
+        | ListTargets
         | Echo
     )
     deadline_ms: int | None = None  # remaining time until completion; capped at FOREVER
@@ -880,18 +880,18 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     created: int = 0  # Unix seconds of the checkpoint
     tools: bool = False
     images: bool = False  # chats may contain images
-    vocab: int = 0
+    vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown
     voices: list[str] = []
     live: bool = False  # supports live transcription: `Listen`
-    prompts: bool = False  # transcription accepts a preceding text: `Transcribe.prompt`
+    accepts_prompt: bool = False  # transcription accepts a preceding text: `Transcribe.prompt`
     block_size: int = 0  # tokens per block of its prefix cache; 0: no prefix cache
-    # KV layout; engines of one model with equal values can exchange keys and values; empty: no
+    # format of keys and values; engines of one model with equal values can exchange keys and values; empty: no
     # exchange
-    kv: str = ""
+    kv_format: str = ""
     parent: str = ""  # base model of an adapter
     resident: bool = True  # False: an adapter that must be loaded first
-    root: int = 0  # initial value of its block hash chains (`prefixes`)
+    hash_root: int = 0  # initial value of its block hash chains (`prefixes`)
 
 
 class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
@@ -909,7 +909,7 @@ class Heartbeat(Struct, kw_only=True, omit_defaults=True, tag="heartbeat"):
     start: float = 0.0  # seconds from process start until ready; 0: not measured
 
 
-class CacheNews(Struct, array_like=True, gc=False, tag="cache"):
+class CacheUpdate(Struct, array_like=True, gc=False, tag="cache"):
     """Blocks that a prefix cache stored and dropped since its previous news (`prefixes`)."""
 
     v: int
@@ -924,20 +924,20 @@ ANSWERS: dict[type[Request], tuple[type[Struct], ...]] = {
     Chat: (Text,),
     Complete: (Text,),
     Generate: (Tokens,),
-    Prefill: (KvPiece,),
-    Cached: (Held,),
-    Encode: (Seen,),
+    Prefill: (KvChunk,),
+    ListBlocks: (CachedBlocks,),
+    Encode: (EncodedImage,),
     Profile: (Chunk,),
     Detect: (SpeechEdge,),
-    Judge: (Verdict,),
-    Survey: (Spoken,),
-    Voices: (Voice,),
+    PredictTurnEnd: (TurnEnd,),
+    FindSpeech: (SpeechSpans,),
+    EmbedSpeakers: (SpeakerEmbedding,),
     Transcribe: (Recording, Segment),
     Listen: (Partial, Segment),
     Speak: (Audio,),
     Embed: (Vectors,),
-    Draw: (Stroke, Picture),
-    Targets: (Wanted,),
+    Draw: (DenoisingProgress, Picture),
+    ListTargets: (ScalingTarget,),
 }
 
 
@@ -968,4 +968,4 @@ decode_controls = _decoder(Controls)
 decode_feeds = _decoder(Feeds)
 decode_pong = _decoder(Pong)
 decode_heartbeat = _decoder(Heartbeat)
-decode_cache_news = _decoder(CacheNews)
+decode_cache_update = _decoder(CacheUpdate)

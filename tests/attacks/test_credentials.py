@@ -77,9 +77,9 @@ async def test_the_tokenizer_cannot_hear_replies_of_the_gateway(server: NatsServ
     client = await nats.connect(server.url, user="tokenizer", password=password, error_cb=note)
     try:
         for subject in (
-            "motet.v1.inbox.gateway.>",
-            "motet.v1.inbox.gateway.gateway-1.frames",
-            "motet.v1.inbox.>",
+            "motet.v2.inbox.gateway.>",
+            "motet.v2.inbox.gateway.gateway-1.frames",
+            "motet.v2.inbox.>",
         ):
             await client.subscribe(subject)
         await client.flush()

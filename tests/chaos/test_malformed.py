@@ -22,7 +22,7 @@ CALLERS = {"tokenizer": "gateway", "decode": "tokenizer", "vad": "gateway"}
 OPERATIONS = {
     "tokenizer": ("chat", "complete"),
     "decode": ("generate",),
-    "vad": ("detect", "judge", "survey"),
+    "vad": ("detect", "predict_turn_end", "find_speech"),
 }
 
 
@@ -132,20 +132,20 @@ def garbage() -> list[bytes]:
 
 def subjects_of(stack: MotetStack, user: str) -> list[str]:
     """Every subject that a role may publish on to reach somebody."""
-    found = [f"motet.v1.ev.{user}.{user}-0000dead.heartbeat"]
+    found = [f"motet.v2.ev.{user}.{user}-0000dead.heartbeat"]
     for role, caller in CALLERS.items():
         instances = [child["instance"] for child in stack.children(role)]
         callers = [child["instance"] for child in stack.children(caller)]
         if user == caller:
-            found += [f"motet.v1.{role}.{op}" for op in OPERATIONS[role]]
+            found += [f"motet.v2.{role}.{op}" for op in OPERATIONS[role]]
             found += [
-                f"motet.v1.{role}.i.{instance}.{end}"
+                f"motet.v2.{role}.i.{instance}.{end}"
                 for instance in instances
                 for end in ("open", "ctl", "feed")
             ]
         if user == role:
-            found += [f"motet.v1.inbox.{caller}.{instance}.frames" for instance in callers]
-            found += [f"motet.v1.{caller}.i.{instance}.ctl" for instance in callers]
+            found += [f"motet.v2.inbox.{caller}.{instance}.frames" for instance in callers]
+            found += [f"motet.v2.{caller}.i.{instance}.ctl" for instance in callers]
     return found
 
 
@@ -192,7 +192,7 @@ async def test_an_open_that_cannot_be_read_is_answered_with_a_typed_error(
         for stream, (data, code) in enumerate(cases.items(), start=1):
             peer.frames[stream] = deque()
             reply = f"{peer.inbox}.open.{stream}"
-            await peer.client.publish(f"motet.v1.{role}.{OPERATIONS[role][0]}", data, reply=reply)
+            await peer.client.publish(f"motet.v2.{role}.{OPERATIONS[role][0]}", data, reply=reply)
             tag, _, _, got, message, *_ = await peer.next(stream)
             assert (tag, got) == ("!", code), data[:50]
             assert message
@@ -209,7 +209,7 @@ async def test_what_is_dropped_is_counted(stack: MotetStack) -> None:
     before = await dropped()
     async with Peer.connect(stack.nats_url, stack.passwords, "tokenizer") as peer:
         for _ in range(10):
-            await peer.client.publish(f"motet.v1.decode.i.{instance}.ctl", b"\xc1")
+            await peer.client.publish(f"motet.v2.decode.i.{instance}.ctl", b"\xc1")
         await peer.client.flush()
         async with asyncio.timeout(10):
             while await dropped() < before + 10:  # noqa: ASYNC110
@@ -236,8 +236,8 @@ async def test_oversize_is_refused_by_the_sender_and_by_nats(stack: MotetStack) 
             b"\xff" * limit,
             msgpack.packb(open_map(body={"type": "chat", "model": "x" * (limit - 1000)})),
         ):
-            await peer.client.publish("motet.v1.tokenizer.chat", data)
+            await peer.client.publish("motet.v2.tokenizer.chat", data)
         await peer.client.flush()
         with pytest.raises(nats.errors.MaxPayloadError):
-            await peer.client.publish("motet.v1.tokenizer.chat", b"x" * (limit + 1))
+            await peer.client.publish("motet.v2.tokenizer.chat", b"x" * (limit + 1))
         await still_well(stack, pids)

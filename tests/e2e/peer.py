@@ -18,7 +18,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Peer:
@@ -28,7 +28,7 @@ class Peer:
         self.client = client
         self.role = role
         self.instance = f"{role}-{secrets.token_hex(4)}"
-        self.inbox = f"motet.v1.inbox.{role}.{self.instance}"
+        self.inbox = f"motet.v2.inbox.{role}.{self.instance}"
         self.frames: dict[int, deque[list[Any]]] = {}
         self.errors: deque[Exception] = deque()
         self._senders: dict[int, str] = {}
@@ -55,7 +55,7 @@ class Peer:
         try:
             await client.subscribe(f"{peer.inbox}.frames", cb=peer._on_frames)
             await client.subscribe(f"{peer.inbox}.open.*", cb=peer._on_open_reply)
-            await client.subscribe(f"motet.v1.{role}.i.{peer.instance}.ctl", cb=peer._on_control)
+            await client.subscribe(f"motet.v2.{role}.i.{peer.instance}.ctl", cb=peer._on_control)
             await client.flush()
             yield peer
         finally:
@@ -76,7 +76,7 @@ class Peer:
             **fields,
         }
         await self.client.publish(
-            f"motet.v1.{role}.{body['type']}",
+            f"motet.v2.{role}.{body['type']}",
             msgpack.packb(request),
             reply=f"{self.inbox}.open.{self._stream}",
         )
@@ -85,7 +85,7 @@ class Peer:
     async def control(self, stream: int, *parts: list[Any]) -> None:
         instance = self._senders[stream]
         role = instance.partition("-")[0]
-        subject = f"motet.v1.{role}.i.{instance}.ctl"
+        subject = f"motet.v2.{role}.i.{instance}.ctl"
         await self.client.publish(
             subject, msgpack.packb(["k", PROTOCOL, self.instance, list(parts)])
         )
@@ -97,7 +97,7 @@ class Peer:
         await self.control(stream, ["x", stream])
 
     async def next(self, stream: int, timeout: float = 30.0) -> list[Any]:
-        """The next frame of a stream that is no beat."""
+        """The next frame of a stream that is no keepalive."""
         async with asyncio.timeout(timeout):
             while not self.frames[stream]:
                 self._arrived.clear()
@@ -186,7 +186,7 @@ async def heartbeats(
             beat = msgpack.unpackb(msg.data)
             seen[beat["instance"]] = beat
 
-        await client.subscribe("motet.v1.ev.*.*.heartbeat", cb=take)
+        await client.subscribe("motet.v2.ev.*.*.heartbeat", cb=take)
         await asyncio.sleep(seconds)  # the time in which each instance beats at least once
         return seen
 

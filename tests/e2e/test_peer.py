@@ -136,8 +136,8 @@ async def test_everybody_beats(speaking: MotetStack) -> None:
 async def test_permissions_hold(stack: MotetStack) -> None:
     """A decode worker may not ask the tokenizer for anything, nor read what is sent to others."""
     async with Peer.connect(stack.nats_url, stack.passwords, role="decode") as peer:
-        await peer.client.publish("motet.v1.tokenizer.chat", b"x")
-        await peer.client.subscribe("motet.v1.inbox.gateway.>", cb=peer._on_frames)
+        await peer.client.publish("motet.v2.tokenizer.chat", b"x")
+        await peer.client.subscribe("motet.v2.inbox.gateway.>", cb=peer._on_frames)
         await peer.client.flush()
         for _ in range(200):  # errors are handed over by a task, which may run after the flush
             if len(peer.errors) == 2:

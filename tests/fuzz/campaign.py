@@ -76,11 +76,11 @@ class Campaign:
     def _concrete(self, pattern: str) -> str:
         """A subject that the pattern matches; heartbeats and news come from known and from unknown processes."""
         random = self.fuzzer.random
-        if pattern.startswith("motet.v1.ev."):
+        if pattern.startswith("motet.v2.ev."):
             role = role_of(random.choice(self.specimens.senders))
             known = [sender for sender in self.specimens.senders if role_of(sender) == role]
             instance = random.choice([*known, f"{role}-{random.randrange(40):04x}"])
-            return f"motet.v1.ev.{role}.{instance}.{pattern.rpartition('.')[2]}"
+            return f"motet.v2.ev.{role}.{instance}.{pattern.rpartition('.')[2]}"
         parts = [
             str(random.randrange(60)) if part in ("*", ">") else part for part in pattern.split(".")
         ]
@@ -89,12 +89,12 @@ class Campaign:
     # ------------------------------------------------------------------------------------------------- what comes back
     @property
     def _inbox(self) -> str:
-        return f"motet.v1.inbox.{role_of(self.caller)}.{self.caller}"
+        return f"motet.v2.inbox.{role_of(self.caller)}.{self.caller}"
 
     async def listen(self) -> None:
         await self.client.subscribe(f"{self._inbox}.>", cb=self._on_answer)
         await self.client.subscribe(
-            f"motet.v1.{role_of(self.caller)}.i.{self.caller}.ctl", cb=self._on_probe
+            f"motet.v2.{role_of(self.caller)}.i.{self.caller}.ctl", cb=self._on_probe
         )
         await self.client.flush()
 

@@ -63,7 +63,7 @@ class Specimens:
         parts = subject.split(".")
         if parts[0] == "$SRV":
             return lambda _: {}
-        if len(parts) == 4:  # motet.v1.<role>.<operation>
+        if len(parts) == 4:  # motet.v2.<role>.<operation>
             return self._open
         if parts[2] == "inbox":
             return {"frames": self._frames, "open": self._refusal}.get(parts[5], self._pong)
@@ -110,8 +110,8 @@ class Specimens:
         around: list[Any] = [
             wire.Accepted(stream),
             *items,
-            wire.Beat(stream, 3),
-            wire.Want(stream, 64),
+            wire.Keepalive(stream, 3),
+            wire.FeedCredit(stream, 64),
             end,
         ]
         return Frames(PROTOCOL, self.random.choice(self.senders), self._shuffled(around))
@@ -128,17 +128,17 @@ class Specimens:
         """Of whom the subject names: others are not believed."""
         _, _, _, role, instance, _ = subject.split(".")
         card = ModelCard(
-            name=self.model, context=256, vocab=300, block_size=8, voices=["alto"], live=True
+            name=self.model, context=256, vocab_size=300, block_size=8, voices=["alto"], live=True
         )
         state = self.random.choice(("starting", "warming", "ready", "draining", "stopped"))
-        load = {"active": 1.0, "queued": 0.0, "kv_free": 0.5, "cache_news": 3.0}
+        load = {"active": 1.0, "queued": 0.0, "kv_free": 0.5, "cache_updates": 3.0}
         return Heartbeat(
             v=PROTOCOL, role=role, instance=instance, state=state, seq=5, models=[card], load=load
         )
 
-    def _news(self, subject: str) -> wire.CacheNews:
+    def _news(self, subject: str) -> wire.CacheUpdate:
         number = self.random.randrange(6)
-        return wire.CacheNews(PROTOCOL, subject.split(".")[4], number, [1, 2, 2**63], [3])
+        return wire.CacheUpdate(PROTOCOL, subject.split(".")[4], number, [1, 2, 2**63], [3])
 
     # ---------------------------------------------------------------------------------------------------------- parts
     def _old_stream(self, most: int = 10**9) -> int:
@@ -180,16 +180,16 @@ class Specimens:
             wire.Generate(
                 model=model, prompt=[40, 41, 42], sampling=sampling, output=[43], tenant="a\x00b"
             ),
-            wire.Cached(),
-            wire.Prefill(model=model, prompt=[40, 41, 42], kv="none", start=1),
-            wire.Become(role="decode"),
-            wire.Targets(),
+            wire.ListBlocks(),
+            wire.Prefill(model=model, prompt=[40, 41, 42], kv_format="none", start=1),
+            wire.SwitchRole(role="decode"),
+            wire.ListTargets(),
             wire.Encode(model=model, image=image),
             wire.Profile(model=model, steps=1, seconds=0.05),
             wire.Detect(idle_timeout_ms=5000, pause_ms=100),
-            wire.Judge(text="and then"),
-            wire.Survey(audio=self.sound),
-            wire.Voices(audio=self.sound, spans=[(0.0, 0.5)]),
+            wire.PredictTurnEnd(text="and then"),
+            wire.FindSpeech(audio=self.sound),
+            wire.EmbedSpeakers(audio=self.sound, spans=[(0.0, 0.5)]),
             wire.Transcribe(
                 model=model, audio=self.sound, language="en", speech=[(0.0, 0.5)], words=True
             ),
@@ -204,7 +204,7 @@ class Specimens:
 
     def _valid_bodies(self) -> list[Any]:
         """One of each kind of item."""
-        sight = wire.Sight(embeddings=self.picture, name="n", grid=(1, 2, 2))
+        embedding = wire.ImageEmbeddingRef(embeddings=self.picture, name="n", grid=(1, 2, 2))
         return [
             wire.Tokens([40], [wire.TokenLogprob(40, -0.5, [(40, -0.5)])]),
             wire.Text(
@@ -216,19 +216,19 @@ class Specimens:
             wire.Blob(self.sound),
             wire.Chunk(b"abc"),
             wire.SpeechEdge("start", 100, 120, 200),
-            wire.Verdict(0.5),
-            wire.Spoken([(0.1, 0.5)], 1.0),
-            wire.Voice(bytes(64), 0.5),
-            wire.Seen(sight, [1, 2, 3]),
-            wire.Held(3, [1, 2]),
-            wire.KvPiece(0, 8, [0, 1], 0, 8, self.sound, True),
-            wire.Wanted("g", "decode", 2, 1, 0, "load", {"tokens": 1.5}, 3.0),
+            wire.TurnEnd(0.5),
+            wire.SpeechSpans([(0.1, 0.5)], 1.0),
+            wire.SpeakerEmbedding(bytes(64), 0.5),
+            wire.EncodedImage(embedding, [1, 2, 3]),
+            wire.CachedBlocks(3, [1, 2]),
+            wire.KvChunk(0, 8, [0, 1], 0, 8, self.sound, True),
+            wire.ScalingTarget("g", "decode", 2, 1, 0, "load", {"tokens": 1.5}, 3.0),
             wire.Vectors(bytes(16), 1, 3),
             wire.Recording(1.0, "en", "english"),
             wire.Segment(0, 0, 0.0, 1.0, " a", [1], [("a", 0.0, 0.5)]),
             wire.Partial("a", "b"),
             wire.Audio(bytes(96), [("a", 0, 5)], 0, 3, Usage(1, 2)),
-            wire.Stroke(1, 2, b"png", wire.Checkpoint(1, b"data")),
+            wire.DenoisingProgress(1, 2, b"png", wire.Checkpoint(1, b"data")),
             wire.Picture(self.picture, 32, 32, 2),
         ]
 

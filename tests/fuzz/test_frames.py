@@ -49,7 +49,7 @@ async def test_fuzzed_frames_on_every_subject_change_nothing(
         await stack.idle()
         assert spoken >= listened, "every subject had its share"
         assert {
-            subject.split(".")[2] for subject in spoken if subject.startswith("motet.v1.")
+            subject.split(".")[2] for subject in spoken if subject.startswith("motet.v2.")
         } >= set(ROLES)
         settled = sizes[len(sizes) // 3 :]
         assert settled[-1] - settled[0] < GROWTH, f"memory: {[size >> 20 for size in sizes]} MB"

@@ -32,16 +32,16 @@ FOREIGN = (
     "motet.v2.decode.generate",
     "$SYS.REQ.SERVER.PING",
     "_INBOX_other.x",
-    "motet.v1",
+    "motet.v2",
 )
 WIDE = (
     ">",
     "*",
     "motet.>",
-    "motet.v1.>",
-    "motet.v1.inbox.>",
-    "motet.v1.inbox.*.>",
-    "motet.v1.*.*",
+    "motet.v2.>",
+    "motet.v2.inbox.>",
+    "motet.v2.inbox.*.>",
+    "motet.v2.*.*",
     "_INBOX.>",
     "$JS.>",
 )
@@ -137,8 +137,8 @@ def test_the_table_is_the_whole_file() -> None:
     assert len(EVERYTHING) > 40
     for user, block in BLOCKS.items():
         assert ">" not in block.publish + block.subscribe, f"{user} may do everything"
-        assert f"motet.v1.ev.{user}.*.heartbeat" in block.publish
-        others = [p for p in block.publish if p.startswith("motet.v1.ev.") and f".{user}." not in p]
+        assert f"motet.v2.ev.{user}.*.heartbeat" in block.publish
+        others = [p for p in block.publish if p.startswith("motet.v2.ev.") and f".{user}." not in p]
         assert not others, f"{user} may pass for another role: {others}"
 
 
@@ -162,7 +162,7 @@ async def test_a_role_hears_what_its_block_allows_and_nothing_else(
 ) -> None:
     tried = [*EVERYTHING, *WIDE, *BLOCKS[user].subscribe]
     due = {s.lower() for s in tried if not permitted(BLOCKS[user].subscribe, s)}
-    assert due >= {">", "motet.>", "motet.v1.>", "motet.v1.inbox.>"}
+    assert due >= {">", "motet.>", "motet.v2.>", "motet.v2.inbox.>"}
     async with connected(server, user) as (client, refused):
         for subject in dict.fromkeys(tried):
             await client.subscribe(subject)
@@ -178,11 +178,11 @@ async def test_a_refused_word_reaches_nobody(server: NatsServer, user: str) -> N
         connected(server, user) as (client, refused),
         connected(server, other) as (listener, none),
     ):
-        heard = await listener.subscribe(f"motet.v1.ev.{other}.*.heartbeat")
+        heard = await listener.subscribe(f"motet.v2.ev.{other}.*.heartbeat")
         await listener.flush()
-        await client.publish(f"motet.v1.ev.{other}.{other}-1.heartbeat", b"forged")
+        await client.publish(f"motet.v2.ev.{other}.{other}-1.heartbeat", b"forged")
         await told(client, refused, 1)
-        await listener.publish(f"motet.v1.ev.{other}.{other}-1.heartbeat", b"true")
+        await listener.publish(f"motet.v2.ev.{other}.{other}-1.heartbeat", b"true")
         assert (await heard.next_msg(timeout=10)).data == b"true"
         assert len(refused) == 1
         assert not none

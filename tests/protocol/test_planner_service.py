@@ -15,7 +15,7 @@ import pytest
 
 from motet_planner.config import PlannerConfig
 from motet_planner.service import Planner
-from motet_shared.messages import Targets, Text, Wanted
+from motet_shared.messages import ListTargets, ScalingTarget, Text
 from motet_shared.testing import NatsServer, free_port, running
 from motet_shared.wire.bus import Bus
 from motet_tokenizer.config import TokenizerConfig
@@ -70,10 +70,10 @@ class Place:
         await self.scale("decode", 0)
 
 
-async def told(operator: Bus) -> Wanted:
-    async with operator.open("planner", Targets()) as stream:
+async def told(operator: Bus) -> ScalingTarget:
+    async with operator.open("planner", ListTargets()) as stream:
         (found,) = [item async for item in stream]
-    assert isinstance(found, Wanted)
+    assert isinstance(found, ScalingTarget)
     return found
 
 
@@ -142,9 +142,9 @@ async def test_a_process_tells_and_ends(nats: NatsServer, tmp_path: Path) -> Non
 
 async def _groups(operator: Bus) -> dict[str, tuple[int, int]]:
     """(target, ready) by group, as of the last look."""
-    async with operator.open("planner", Targets()) as stream:
+    async with operator.open("planner", ListTargets()) as stream:
         return {
             item.group: (item.target, item.ready)
             async for item in stream
-            if isinstance(item, Wanted)
+            if isinstance(item, ScalingTarget)
         }

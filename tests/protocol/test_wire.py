@@ -246,7 +246,7 @@ async def test_the_service_api_answers_like_any_nats_service(server: NatsServer)
             )
             assert endpoint["data"]["state"] == "ready"
             info = json.loads((await client.request("$SRV.INFO.motet-tokenizer", b"")).data)
-            assert info["endpoints"][0]["subject"] == "motet.v1.tokenizer.echo"
+            assert info["endpoints"][0]["subject"] == "motet.v2.tokenizer.echo"
         finally:
             await client.close()
 

@@ -13,14 +13,14 @@ from motet_media.audio import pcm_bytes
 from motet_shared.errors import BadRequest
 from motet_shared.messages import (
     Detect,
-    Judge,
     Listen,
     ModelCard,
     Partial,
+    PredictTurnEnd,
     Recording,
     Segment,
     Transcribe,
-    Verdict,
+    TurnEnd,
 )
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
@@ -94,11 +94,11 @@ class CodedVad(Actor):
                     await call.send(edge)
         call.finish("stop")
 
-    @operation(Judge)
-    async def judge(self, call: Call, request: Judge) -> None:
+    @operation(PredictTurnEnd)
+    async def predict_turn_end(self, call: Call, request: PredictTurnEnd) -> None:
         self.judged.append(request.text)
         if self.finished is not None:
-            await call.send(Verdict(self.finished[request.text]))
+            await call.send(TurnEnd(self.finished[request.text]))
         call.finish("stop")
 
 
@@ -119,7 +119,7 @@ class CodedAsr(Ears):
         self.go_on.set()
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=self.name, context=0, live=self.live, prompts=True)]
+        return [ModelCard(name=self.name, context=0, live=self.live, accepts_prompt=True)]
 
     @operation(Listen)
     async def listen(self, call: Call, request: Listen) -> None:

@@ -17,7 +17,7 @@ from motet_diffusion.config import DiffusionConfig
 from motet_diffusion.service import Diffusion
 from motet_pipelines.images.draw import Drawn, draw
 from motet_shared.blobs.store import BlobStore
-from motet_shared.messages import Draw, Stroke
+from motet_shared.messages import DenoisingProgress, Draw
 from motet_shared.testing import MemoryHub, memory_bus, settle
 from motet_shared.wire.bus import Bus
 
@@ -34,7 +34,7 @@ LOADED = (
 class Seen:
     """What a caller has got."""
 
-    strokes: list[Stroke] = field(default_factory=list)
+    strokes: list[DenoisingProgress] = field(default_factory=list)
     outcome: Drawn = field(default_factory=Drawn)
 
     @property

@@ -6,7 +6,7 @@ import asyncio
 
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError
-from motet_shared.messages import Draw, Embed, ModelCard, Picture, Stroke, Vectors
+from motet_shared.messages import DenoisingProgress, Draw, Embed, ModelCard, Picture, Vectors
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -37,11 +37,11 @@ class Brush(Actor):
 
     @operation(Draw)
     async def draw(self, call: Call, request: Draw) -> None:
-        await call.send(Stroke(1, 2))
+        await call.send(DenoisingProgress(1, 2))
         await self.go_on.wait()
         if self.error is not None:
             raise self.error
-        await call.send(Stroke(2, 2))
+        await call.send(DenoisingProgress(2, 2))
         await call.send(
             Picture(await self.store.put_async(b"a picture", readers=(call.caller,)), 8, 8, 2)
         )

@@ -15,7 +15,7 @@ from PIL import Image as Pil
 from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
 from motet_shared.blobs.store import BlobStore
-from motet_shared.messages import Chat, Encode, End, Image, Sampling, Seen, Text
+from motet_shared.messages import Chat, Encode, EncodedImage, End, Image, Sampling, Text
 from motet_shared.process.actor import Actor
 from motet_shared.testing import MemoryHub, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
@@ -93,10 +93,10 @@ class Stage:
     def pictures(self, *numbers: int, **fields: Any) -> list[Image]:
         return [self.file(png(picture(number)), **fields) for number in numbers]
 
-    async def see(self, image: Image, model: str = MODEL) -> Seen:
+    async def see(self, image: Image, model: str = MODEL) -> EncodedImage:
         async with self.gateway.open("vision", Encode(model=model, image=image)) as stream:
             async for item in stream:
-                assert isinstance(item, Seen)
+                assert isinstance(item, EncodedImage)
                 return item
         raise AssertionError("the stream ended without a word")
 

@@ -38,7 +38,7 @@ class Ears(Actor):
         await self._store.close()
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=self.name, context=0, prompts=True)]
+        return [ModelCard(name=self.name, context=0, accepts_prompt=True)]
 
     async def sound(self, request: Transcribe) -> tuple[int, bytes]:
         """Rate and PCM of the wav file that is to be understood."""

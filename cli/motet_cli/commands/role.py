@@ -9,7 +9,7 @@ from motet_cli.supervision import connection
 from motet_cli.supervision.connection import Connection
 from motet_cli.supervision.operator import operator_bus
 from motet_shared.errors import ConfigError
-from motet_shared.messages import Become
+from motet_shared.messages import SwitchRole
 from motet_shared.wire import subjects
 
 _ROLES = ("decode", "prefill")
@@ -43,7 +43,7 @@ async def change(found: Connection, instance: str, role: str) -> None:
         except TimeoutError:
             raise ConfigError(f"INSTANCE: nobody of role {serves} is there") from None
         async with bus.open(
-            serves, Become(role=role), instance=instance, deadline=_PATIENCE
+            serves, SwitchRole(role=role), instance=instance, deadline=_PATIENCE
         ) as stream:
             async for _ in stream:
                 pass

@@ -3,7 +3,7 @@
     outcome = Drawn()
     request = Draw(model="pocket-draw", prompt="two red circles")
     async with aclosing(draw(bus, store, request, outcome)) as strokes:
-        async for stroke in strokes:  # Stroke: step, steps, now and then a preview
+        async for stroke in strokes:  # DenoisingProgress: step, steps, now and then a preview
             print(f"{stroke.step}/{stroke.steps}")
     Path("circles.png").write_bytes(outcome.data)
 
@@ -25,7 +25,7 @@ from motet_pipelines.failover import Failover, StreamMoves
 from motet_pipelines.voice.sound_files import Bytes, lent
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BlobError, StreamBroken
-from motet_shared.messages import BlobRef, Checkpoint, Draw, Picture, Stroke
+from motet_shared.messages import BlobRef, Checkpoint, DenoisingProgress, Draw, Picture
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.stream import Stream
 
@@ -54,7 +54,7 @@ async def draw(
     mask: Bytes | None = None,
     deadline: float | None = None,
     patience: float = 5.0,
-) -> AsyncGenerator[Stroke, None]:
+) -> AsyncGenerator[DenoisingProgress, None]:
     """Yield a stroke per step, as far as the caller keeps up; then the picture is in `outcome`.
 
     `image` and `mask` are files that replace those of the request. `deadline`: seconds for
@@ -115,12 +115,12 @@ class _Attempt:
                 async with lent(self._store, self._kept[1], instance) as ref:
                     yield msgspec.structs.replace(asked, resume=Checkpoint(self._kept[0], ref=ref))
 
-    async def strokes(self, stream: Stream) -> AsyncGenerator[Stroke, None]:
+    async def strokes(self, stream: Stream) -> AsyncGenerator[DenoisingProgress, None]:
         async for batch in stream.batches():
             for item in batch:
                 if isinstance(item, Picture):
                     await self._take(item)
-                elif isinstance(item, Stroke):
+                elif isinstance(item, DenoisingProgress):
                     if item.checkpoint is not None:
                         await self._keep(item.checkpoint)
                     if item.step > self._outcome.step:

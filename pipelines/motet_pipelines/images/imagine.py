@@ -8,7 +8,7 @@ chat, and the model continues with the picture as input, if it accepts images:
         async for event in events:
             if isinstance(event, Drawing):    # a finished picture
                 Path("drawn.png").write_bytes(event.data)
-            elif isinstance(event, Stroke):   # progress of a picture
+            elif isinstance(event, DenoisingProgress):   # progress of a picture
                 print(f"{event.step}/{event.steps}")
             else:                             # list[Text]: text before and after pictures
                 print("".join(item.text for item in event), end="")
@@ -30,13 +30,13 @@ from motet_pipelines.chat.chat import Outcome
 from motet_pipelines.chat.vision import InputMedia, see
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError
-from motet_shared.messages import Chat, Draw, Stroke, Text
+from motet_shared.messages import Chat, DenoisingProgress, Draw, Text
 from motet_shared.wire.bus import Bus
 
 from .chat_drawing import Conversation, Drawing, Turn, is_reported
 from .draw import Drawn, draw
 
-Event = list[Text] | Stroke | Drawing
+Event = list[Text] | DenoisingProgress | Drawing
 
 
 async def imagine(

@@ -28,12 +28,12 @@ from motet_pipelines.failover import Failover, StreamMoves
 from motet_pipelines.instances import served
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Unavailable
-from motet_shared.messages import Segment, Survey, Transcribe, Voice, Voices
+from motet_shared.messages import EmbedSpeakers, FindSpeech, Segment, SpeakerEmbedding, Transcribe
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
 
 from .diarize import Known, Span, Turn, identify, speaker_at, turns, windows
-from .file_speech import survey
+from .file_speech import find_speech
 from .sound_files import Bytes, lent
 from .transcribe import NO_AUDIO, TranscriptionOutcome, transcribe
 
@@ -44,7 +44,7 @@ ROLE = "speakers"
 class Diarization:
     """Settings of a diarization: how speech is found, and audio of known speakers."""
 
-    speech: Survey = field(default_factory=lambda: Survey(audio=NO_AUDIO))
+    speech: FindSpeech = field(default_factory=lambda: FindSpeech(audio=NO_AUDIO))
     known: tuple[tuple[str, Bytes], ...] = ()
     model: str = ""  # empty: the first one that is served
 
@@ -78,7 +78,7 @@ async def voices(
     bus: Bus,
     store: BlobStore,
     data: Bytes,
-    request: Voices,
+    request: EmbedSpeakers,
     *,
     deadline: float | None = None,
     patience: float = 5.0,
@@ -104,9 +104,9 @@ async def voices(
             asked = msgspec.structs.replace(request, audio=ref, spans=left, model=model)
             async with bus.open(ROLE, asked, instance=instance, deadline=moves.left()) as stream:
                 async for item in stream:
-                    if isinstance(item, Voice):
+                    if isinstance(item, SpeakerEmbedding):
                         vectors.append(array("f", item.vector))
-                        alike = item.alike
+                        alike = item.threshold
     return VoiceVectors(vectors, alike)
 
 
@@ -128,7 +128,7 @@ async def diarize(
         return [], {}
 
     async def vectors_of(sound: Bytes, spans: list[Span]) -> VoiceVectors:
-        request = Voices(audio=NO_AUDIO, spans=spans, model=asked.model)
+        request = EmbedSpeakers(audio=NO_AUDIO, spans=spans, model=asked.model)
         return await voices(bus, store, sound, request, deadline=deadline, patience=patience)
 
     result = await vectors_of(data, windows(speech))
@@ -153,7 +153,7 @@ async def transcribe_speakers(
     Speakers whose audio was given have their names, the others A, B, … in order of appearance.
     """
     began = bus.clock.now()
-    speech = await survey(bus, store, data, asked.speech, deadline=deadline, patience=patience)
+    speech = await find_speech(bus, store, data, asked.speech, deadline=deadline, patience=patience)
     left = None if deadline is None else deadline - (bus.clock.now() - began)
     work = diarize(bus, store, data, speech.spans, asked, deadline=left, patience=patience)
     diarizing = asyncio.create_task(work, name="diarize")

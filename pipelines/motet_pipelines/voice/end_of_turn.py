@@ -17,7 +17,7 @@ from motet_shared.errors import (
     Unavailable,
     UnknownModel,
 )
-from motet_shared.messages import Judge, Verdict
+from motet_shared.messages import PredictTurnEnd, TurnEnd
 from motet_shared.wire.bus import Bus
 
 log = logging.getLogger(__name__)
@@ -49,10 +49,10 @@ async def end_probability(bus: Bus, text: str, *, deadline: float = 0.5) -> floa
     Returns `UNSURE` if no service answers within `deadline` seconds.
     """
     try:
-        async with bus.open("vad", Judge(text=text), deadline=deadline) as stream:
+        async with bus.open("vad", PredictTurnEnd(text=text), deadline=deadline) as stream:
             async for body in stream:
-                if isinstance(body, Verdict):
-                    return body.finished
+                if isinstance(body, TurnEnd):
+                    return body.probability
     except (Unavailable, StreamBroken, UnknownModel, DeadlineExceeded, Overloaded) as error:
         log.debug("turns are judged by silence alone: %s", error)
     return UNSURE

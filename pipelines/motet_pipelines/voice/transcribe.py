@@ -26,16 +26,16 @@ from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import (
     BlobRef,
     End,
-    HearingResume,
+    FindSpeech,
     Recording,
     Segment,
-    Survey,
     Transcribe,
+    TranscriptionResume,
 )
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.stream import Stream
 
-from . import file_speech as survey
+from . import file_speech as find_speech
 from . import speech_detection as listen
 from .sound_files import Bytes, lent
 
@@ -60,7 +60,7 @@ async def transcribe(
     request: Transcribe,
     outcome: TranscriptionOutcome | None = None,
     *,
-    speech: Survey | None = None,
+    speech: FindSpeech | None = None,
     deadline: float | None = None,
     patience: float = 5.0,
 ) -> AsyncGenerator[Segment, None]:
@@ -99,14 +99,16 @@ async def transcribe(
 
 
 async def _spans(
-    bus: Bus, store: BlobStore, data: Bytes, request: Survey, deadline: float | None
+    bus: Bus, store: BlobStore, data: Bytes, request: FindSpeech, deadline: float | None
 ) -> list[tuple[float, float]] | None:
     """Return the spans of speech, or None if no voice activity service is available."""
     if not bus.directory.ready(listen.ROLE, model=request.model or listen.MODEL):
         return None
     try:
         return (
-            await survey.survey(bus, store, data, request, deadline=deadline, patience=0.0)
+            await find_speech.find_speech(
+                bus, store, data, request, deadline=deadline, patience=0.0
+            )
         ).spans
     except RETRYABLE:
         return None
@@ -125,10 +127,10 @@ class _Progress:
             self._window, self._first = segment.window, segment.id
         self.count = segment.id + 1
 
-    def resume(self, language: str) -> HearingResume | None:
+    def resume(self, language: str) -> TranscriptionResume | None:
         if not self.count:
             return None
-        return HearingResume(self._window, self._first, self.count - self._first, language)
+        return TranscriptionResume(self._window, self._first, self.count - self._first, language)
 
 
 async def _segments(

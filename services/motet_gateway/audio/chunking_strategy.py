@@ -9,7 +9,7 @@ import msgspec
 from motet_gateway.http.multipart import Form
 from motet_pipelines.voice.transcribe import NO_AUDIO
 from motet_shared.errors import BadRequest
-from motet_shared.messages import Survey
+from motet_shared.messages import FindSpeech
 
 NAME = "chunking_strategy"
 _SPECIAL = {
@@ -20,7 +20,7 @@ _SPECIAL = {
 _LONGEST = 60_000  # ms
 
 
-def parse_chunking(form: Form) -> tuple[Survey, bool]:
+def parse_chunking(form: Form) -> tuple[FindSpeech, bool]:
     """Return how to find speech, and whether a VAD alone may cut; "auto" leaves both to the server.
 
     An object comes as fields (`chunking_strategy[type]`, as OpenAI's client sends it) or as JSON.
@@ -28,7 +28,7 @@ def parse_chunking(form: Form) -> tuple[Survey, bool]:
     """
     given = _given(form)
     if given is None:
-        return Survey(audio=NO_AUDIO), False
+        return FindSpeech(audio=NO_AUDIO), False
     if given.pop("type", None) != "server_vad":
         raise BadRequest(
             f'`{NAME}` must be "auto", or an object with the type "server_vad"', param=NAME
@@ -37,13 +37,13 @@ def parse_chunking(form: Form) -> tuple[Survey, bool]:
         message = f"`{NAME}` has no {min(unknown)[:40]!r}; a server_vad has {', '.join(_SPECIAL)}"
         raise BadRequest(message, param=NAME)
     numbers = {name: _number(name, value) for name, value in (_SPECIAL | given).items()}
-    survey = Survey(
+    search = FindSpeech(
         audio=NO_AUDIO,
         threshold=numbers["threshold"],
         prefix_padding_ms=int(numbers["prefix_padding_ms"]),
         silence_duration_ms=int(numbers["silence_duration_ms"]),
     )
-    return survey, True
+    return search, True
 
 
 def _given(form: Form) -> dict[str, Any] | None:

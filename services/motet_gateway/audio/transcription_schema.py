@@ -9,7 +9,7 @@ from motet_gateway.http.multipart import Form
 from motet_pipelines.voice.diarized_transcript import Diarization
 from motet_pipelines.voice.transcribe import NO_AUDIO
 from motet_shared.errors import BadRequest, UnsupportedParameter
-from motet_shared.messages import Survey
+from motet_shared.messages import FindSpeech
 
 from .chunking_strategy import parse_chunking
 from .known_speakers import parse_known
@@ -44,7 +44,7 @@ class AudioBody:
     temperature: float = 0.0
     stream: bool = False
     granularities: tuple[str, ...] = ("segment",)
-    speech: Survey = field(default_factory=lambda: Survey(audio=NO_AUDIO))
+    speech: FindSpeech = field(default_factory=lambda: FindSpeech(audio=NO_AUDIO))
     vad: bool = False  # only a VAD may cut the audio
     known: tuple[tuple[str, bytes], ...] = ()  # (name, audio file) of each known speaker
 

@@ -26,7 +26,7 @@ from motet_pipelines.images.draw import ROLE
 from motet_pipelines.images.imagine import imagine
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import MotetError
-from motet_shared.messages import Chat, Draw, Stroke, Text
+from motet_shared.messages import Chat, DenoisingProgress, Draw, Text
 
 from .options import ImageOptions, ImageTool, check_options
 from .schema import brush
@@ -86,7 +86,7 @@ async def painted(
     request: Chat,
     outcome: Outcome,
 ) -> AsyncGenerator[list[Any], None]:
-    """Yield the events of a chat with images: lists of Text, of a Stroke, or of a Drawing."""
+    """Yield the events of a chat with images: lists of Text, of a DenoisingProgress, or of a Drawing."""
     config = service.config
     events = imagine(
         service.bus,
@@ -136,7 +136,7 @@ class DrawnChatChoice(ChatChoice):
             return super().batch(items)
         return self._open() + b"".join([self._pictured(item) for item in items])
 
-    def _pictured(self, item: Drawing | Stroke) -> bytes:
+    def _pictured(self, item: Drawing | DenoisingProgress) -> bytes:
         if isinstance(item, Drawing):
             entry = image_entry(item, self._painting.brush.format, self._done)
             self._done, self._previews = self._done + 1, 0

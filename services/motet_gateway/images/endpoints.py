@@ -22,7 +22,7 @@ from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import PictureMeter
 from motet_pipelines.images.draw import ROLE, Drawn, draw
 from motet_shared.errors import MotetError
-from motet_shared.messages import Draw, Stroke
+from motet_shared.messages import DenoisingProgress, Draw
 
 from .jobs_endpoints import picture_url
 from .schema import FILES, GenerationBody, ImageBody, check, edit_body, requests
@@ -141,7 +141,7 @@ class _Pictures:
                         await self._tell(stroke)
         return drawn
 
-    async def _tell(self, stroke: Stroke) -> None:
+    async def _tell(self, stroke: DenoisingProgress) -> None:
         if stroke.preview:
             partial = {
                 "b64_json": _base64(stroke.preview),

@@ -14,6 +14,6 @@ def check_prompt(directory: Directory, model: str, prompt: str | None, param: st
     Such a model takes the prompt for earlier speech and omits the beginning of the audio.
     """
     card = served(directory, ROLE).get(model)
-    if prompt and prompt.strip() and card is not None and not card.prompts:
+    if prompt and prompt.strip() and card is not None and not card.accepts_prompt:
         message = f"`{param}`: model {model!r} cannot go on from a text; leave it out"
         raise UnsupportedParameter(message, param=param)

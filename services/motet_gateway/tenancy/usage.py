@@ -12,7 +12,7 @@ from motet_media.audio import SAMPLE_BYTES
 from motet_pipelines.images.chat_drawing import Drawing
 from motet_pipelines.voice.speak import RATE
 from motet_shared.errors import MotetError
-from motet_shared.messages import Chat, Complete, Stroke, Text, Usage
+from motet_shared.messages import Chat, Complete, DenoisingProgress, Text, Usage
 
 from .buckets import Hold
 from .tenant import SECOND, Ticket
@@ -116,7 +116,7 @@ class ReplyMeter:
         self._counted += tokens
         self._ticket.tokens.use(tokens)
 
-    def _painted(self, item: Stroke | Drawing) -> None:
+    def _painted(self, item: DenoisingProgress | Drawing) -> None:
         """Count an image from its first preview on."""
         if not self._drawing:
             self._ticket.images.use(1)

@@ -212,15 +212,15 @@ class AdapterBank:
         """Return the card of an adapter, from its model's; a refused adapter has only a name."""
         folder = self._folders.get(name)
         if folder is None:
-            return replace(base, name=name, parent=base.name, kv="", resident=False)
-        kv, root = adapted(base.kv, folder.digest), root_of(folder.digest)
+            return replace(base, name=name, parent=base.name, kv_format="", resident=False)
+        kv_format, root = adapted(base.kv_format, folder.digest), root_of(folder.digest)
         return replace(
             base,
             name=name,
             parent=base.name,
             created=folder.created,
-            kv=kv,
-            root=root,
+            kv_format=kv_format,
+            hash_root=root,
             resident=False,
         )
 

@@ -11,7 +11,7 @@ from collections import deque
 from contextlib import suppress
 
 from motet_shared.errors import MotetError
-from motet_shared.messages import PROTOCOL, CacheNews, Held, encode
+from motet_shared.messages import PROTOCOL, CachedBlocks, CacheUpdate, encode
 from motet_shared.wire import subjects
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -37,11 +37,11 @@ class CacheReporter:
         for held, gone in [(piece, []) for piece in _pieces(stored)] + [
             ([], piece) for piece in _pieces(dropped)
         ]:
-            news = CacheNews(PROTOCOL, self._bus.instance, self.number, held, gone)
+            news = CacheUpdate(PROTOCOL, self._bus.instance, self.number, held, gone)
             self.number += 1
             with suppress(MotetError):  # routers notice the gap in the numbers
                 await self._bus.control.publish(
-                    subjects.cache_news(self._bus.instance), encode(news)
+                    subjects.cache_updates(self._bus.instance), encode(news)
                 )
 
     def _settle(self) -> tuple[list[int], list[int]]:
@@ -60,7 +60,7 @@ class CacheReporter:
         """Send all that is held, as of the events before `number`."""
         number, held = self.number, list(self._held)
         for piece in _pieces(held) or [[]]:
-            await call.send(Held(number, piece))
+            await call.send(CachedBlocks(number, piece))
         call.finish("stop")
 
 

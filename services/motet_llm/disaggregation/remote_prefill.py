@@ -20,7 +20,7 @@ from motet_llm.engine.request import Key, Request
 from motet_llm.engine.thread import EngineThread
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, MotetError
-from motet_shared.messages import Generate, Heartbeat, KvPiece, ModelCard, Prefill, tier_of
+from motet_shared.messages import Generate, Heartbeat, KvChunk, ModelCard, Prefill, tier_of
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_shared.wire.stream import Stream
@@ -52,7 +52,7 @@ class RemotePrefill:
         """Initialize with `cards` of the model and then of its adapters."""
         self._bus, self._store, self._thread = bus, store, thread
         self._name = cards[0].name
-        self._kv = {card.name: card.kv for card in cards if card.kv}
+        self._kv = {card.name: card.kv_format for card in cards if card.kv_format}
         self._policy, self._patience, self._on_bug = policy, patience, on_bug
         # By name of model or adapter; replaced as a whole, since the engine's thread reads it.
         self._workers: dict[str, tuple[Heartbeat, ...]] = {}
@@ -93,7 +93,7 @@ class RemotePrefill:
         found: dict[str, list[Heartbeat]] = {}
         for beat in self._bus.directory.ready(ROLE, model=self._name):
             for card in beat.models:
-                if card.kv and self._kv.get(card.name) == card.kv:
+                if card.kv_format and self._kv.get(card.name) == card.kv_format:
                     found.setdefault(card.name, []).append(beat)
         self._workers = {name: tuple(beats) for name, beats in found.items()}
 
@@ -154,7 +154,7 @@ class RemotePrefill:
         prefill = Prefill(
             model=request.model,
             prompt=list(handover.tokens),
-            kv=self._kv[request.model],
+            kv_format=self._kv[request.model],
             start=handover.start,
             request_id=request.request_id,
             priority=request.priority,
@@ -181,7 +181,7 @@ class RemotePrefill:
         clock = asyncio.get_running_loop().time
         async with asyncio.timeout(self._patience) as limit:
             async for body in stream:
-                if not isinstance(body, KvPiece):
+                if not isinstance(body, KvChunk):
                     raise BadRequest(
                         f"{handover.instance} sent {type(body).__name__} where keys and values are due"
                     )

@@ -230,9 +230,9 @@ class Engine:
             name=self.config.model_name,
             context=self.context,
             created=created,
-            vocab=self.runner.vocab,
+            vocab_size=self.runner.vocab,
             block_size=self.config.block_size if self.prefix_cache is not None else 0,
-            kv=fingerprint(self.runner, self.config.deterministic)
+            kv_format=fingerprint(self.runner, self.config.deterministic)
             if self._keeps_everything
             else "",
         )

@@ -92,7 +92,7 @@ class ModelRunner:
         self.device = find_device(config.device, ConfigError)
         self.on_gpu = gpu.is_gpu(self.device)
         model_config = checkpoint.load_config(folder)
-        self.image_shape = checkpoint.sight_shape(folder)
+        self.image_shape = checkpoint.image_embedding_shape(folder)
         self.context = checkpoint.context_of(model_config, config.context)
         self.dtype = find_dtype(config.dtype, model_config.dtype, self.device, ConfigError)
         self.eos_ids = checkpoint.eos_ids(folder, model_config)

@@ -43,23 +43,30 @@ class ImageEmbeddings:
     """
 
     def __init__(
-        self, prompt: Sequence[int], sights: Sequence[ImageEmbedding], shape: ImageEmbeddingShape
+        self,
+        prompt: Sequence[int],
+        image_embeddings: Sequence[ImageEmbedding],
+        shape: ImageEmbeddingShape,
     ):
         """Raise BadRequest for images that do not fit the placeholders in `prompt` or the model."""
         self._placeholder = shape.placeholder
         tokens_P = np.asarray(prompt, dtype=np.int64)
         self.places_T = np.flatnonzero(tokens_P == shape.placeholder)
-        for number, sight in enumerate(sights):
-            _check(sight, number, shape)
-        sizes = [sight.embeddings_LTX.shape[1] for sight in sights]
+        for number, embedding in enumerate(image_embeddings):
+            _check(embedding, number, shape)
+        sizes = [embedding.embeddings_LTX.shape[1] for embedding in image_embeddings]
         if sum(sizes) != len(self.places_T):
             raise BadRequest(
                 f"prompt: has {len(self.places_T)} placeholders for images (token {shape.placeholder}), "
-                f"but the {len(sights)} images have {sum(sizes)} tokens; give as many",
+                f"but the {len(image_embeddings)} images have {sum(sizes)} tokens; give as many",
                 param="prompt",
             )
-        self.embeddings_LTX = torch.cat([sight.embeddings_LTX for sight in sights], dim=1)
-        self._parts = list(zip(sights, np.split(self.places_T, np.cumsum(sizes)[:-1]), strict=True))
+        self.embeddings_LTX = torch.cat(
+            [embedding.embeddings_LTX for embedding in image_embeddings], dim=1
+        )
+        self._parts = list(
+            zip(image_embeddings, np.split(self.places_T, np.cumsum(sizes)[:-1]), strict=True)
+        )
         self.names = self._names(prompt)
         self._positions_3P: np.ndarray | None = None
         self._next = 0  # position of the first token after the prompt
@@ -67,7 +74,7 @@ class ImageEmbeddings:
             self._positions_3P, self._next = self._positions(len(prompt))
 
     def _names(self, prompt: Sequence[int]) -> list[int]:
-        pictures = [(sight.name, len(places)) for sight, places in self._parts]
+        pictures = [(embedding.name, len(places)) for embedding, places in self._parts]
         return prompt_names(prompt, self._placeholder, pictures)
 
     def _positions(self, length: int) -> tuple[np.ndarray, int]:
@@ -78,19 +85,19 @@ class ImageEmbeddings:
         """
         positions_3P = np.empty((3, length), dtype=np.int64)
         position = done = 0
-        for sight, places in self._parts:
+        for embedding, places in self._parts:
             start, stop = int(places[0]), int(places[-1]) + 1
             if stop - start != len(places):
                 raise BadRequest(
-                    f"prompt: the placeholders of {sight.name!r} do not stand together",
+                    f"prompt: the placeholders of {embedding.name!r} do not stand together",
                     param="prompt",
                 )
             positions_3P[:, done:start] = np.arange(position, position + start - done)
             position += start - done
-            axes_3T = np.indices(sight.grid).reshape(3, -1)
-            axes_3T[0] = (axes_3T[0] * sight.interval).astype(np.int64)
+            axes_3T = np.indices(embedding.grid).reshape(3, -1)
+            axes_3T[0] = (axes_3T[0] * embedding.interval).astype(np.int64)
             positions_3P[:, start:stop] = position + axes_3T
-            position += max(sight.grid[1:])
+            position += max(embedding.grid[1:])
             done = stop
         positions_3P[:, done:] = np.arange(position, position + length - done)
         return positions_3P, position + length - done
@@ -114,33 +121,40 @@ class ImageEmbeddings:
         return self.places_T[first:last] - start, self.embeddings_LTX[:, first:last]
 
 
-def _check(sight: ImageEmbedding, number: int, shape: ImageEmbeddingShape) -> None:
-    where, size = f"sights[{number}]", tuple(sight.embeddings_LTX.shape)
+def _check(embedding: ImageEmbedding, number: int, shape: ImageEmbeddingShape) -> None:
+    where, size = f"image_embeddings[{number}]", tuple(embedding.embeddings_LTX.shape)
     if len(size) != 3 or size[0] != shape.layers or size[2] != shape.hidden or not size[1]:
         raise BadRequest(
             f"{where}.embeddings: is {list(size)}, but this model takes [{shape.layers}, tokens, {shape.hidden}]; "
             "encode images with the same checkpoint",
             param=where,
         )
-    if not 0 < sight.interval < _LONGEST_INTERVAL:
-        raise BadRequest(f"{where}.interval: is {sight.interval}; give more than 0", param=where)
+    if not 0 < embedding.interval < _LONGEST_INTERVAL:
+        raise BadRequest(
+            f"{where}.interval: is {embedding.interval}; give more than 0", param=where
+        )
     if shape.axes > 1 and (
-        len(sight.grid) != 3 or min(sight.grid) < 1 or np.prod(sight.grid) != size[1]
+        len(embedding.grid) != 3 or min(embedding.grid) < 1 or np.prod(embedding.grid) != size[1]
     ):
         raise BadRequest(
-            f"{where}.grid: is {list(sight.grid)}; give frames, rows and columns of {size[1]} tokens",
+            f"{where}.grid: is {list(embedding.grid)}; give frames, rows and columns of {size[1]} tokens",
             param=where,
         )
 
 
 def place(
-    prompt: Sequence[int], sights: Sequence[ImageEmbedding], shape: ImageEmbeddingShape | None
+    prompt: Sequence[int],
+    image_embeddings: Sequence[ImageEmbedding],
+    shape: ImageEmbeddingShape | None,
 ) -> ImageEmbeddings | None:
     """Return the images of a prompt, None if it has none. Raises BadRequest if they do not fit."""
     if shape is None:
-        if sights:
-            raise BadRequest("sights: this model reads no images; leave them out", param="sights")
+        if image_embeddings:
+            raise BadRequest(
+                "image_embeddings: this model reads no images; leave them out",
+                param="image_embeddings",
+            )
         return None
-    if not sights and shape.placeholder not in prompt:
+    if not image_embeddings and shape.placeholder not in prompt:
         return None
-    return ImageEmbeddings(prompt, sights, shape)
+    return ImageEmbeddings(prompt, image_embeddings, shape)

@@ -18,7 +18,7 @@ from motet_llm.config import DecodeConfig
 from motet_llm.engine.engine import Engine, StepOutput
 from motet_llm.engine.thread import EngineThread
 from motet_shared.blobs.store import BlobStore
-from motet_shared.messages import Become, ModelCard
+from motet_shared.messages import ModelCard, SwitchRole
 from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
@@ -110,8 +110,8 @@ class EngineActor(Actor):
             raise RuntimeError("the engine is not loaded yet")
         return self._card
 
-    @operation(Become)
-    async def become(self, call: Call, request: Become) -> None:
+    @operation(SwitchRole)
+    async def switch_role(self, call: Call, request: SwitchRole) -> None:
         """Drain and restart in another role; a request for the present role changes nothing.
 
         Raises Unavailable if no other worker would decode for the model.

@@ -24,20 +24,22 @@ class ImageEmbeddingReader:
 
     @asynccontextmanager
     async def reading(
-        self, sights: Sequence[messages.Sight]
+        self, image_embeddings: Sequence[messages.ImageEmbeddingRef]
     ) -> AsyncIterator[list[ImageEmbedding]]:
         """Hold the image embeddings of a request within the block.
 
         Raises BadRequest for a blob that is no embedding or a request above the capacity,
         Overloaded while there is no room, and BlobError for a blob that is gone.
         """
-        nbytes = sum(sight.embeddings.nbytes for sight in sights)
-        for number, sight in enumerate(sights):
-            _check(sight, number)
+        nbytes = sum(embedding.embeddings.nbytes for embedding in image_embeddings)
+        for number, embedding in enumerate(image_embeddings):
+            _check(embedding, number)
         if nbytes > self._capacity:
-            message = f"sights: take {nbytes} bytes; at most {self._capacity} (--image-memory)"
+            message = (
+                f"image_embeddings: take {nbytes} bytes; at most {self._capacity} (--image-memory)"
+            )
             message += " are held; send fewer images"
-            raise BadRequest(message, param="sights")
+            raise BadRequest(message, param="image_embeddings")
         if self.held + nbytes > self._capacity:
             raise Overloaded(
                 f"images of running requests take {self.held} of {self._capacity} bytes; try later"
@@ -45,20 +47,22 @@ class ImageEmbeddingReader:
         self.held += nbytes
         try:
             yield [
-                ImageEmbedding(await self._read(sight), sight.name, sight.grid, sight.interval)
-                for sight in sights
+                ImageEmbedding(
+                    await self._read(embedding), embedding.name, embedding.grid, embedding.interval
+                )
+                for embedding in image_embeddings
             ]
         finally:
             self.held -= nbytes
 
-    async def _read(self, sight: messages.Sight) -> Tensor:
-        ref = sight.embeddings
+    async def _read(self, embedding: messages.ImageEmbeddingRef) -> Tensor:
+        ref = embedding.embeddings
         data = await self._store.get(ref, release=False)
         return torch.frombuffer(data, dtype=torch.float32).view(ref.shape)
 
 
-def _check(sight: messages.Sight, number: int) -> None:
-    ref, where = sight.embeddings, f"sights[{number}].embeddings"
+def _check(embedding: messages.ImageEmbeddingRef, number: int) -> None:
+    ref, where = embedding.embeddings, f"image_embeddings[{number}].embeddings"
     if ref.dtype != "float32" or len(ref.shape) != 3 or not ref.nbytes:
         raise BadRequest(
             f"{where}: is {ref.dtype} {list(ref.shape)}; give float32 [layers, tokens, hidden]",

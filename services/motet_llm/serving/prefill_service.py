@@ -16,7 +16,7 @@ from motet_llm.engine.engine import StepOutput
 from motet_llm.engine.request import Key
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest
-from motet_shared.messages import BlobRef, KvPiece, Prefill, Sampling
+from motet_shared.messages import BlobRef, KvChunk, Prefill, Sampling
 from motet_shared.process.actor import operation
 from motet_shared.wire.bus import HOST, Bus
 from motet_shared.wire.call import Call
@@ -44,7 +44,7 @@ class PrefillWorker(EngineActor):
 
     @operation(Prefill)
     async def prefill(self, call: Call, request: Prefill) -> None:
-        """Send `KvPiece` items while the prompt is computed; end when their blobs are read.
+        """Send `KvChunk` items while the prompt is computed; end when their blobs are read.
 
         Raises BadRequest if the caller's keys and values are incompatible, or `start` is no token
         of the prompt.
@@ -82,11 +82,12 @@ class PrefillWorker(EngineActor):
 
     def _check(self, request: Prefill) -> None:
         card = next(card for card in self.models() if card.name == request.model)
-        if not card.kv or request.kv != card.kv:
+        if not card.kv_format or request.kv_format != card.kv_format:
             raise BadRequest(
-                f"kv: {request.kv!r} is not {card.kv!r}: keys and values of {self.bus.instance} are of another kind; "
-                "serve the same checkpoint and adapters with the same --dtype, --weights and --deterministic",
-                param="kv",
+                f"kv_format: {request.kv_format!r} differs from {card.kv_format!r} of "
+                f"{self.bus.instance}; serve the same checkpoint and adapters with the same "
+                "--dtype, --weights and --deterministic",
+                param="kv_format",
             )
         if not 0 <= request.start < len(request.prompt):
             raise BadRequest(
@@ -124,13 +125,13 @@ class PrefillWorker(EngineActor):
             for beat in self.bus.directory.everyone()
         )
 
-    async def _lend(self, call: Call, packed: Packed, lent: list[BlobRef], digest: bool) -> KvPiece:
+    async def _lend(self, call: Call, packed: Packed, lent: list[BlobRef], digest: bool) -> KvChunk:
         data, part = packed.content.numpy().data, packed.part
         ref = await self.store.put_async(
             data, packed.dtype, wait=WAIT, readers=[call.caller], digest=digest
         )
         lent.append(ref)
-        return KvPiece(
+        return KvChunk(
             part.start, part.stop, list(part.layers), part.first, part.end, ref, part.last
         )
 

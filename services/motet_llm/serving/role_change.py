@@ -6,14 +6,14 @@ import sys
 from collections.abc import Sequence
 
 from motet_shared.errors import BadRequest, Unavailable
-from motet_shared.messages import Become
+from motet_shared.messages import SwitchRole
 from motet_shared.wire.discovery import Directory
 
 ROLES = ("decode", "prefill")
 _NOT_TAKEN_OVER = ("--role", "--instance")  # an instance's id begins with its role
 
 
-def check(request: Become, role: str, directory: Directory, instance: str, model: str) -> None:
+def check(request: SwitchRole, role: str, directory: Directory, instance: str, model: str) -> None:
     """Raise BadRequest for an unknown role, Unavailable for the only decode worker of the model."""
     if request.role not in ROLES:
         raise BadRequest(f"role: {request.role!r} is none of {', '.join(ROLES)}", param="role")

@@ -77,7 +77,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     return config
 
 
-def sight_shape(folder: Path) -> language_part.ImageEmbeddingShape | None:
+def image_embedding_shape(folder: Path) -> language_part.ImageEmbeddingShape | None:
     """Return the shape of a model's image embeddings; None if it reads no images."""
     return language_part.image_embedding_shape(_read_config(folder))
 

@@ -38,7 +38,7 @@ class Actuator(Protocol):
 
 
 class DryRun:
-    """Change nothing: decisions are logged, counted in metrics, and sent by operation `targets`."""
+    """Change nothing: decisions are logged, counted in metrics, and sent by operation `list_targets`."""
 
     async def count(self, name: str) -> int | None:
         return None

@@ -80,7 +80,7 @@ class Vocabulary:
             created=created,
             tools=tools,
             images=images,
-            vocab=self.size,
+            vocab_size=self.size,
             longest_token=_longest_token(self.backend),
         )
 

@@ -1,4 +1,4 @@
-"""Serve streaming calls: accept, send within credit, cancel, and send beats.
+"""Serve streaming calls: accept, send within credit, cancel, and send keepalives.
 
 A handler is a coroutine that receives a `Call`. The stream ends when it returns and fails when it
 raises; it is cancelled when the caller cancels, the caller's process dies, or the deadline passes.
@@ -33,7 +33,6 @@ from motet_shared.messages import (
     FOREVER,
     PROTOCOL,
     Accepted,
-    Beat,
     Body,
     Cancel,
     Credit,
@@ -42,6 +41,7 @@ from motet_shared.messages import (
     Frame,
     Frames,
     Item,
+    Keepalive,
     Open,
     Pong,
     Usage,
@@ -61,7 +61,7 @@ from .uplink import Intake
 
 log = logging.getLogger(__name__)
 
-BEAT_AFTER = 0.2  # seconds without a frame until a beat is sent
+KEEPALIVE_AFTER = 0.2  # seconds without a frame until a keepalive is sent
 UNREAD_AFTER = 1.0  # seconds without credit until a caller counts as not reading
 
 Handler = Callable[["Call", Any], Awaitable[None]]
@@ -88,7 +88,7 @@ class Call:
         self.expired = False
         self.starved = 0.0  # seconds without credit, in ticks of the monitor
         self._subject = subjects.frames_to(request.caller)
-        # Bypasses `_put`: a grant carries no item count, so it must not replace a beat.
+        # Bypasses `_put`: a grant carries no item count, so it must not replace a keepalive.
         self.intake = Intake(self.stream, functools.partial(calls.outbox.put, self._subject))
         self._credit: asyncio.Event = asyncio.Event()
         self._status = "stop"
@@ -146,9 +146,9 @@ class Call:
         """Send Accepted to the caller."""
         self._put(Accepted(self.stream))
 
-    def beat(self) -> None:
-        """Send a Beat with the number of items sent so far."""
-        self._put(Beat(self.stream, self.sent))
+    def keepalive(self) -> None:
+        """Send a Keepalive with the number of items sent so far."""
+        self._put(Keepalive(self.stream, self.sent))
 
     def grant(self, total: int) -> None:
         """Raise the credit to `total` items since the start; lower totals are ignored."""
@@ -365,7 +365,7 @@ class Calls:
         return {caller for caller, _ in self.active}
 
     def tick(self, elapsed: float) -> None:
-        """Advance time by `elapsed` seconds: send due beats and cancel calls past a deadline."""
+        """Advance time by `elapsed` seconds: send due keepalives and cancel calls past a deadline."""
         now = self.clock.now()
         for call in list(self.active.values()):
             call.quiet += elapsed
@@ -373,8 +373,8 @@ class Calls:
             if call.expires is not None and now >= call.expires and not call.expired:
                 call.expired = True
                 self.cancel(call)
-            elif call.quiet >= BEAT_AFTER - 0.01:
-                call.beat()
+            elif call.quiet >= KEEPALIVE_AFTER - 0.01:
+                call.keepalive()
 
     # --------------------------------------------------------------------------------------- ending
     async def drain(self, timeout: float, hurry: asyncio.Event | None = None) -> None:
@@ -461,5 +461,5 @@ def _oversize(frame: Frame, error: PayloadTooLarge) -> Frame | None:
     """Return the Error that replaces a frame too large for any message; None for an Error frame."""
     if isinstance(frame, Error):
         return None
-    seq = frame.seq if isinstance(frame, (Item, Beat, End)) else 0
+    seq = frame.seq if isinstance(frame, (Item, Keepalive, End)) else 0
     return Error(frame.stream, seq, error.code, error.message)

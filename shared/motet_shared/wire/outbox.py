@@ -79,7 +79,7 @@ class Outbox:
         except PayloadTooLarge as error:
             await self._send_smaller(subject, parts, error)
         except MotetError as error:
-            # The receiver detects the loss: by a gap in seq, missing beats, or a repeated grant.
+            # The receiver detects the loss: by a gap in seq, missing keepalives, or a repeated grant.
             self.failed += len(parts)
             log.warning("%d parts for %s are lost: %s", len(parts), subject, error)
         except Exception:

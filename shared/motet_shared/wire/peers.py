@@ -1,8 +1,8 @@
-"""Run the periodic duties of one process: probes of peers, beats, resends, deadlines, heartbeats.
+"""Run the periodic duties of one process: probes of peers, keepalives, resends, deadlines, heartbeats.
 
 Every 100 ms each peer that shares streams with this process is probed, with one request per
 instance however many streams there are. A dead process bounces the probe with no-responders within
-a millisecond; a process that hangs is detected by missing beats (a worker) or unanswered probes (a
+a millisecond; a process that hangs is detected by missing keepalives (a worker) or unanswered probes (a
 caller).
 
 Silence is counted in this process's own ticks, and a late tick counts no more than its period: when

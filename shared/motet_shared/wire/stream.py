@@ -10,7 +10,7 @@ While a stream runs, `send` feeds it and `end_input` ends its input: see `uplink
 
 A stream that breaks raises a retryable `StreamBroken`; items that were delivered before are in
 order and complete. `peers.Monitor` drives time: resends of unanswered opens, deadlines, missed
-beats.
+keepalives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ from motet_shared.messages import (
     FOREVER,
     PROTOCOL,
     Accepted,
-    Beat,
     Body,
     Cancel,
     Controls,
@@ -44,11 +43,12 @@ from motet_shared.messages import (
     End,
     Error,
     Feed,
+    FeedCredit,
     Feeds,
     Frame,
     Item,
+    Keepalive,
     Open,
-    Want,
     decode_frames,
     encode,
 )
@@ -63,7 +63,7 @@ from .uplink import Uplink, split
 
 RESEND_AFTER = 0.25  # seconds without Accepted; doubles with each attempt
 OPEN_ATTEMPTS = 5
-MISSED_BEATS = 0.65  # seconds of silence: three beats of 200 ms and some slack
+KEEPALIVE_TIMEOUT = 0.65  # seconds of silence: three keepalives at 200 ms and some slack
 
 
 class Stream:
@@ -223,7 +223,7 @@ class Stream:
                     self._wake()
             elif frame.seq > self.received:
                 self._gap(frame.seq)
-        elif isinstance(frame, Beat):
+        elif isinstance(frame, Keepalive):
             if frame.seq > self.received:
                 self._gap(frame.seq)
             elif self._granted > self.window:
@@ -236,7 +236,7 @@ class Stream:
                 self.end = frame
                 self.done = True
                 self._wake()
-        elif isinstance(frame, Want):
+        elif isinstance(frame, FeedCredit):
             if self._uplink is not None:
                 self._uplink.grant(frame.total)
         elif isinstance(frame, Error):
@@ -436,8 +436,8 @@ class Caller:
         """
         self._drop("stray_frames")
         key = (sender, frame.stream)
-        if isinstance(frame, (Accepted, Item, Beat)) and (
-            key not in self._refused or isinstance(frame, Beat)
+        if isinstance(frame, (Accepted, Item, Keepalive)) and (
+            key not in self._refused or isinstance(frame, Keepalive)
         ):
             self._refused[key] = None
             if len(self._refused) > 4096:
@@ -483,7 +483,7 @@ class Caller:
             else:
                 stream.tick_uplink(elapsed)
                 stream.silence += elapsed
-                if stream.silence > MISSED_BEATS:
+                if stream.silence > KEEPALIVE_TIMEOUT:
                     self.cancel(stream)
                     stream.fail(
                         WorkerLost(f"{stream.instance} has been silent for {stream.silence:.1f} s")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import secrets
 
-ROOT = "motet.v1"
+ROOT = "motet.v2"
 HEARTBEATS = f"{ROOT}.ev.*.*.heartbeat"
-CACHE_NEWS = f"{ROOT}.ev.*.*.cache"
+CACHE_UPDATES = f"{ROOT}.ev.*.*.cache"
 
 _INSTANCE = re.compile(r"[a-z]+(-[a-z0-9]{1,32}){1,4}")
 _ROLES = "gateway|tokenizer|decode|prefill|vision|asr|tts|vad|diffusion|embedding|speakers|planner"
@@ -96,8 +96,8 @@ def heartbeat(instance: str) -> str:
     return f"{ROOT}.ev.{role_of(instance)}.{instance}.heartbeat"
 
 
-def cache_news(instance: str) -> str:
-    """Return the subject of an instance's prefix cache news."""
+def cache_updates(instance: str) -> str:
+    """Return the subject of an instance's prefix cache updates."""
     return f"{ROOT}.ev.{role_of(instance)}.{instance}.cache"
 
 

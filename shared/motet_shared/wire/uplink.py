@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from motet_shared.errors import BadRequest, MotetError, StreamGap
-from motet_shared.messages import FEED_SIZE, FEED_WINDOW, Feed, Want
+from motet_shared.messages import FEED_SIZE, FEED_WINDOW, Feed, FeedCredit
 
 TELL_AFTER = 0.2  # seconds without a feed
 
@@ -112,7 +112,7 @@ class Uplink:
 class Intake:
     """Buffer the worker's input of one stream: unread feeds, never more than were granted."""
 
-    def __init__(self, stream: int, put: Callable[[Want], None]):
+    def __init__(self, stream: int, put: Callable[[FeedCredit], None]):
         self.received = 0  # feeds that have arrived
         self._stream = stream
         self._put = put
@@ -173,4 +173,4 @@ class Intake:
         self._ended = self._ended or feed.last
 
     def _grant(self) -> None:
-        self._put(Want(self._stream, self._granted))
+        self._put(FeedCredit(self._stream, self._granted))

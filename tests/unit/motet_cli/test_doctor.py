@@ -132,7 +132,7 @@ def test_whatever_heartbeats_say_findings_are_sound(
     beats = [
         [
             Heartbeat(
-                v=1, role=role, instance=f"{role}-{i}", state=state, seq=n, load=load, models=[]
+                v=2, role=role, instance=f"{role}-{i}", state=state, seq=n, load=load, models=[]
             )
             for n, load in enumerate((first, last))
         ]

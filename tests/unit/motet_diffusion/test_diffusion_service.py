@@ -182,7 +182,7 @@ async def test_a_caller_that_does_not_read_gets_the_picture_still(folder: Path) 
                 while not actor.thread.engine.pictures:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             kinds = [type(item).__name__ async for batch in stream.batches() for item in batch]
-        assert kinds == ["Stroke", "Picture"]
+        assert kinds == ["DenoisingProgress", "Picture"]
 
 
 async def test_a_broken_engine_ends_the_process(

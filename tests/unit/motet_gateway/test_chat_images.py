@@ -236,7 +236,7 @@ async def test_images_that_hold_too_much_memory_are_refused(folder: Path) -> Non
         await made.vision()
         decode = await made.decode()
         await made.tokenizer()
-        decode._sights._capacity = 1000
+        decode._image_reader._capacity = 1000
         with pytest.raises(BadRequest, match="--image-memory"):
             await made.ask(ONE, made.pictures(1))
-        assert decode._sights.held == 0
+        assert decode._image_reader.held == 0

@@ -136,7 +136,7 @@ async def test_all_are_announced_and_chosen_by_name(
             (*NAMES, "bad"), "tiny"
         )
         assert (
-            len({card.root for card in cards.values()}) == 4
+            len({card.hash_root for card in cards.values()}) == 4
         )  # the one of no use has none of its own
         assert len({cards[name].kv for name in ("tiny", *NAMES)}) == 4
         stats = here.decode.stats()

@@ -183,7 +183,7 @@ def check(
         for size in sizes
     )
     there.sender.part_bytes = rng.choice([64, 3000, 1 << 20])
-    assert here.card().kv == there.card().kv != ""
+    assert here.card().kv_format == there.card().kv_format != ""
     prompts = prompts_of(rng, here.card().vocab)
     due = alone(make_engine(folder, **common), prompts, answer)
     found = Pair(here, there, seed, faults).run(prompts, answer)
@@ -312,7 +312,7 @@ def test_nothing_spins_while_all_wait_for_what_is_on_its_way(llama: Path) -> Non
 
 def test_kinds_of_caches_are_told_apart(llama: Path, tmp_path: Path) -> None:
     def kind(folder: Path = llama, **options: Any) -> str:
-        return make_engine(folder, **options).card().kv
+        return make_engine(folder, **options).card().kv_format
 
     narrow = tiny_checkpoint("llama", tmp_path / "narrow", num_key_value_heads=1)
     mistral = tiny_checkpoint("mistral", tmp_path / "mistral")
@@ -328,7 +328,7 @@ def test_kinds_of_caches_are_told_apart(llama: Path, tmp_path: Path) -> None:
 def test_a_state_does_not_travel(tmp_path: Path) -> None:
     """Of a model with recurrent layers nobody gets the half that is in the cache."""
     engine = make_engine(families.write_checkpoint("Qwen3NextForCausalLM", tmp_path))
-    assert engine.card().kv == ""
+    assert engine.card().kv_format == ""
 
 
 @given(

@@ -21,7 +21,7 @@ from motet_llm.serving import prefill_service as prefill
 from motet_llm.serving.prefill_service import PrefillWorker
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest
-from motet_shared.messages import BlobRef, Generate, KvPiece, Prefill, Sampling, Tokens
+from motet_shared.messages import BlobRef, Generate, KvChunk, Prefill, Sampling, Tokens
 from motet_shared.testing import die, memory_buses, running
 from motet_shared.wire.bus import HOST, Bus
 from motet_tokenizer.router import Router
@@ -118,7 +118,10 @@ async def stage(
         async with running(worker), running(Decode(config, decode)) as actor:
             world = World(tokenizer, actor, worker)
             await decode.directory.wait_for(lambda d: d.ready("prefill", model="tiny"), PATIENT)
-            if worker.card.kv == actor.card.kv and actor.config.remote_prefill != "never":
+            if (
+                worker.card.kv_format == actor.card.kv_format
+                and actor.config.remote_prefill != "never"
+            ):
                 await eventually(lambda: actor.stats()["prefill_workers"] == 1)
             else:
                 await asyncio.sleep(0.25)  # it has looked, and found nobody
@@ -279,11 +282,13 @@ async def test_a_worker_of_another_kind_is_not_asked(folder: Path, due: Reply) -
     async with stage(folder, {"kv_dtype": "bfloat16"}) as world:
         assert (await world.tokens())[0] == due
         assert world.decode.stats()["handovers"] == 0
-        request = Prefill(model="tiny", prompt=PROMPT, kv=world.decode.card.kv)
+        request = Prefill(model="tiny", prompt=PROMPT, kv_format=world.decode.card.kv_format)
         with pytest.raises(BadRequest, match="--dtype"):
             async with world.decode.bus.open("prefill", request) as stream:
                 await anext(stream.batches())
-        request = Prefill(model="tiny", prompt=PROMPT, kv=world.prefill.card.kv, start=len(PROMPT))
+        request = Prefill(
+            model="tiny", prompt=PROMPT, kv_format=world.prefill.card.kv_format, start=len(PROMPT)
+        )
         with pytest.raises(BadRequest, match="start: 400"):
             async with world.decode.bus.open("prefill", request) as stream:
                 await anext(stream.batches())
@@ -291,7 +296,7 @@ async def test_a_worker_of_another_kind_is_not_asked(folder: Path, due: Reply) -
 
 async def test_a_reader_that_waits_holds_up_its_own_prompt_only(world: World, due: Reply) -> None:
     """The store has room for a few parts: the others are computed when these have been read."""
-    request = Prefill(model="tiny", prompt=PROMPT, kv=world.prefill.card.kv)
+    request = Prefill(model="tiny", prompt=PROMPT, kv_format=world.prefill.card.kv_format)
     async with world.decode.bus.open("prefill", request, window=2) as stream:
         await eventually(lambda: stream.received == 2)
         await eventually(lambda: world.prefill.stats()["paused"] == 1)
@@ -299,7 +304,7 @@ async def test_a_reader_that_waits_holds_up_its_own_prompt_only(world: World, du
         assert stream.received == 2
         count = 0
         async for body in stream:
-            assert isinstance(body, KvPiece)
+            assert isinstance(body, KvChunk)
             count += body.end - body.first
             if body.last and body.stop == len(PROMPT):
                 await stream.end_input()

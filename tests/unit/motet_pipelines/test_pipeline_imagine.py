@@ -21,10 +21,10 @@ from motet_pipelines.images.imagine import imagine
 from motet_shared.errors import DeadlineExceeded, MotetError, PayloadTooLarge, UnknownModel
 from motet_shared.messages import (
     Chat,
+    DenoisingProgress,
     Draw,
     Generate,
     Sampling,
-    Stroke,
     Text,
     Tokens,
     ToolCallDelta,
@@ -74,7 +74,7 @@ class Eager(Decode):
 
     @operation(Generate)
     async def generate(self, call: Call, request: Generate) -> None:
-        if request.sights:
+        if request.image_embeddings:
             await super().generate(call, request)
             return
         for token in self.script[len(request.output) :]:
@@ -180,10 +180,10 @@ async def test_it_draws_looks_and_says_what_it_sees(studio: Studio) -> None:
     here = studio.here
     told = await imagined(here, request(USER), accepts_images=True)
     kinds = [type(event) for event in told.events]
-    strokes = [event for event in told.events if isinstance(event, Stroke)]
+    strokes = [event for event in told.events if isinstance(event, DenoisingProgress)]
     assert [stroke.step for stroke in strokes] == [1, 2, 3, 4, 5, 6]
     assert sum(bool(stroke.preview) for stroke in strokes) == 2
-    assert kinds.index(Stroke) < kinds.index(Drawing)
+    assert kinds.index(DenoisingProgress) < kinds.index(Drawing)
     assert kinds[-1] is list, "the description comes last"
     (drawing,) = told.drawings
     assert drawing.prompt == PROMPT
@@ -226,7 +226,7 @@ async def test_tokens_are_counted_over_all_turns(studio: Studio) -> None:
 @pytest.mark.parametrize("phase", ["thinking", "drawing", "describing"])
 async def test_whoever_leaves_frees_everything(studio: Studio, phase: str) -> None:
     studio.eager.pause = 0.01
-    kind = {"thinking": list, "drawing": Stroke, "describing": list}[phase]
+    kind = {"thinking": list, "drawing": DenoisingProgress, "describing": list}[phase]
     brush = Draw(model=BRUSH.model, prompt="", steps=6 if phase == "describing" else 2000)
     drawn = False
     async with aclosing(

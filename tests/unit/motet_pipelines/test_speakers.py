@@ -25,7 +25,7 @@ from motet_pipelines.voice.diarized_transcript import voices
 from motet_pipelines.voice.transcribe import NO_AUDIO
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, ConfigError, Unavailable, UnknownModel
-from motet_shared.messages import Voices
+from motet_shared.messages import EmbedSpeakers
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
 from motet_speakers.config import SpeakersConfig
@@ -164,7 +164,7 @@ class World:
     async def compare(
         self, data: bytes, spans: list[tuple[float, float]], model: str = ""
     ) -> np.ndarray[Any, Any]:
-        request = Voices(audio=NO_AUDIO, spans=spans, model=model)
+        request = EmbedSpeakers(audio=NO_AUDIO, spans=spans, model=model)
         found = await voices(self.bus, self._store, data, request, deadline=30.0)
         assert found.alike == pytest.approx(SMALL.alike)
         assert all(isinstance(vector, array) for vector in found.vectors)

@@ -14,7 +14,7 @@ from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
 from motet_pipelines.voice.transcribe import NO_AUDIO, TranscriptionOutcome, transcribe
 from motet_shared.errors import BadRequest
-from motet_shared.messages import Segment, Survey, Transcribe
+from motet_shared.messages import FindSpeech, Segment, Transcribe
 from motet_shared.testing import die, memory_bus, running, settle
 from support.asr_checkpoints import RATE, noise, tiny_whisper, wav
 from support.file_world import FileWorld, file_world
@@ -35,7 +35,7 @@ class World(FileWorld):
         self, sound: Any, hearing: TranscriptionOutcome | None = None, **fields: Any
     ) -> list[Segment]:
         request = Transcribe(model=MODEL, audio=NO_AUDIO, language="en", **fields)
-        find = None if fields else Survey(audio=NO_AUDIO)
+        find = None if fields else FindSpeech(audio=NO_AUDIO)
         segments = transcribe(
             self.bus, self.store, wav(sound), request, hearing, speech=find, deadline=60.0
         )

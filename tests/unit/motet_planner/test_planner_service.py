@@ -16,7 +16,7 @@ from motet_planner.groups import check_local, read_groups
 from motet_planner.observer import Observer
 from motet_planner.service import Planner
 from motet_shared.errors import ConfigError
-from motet_shared.messages import Echo, ModelCard, Targets, Wanted
+from motet_shared.messages import Echo, ListTargets, ModelCard, ScalingTarget
 from motet_shared.process.actor import Actor, operation
 from motet_shared.testing import MemoryHub, die, memory_bus, running, settle
 from motet_shared.wire.bus import Bus
@@ -272,9 +272,9 @@ async def test_it_tells_what_it_is_about(stage: Stage) -> None:
     await look(planner, 0.0)
     operator = await memory_bus(stage.hub, "operator")
     await settle()
-    async with operator.open("planner", Targets()) as stream:
+    async with operator.open("planner", ListTargets()) as stream:
         (found,) = [item async for item in stream]
-    assert isinstance(found, Wanted)
+    assert isinstance(found, ScalingTarget)
     assert (found.group, found.role, found.target, found.ready) == ("decode", "decode", 4, 1)
     assert "steady load needs 4" in found.reason
     assert found.demand["steady"] == 4.0

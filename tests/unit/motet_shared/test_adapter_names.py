@@ -34,7 +34,7 @@ class Directory:
 
     def announce(self, instance: str, resident: bool, seq: int = 0, **load: float) -> None:
         base = ModelCard(name="m", context=100, block_size=4)
-        adapter = replace(base, name="a", parent="m", resident=resident, root=ROOT)
+        adapter = replace(base, name="a", parent="m", resident=resident, hash_root=ROOT)
         speed = {"prefill_token": 1e-3, "decode_row": 0.01}
         self.beats[instance] = Heartbeat(
             v=PROTOCOL,

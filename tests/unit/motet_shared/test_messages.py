@@ -10,7 +10,6 @@ from motet_shared import errors, messages
 from motet_shared.messages import (
     PROTOCOL,
     Accepted,
-    Beat,
     BlobRef,
     Chat,
     Controls,
@@ -20,6 +19,7 @@ from motet_shared.messages import (
     Frames,
     Generate,
     Item,
+    Keepalive,
     Open,
     Sampling,
     Text,
@@ -55,7 +55,7 @@ texts = st.builds(
 frames = st.one_of(
     st.builds(Accepted, numbers),
     st.builds(Item, numbers, numbers, tokens | texts),
-    st.builds(Beat, numbers, numbers),
+    st.builds(Keepalive, numbers, numbers),
     st.builds(End, numbers, numbers, st.text(), st.none() | st.builds(Usage, numbers, numbers)),
     st.builds(Error, numbers, numbers, st.text(), st.text(), st.booleans(), st.none() | st.text()),
 )
@@ -81,14 +81,14 @@ def test_plain_msgpack_reads_frames_as_arrays_and_opens_as_maps() -> None:
         PROTOCOL, "tokenizer-1", [Item(7, 0, Text("hé", [5])), End(7, 1, "stop", Usage(3, 1))]
     )
     kind, version, sender, (item, end) = msgpack.unpackb(encode(batch))
-    assert (kind, version, sender) == ("f", 1, "tokenizer-1")
+    assert (kind, version, sender) == ("f", PROTOCOL, "tokenizer-1")
     assert item[:3] == ["i", 7, 0]
     assert item[3][:3] == ["x", "hé", [5]]
     assert end[:4] == ["e", 7, 1, "stop"]
     opened = msgpack.unpackb(
         encode(
             Open(
-                v=1,
+                v=2,
                 caller="gateway-1",
                 stream=7,
                 credit=8,
@@ -105,7 +105,7 @@ def test_a_plain_msgpack_client_can_write_them() -> None:
     data = msgpack.packb(
         {
             "type": "open",
-            "v": 1,
+            "v": 2,
             "caller": "gateway-1",
             "stream": 3,
             "credit": 4,
@@ -129,7 +129,7 @@ def test_requests_evolve_unknown_fields_are_ignored_and_missing_ones_get_default
     data = msgpack.packb(
         {
             "type": "open",
-            "v": 1,
+            "v": 2,
             "caller": "gateway-1",
             "stream": 3,
             "credit": 4,
@@ -144,7 +144,7 @@ def test_errors_point_at_the_field() -> None:
     data = msgpack.packb(
         {
             "type": "open",
-            "v": 1,
+            "v": 2,
             "caller": "gateway-1",
             "stream": "x",
             "credit": 4,
@@ -190,10 +190,10 @@ def test_instance_ids_from_the_wire_cannot_widen_a_subject(instance: str) -> Non
 
 
 def test_subjects_are_those_of_the_blueprint() -> None:
-    assert subjects.operation("tokenizer", "chat") == "motet.v1.tokenizer.chat"
-    assert subjects.open_at("decode-1f") == "motet.v1.decode.i.decode-1f.open"
-    assert subjects.control_at("decode-1f") == "motet.v1.decode.i.decode-1f.ctl"
-    assert subjects.heartbeat("decode-1f") == "motet.v1.ev.decode.decode-1f.heartbeat"
+    assert subjects.operation("tokenizer", "chat") == "motet.v2.tokenizer.chat"
+    assert subjects.open_at("decode-1f") == "motet.v2.decode.i.decode-1f.open"
+    assert subjects.control_at("decode-1f") == "motet.v2.decode.i.decode-1f.ctl"
+    assert subjects.heartbeat("decode-1f") == "motet.v2.ev.decode.decode-1f.heartbeat"
     assert (
         subjects.service("STATS", "motet-decode", "decode-1f")
         == "$SRV.STATS.motet-decode.decode-1f"

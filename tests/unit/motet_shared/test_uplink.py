@@ -16,9 +16,9 @@ from motet_shared.messages import (
     Chunk,
     Echo,
     Feed,
+    FeedCredit,
     Feeds,
     Usage,
-    Want,
     decode_feeds,
     decode_frames,
     encode,
@@ -274,7 +274,7 @@ async def test_a_lost_grant_is_repeated(world: World) -> None:
 
     def a_grant_alone(message: Message) -> bool:
         frames = decode_frames(message.data).frames if message.subject.endswith(".frames") else []
-        return bool(frames) and all(isinstance(frame, Want) for frame in frames)
+        return bool(frames) and all(isinstance(frame, FeedCredit) for frame in frames)
 
     world.hub.lose = lost = Overheard(a_grant_alone, lose=1000)
     stream = listening(gateway, delay_ms=1)

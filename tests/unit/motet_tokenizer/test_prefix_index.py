@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from motet_llm.cache import cache_events as cache_news
+from motet_llm.cache import cache_events as cache_updates
 from motet_llm.cache.cache_events import CacheReporter
-from motet_shared.messages import PROTOCOL, Cached, CacheNews, encode
+from motet_shared.messages import PROTOCOL, CacheUpdate, ListBlocks, encode
 from motet_shared.process.actor import Actor, operation
 from motet_shared.testing import (
     FakeClock,
@@ -42,10 +42,10 @@ class Worker(Actor):
         bus.monitor.duties.append(self.reporter.tick)
 
     def load(self) -> dict[str, float]:
-        return {"cache_news": self.reporter.number}
+        return {"cache_updates": self.reporter.number}
 
-    @operation(Cached)
-    async def cached(self, call: Call, request: Cached) -> None:
+    @operation(ListBlocks)
+    async def list_blocks(self, call: Call, request: ListBlocks) -> None:
         await self.reporter.serve(call)
 
     def holds(self, *blocks: int, held: bool = True) -> None:
@@ -111,7 +111,7 @@ async def test_news_that_were_lost_are_noticed(others_follow: bool) -> None:
         await world.index.start()
         world.worker.holds(*CHAIN[:2])
         await world.clock.advance(0.3)
-        subject = subjects.cache_news(world.worker.bus.instance)
+        subject = subjects.cache_updates(world.worker.bus.instance)
         world.hub.lose = lambda message: message.subject == subject
         world.worker.holds(*CHAIN[2:5])
         await world.clock.advance(0.2)
@@ -124,7 +124,7 @@ async def test_news_that_were_lost_are_noticed(others_follow: bool) -> None:
 
 
 async def test_much_is_told_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_news, "PIECE", 3)
+    monkeypatch.setattr(cache_updates, "PIECE", 3)
     async with made() as world:
         world.worker.holds(*CHAIN)
         await world.clock.advance(0.3)
@@ -155,17 +155,17 @@ async def test_what_is_malformed_or_forged_changes_nothing() -> None:
         world.worker.holds(*CHAIN[:6])
         await world.clock.advance(0.3)
         instance = world.worker.bus.instance
-        subject = subjects.cache_news(instance)
+        subject = subjects.cache_updates(instance)
         await world.bus.control.publish(subject, b"\xc1 no message")
         await world.bus.control.publish(
-            subject, encode(CacheNews(PROTOCOL, "decode-other", 1, [], CHAIN))
+            subject, encode(CacheUpdate(PROTOCOL, "decode-other", 1, [], CHAIN))
         )
         await world.bus.control.publish(
-            subject, encode(CacheNews(PROTOCOL + 1, instance, 1, [], CHAIN))
+            subject, encode(CacheUpdate(PROTOCOL + 1, instance, 1, [], CHAIN))
         )
         await settle()
         assert world.known() == 6
-        assert world.index.counts == {"malformed_cache_news": 1, "forged_cache_news": 2}
+        assert world.index.counts == {"malformed_cache_update": 1, "forged_cache_update": 2}
 
 
 async def test_whatever_is_lost_or_comes_twice_the_index_ends_up_right() -> None:

@@ -28,7 +28,7 @@ def rendered(
 # ------------------------------------------------------------------------------------------------------------ loading
 def test_a_folder_says_what_the_model_is(tmp_path: Path) -> None:
     model = Vocabulary.load("tiny", str(write_folder(tmp_path, vocab_size=500)))
-    assert (model.card.name, model.card.context, model.card.tools, model.card.vocab) == (
+    assert (model.card.name, model.card.context, model.card.tools, model.card.vocab_size) == (
         "tiny",
         CONTEXT,
         True,

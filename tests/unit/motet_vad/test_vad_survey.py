@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from motet_media.audio import wav_header
-from motet_pipelines.voice.file_speech import survey
+from motet_pipelines.voice.file_speech import find_speech
 from motet_pipelines.voice.transcribe import NO_AUDIO
 from motet_shared.errors import BadRequest, Unavailable, UnknownModel
-from motet_shared.messages import Spoken, Survey
+from motet_shared.messages import FindSpeech, SpeechSpans
 from motet_shared.testing import die
 from motet_vad.recording import BEFORE, SHORTEST
 from support.file_world import FileWorld, file_world
@@ -28,9 +28,11 @@ SENTENCES = (
 
 
 class World(FileWorld):
-    async def find(self, data: bytes, patience: float = 5.0, **fields: Any) -> Spoken:
-        asked = Survey(audio=NO_AUDIO, **fields)
-        return await survey(self.bus, self.store, data, asked, deadline=60.0, patience=patience)
+    async def find(self, data: bytes, patience: float = 5.0, **fields: Any) -> SpeechSpans:
+        asked = FindSpeech(audio=NO_AUDIO, **fields)
+        return await find_speech(
+            self.bus, self.store, data, asked, deadline=60.0, patience=patience
+        )
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def recording(pauses: list[float]) -> tuple[bytes, list[tuple[float, float]]]:
     return pcm + silence(600, RATE), turns
 
 
-def assert_found(spoken: Spoken, turns: list[tuple[float, float]]) -> None:
+def assert_found(spoken: SpeechSpans, turns: list[tuple[float, float]]) -> None:
     """All speech is in some span, but for its soft edges; the pauses between turns are in none."""
     for begin, end in turns:
         inside = sum(max(0.0, min(end, b) - max(begin, a)) for a, b in spoken.spans)

@@ -18,7 +18,7 @@ from motet_pipelines.voice.end_of_turn import (
     end_probability,
 )
 from motet_shared.errors import BadRequest, ConfigError, UnknownModel
-from motet_shared.messages import Judge
+from motet_shared.messages import PredictTurnEnd
 from motet_shared.testing import memory_buses, running
 from motet_shared.wire.bus import Bus
 from motet_vad.config import VadConfig
@@ -171,7 +171,7 @@ async def test_the_service_judges_and_the_pipeline_asks(bus: Bus, model: TurnMod
     for text in ("where is the", "where is the red circle"):
         assert await end_probability(bus, text, deadline=30) == pytest.approx(model.finished(text))
     with pytest.raises(UnknownModel, match="pocket-turns"):
-        [body async for body in bus.open("vad", Judge(text="x", model="other"))]
+        [body async for body in bus.open("vad", PredictTurnEnd(text="x", model="other"))]
 
 
 async def test_without_a_judge_silence_decides() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest, BlobError, ConfigError, PayloadTooLarge, UnknownModel
-from motet_shared.messages import Seen
+from motet_shared.messages import EncodedImage
 from motet_vision.cache import EmbeddingCache
 from motet_vision.service import Vision
 from support.films import film
@@ -34,8 +34,8 @@ async def world(folder: Path) -> AsyncIterator[tuple[Stage, Vision]]:
         yield made, await made.vision(max_picture=10_000, max_file=1 << 20)
 
 
-async def embeddings(world: Stage, seen: Seen) -> torch.Tensor:
-    ref = seen.sight.embeddings
+async def embeddings(world: Stage, seen: EncodedImage) -> torch.Tensor:
+    ref = seen.embedding.embeddings
     data = await world.store.get(ref, release=False)
     return torch.from_numpy(np.frombuffer(data, np.float32).reshape(ref.shape).copy())
 
@@ -46,7 +46,7 @@ async def test_what_is_seen_is_what_the_model_sees(world: tuple[Stage, Vision]) 
     family = vision.looker.thread.engine.family
     expected = family.encode([family.prepare(picture(1), 0)])[0]
     assert seen.ids == [family.placeholder] * TOKENS
-    assert seen.sight.embeddings.shape == (1, TOKENS, HIDDEN)
+    assert seen.embedding.embeddings.shape == (1, TOKENS, HIDDEN)
     assert torch.allclose(await embeddings(made, seen), expected, atol=1e-5)
 
 
@@ -68,7 +68,7 @@ async def test_another_resolution_is_another_sight(world: tuple[Stage, Vision]) 
         await made.see(image),
         await made.see(msgspec.structs.replace(image, max_pixels=900)),
     )
-    assert first.sight.name != second.sight.name
+    assert first.embedding.name != second.embedding.name
 
 
 async def test_a_video_is_a_sight_of_its_own(world: tuple[Stage, Vision]) -> None:
@@ -77,7 +77,7 @@ async def test_a_video_is_a_sight_of_its_own(world: tuple[Stage, Vision]) -> Non
     seen = await made.see(image)
     family = vision.looker.thread.engine.family
     assert seen.ids == [family.placeholder] * 2 * TOKENS  # a second long: two frames
-    assert seen.sight.embeddings.shape == (1, 2 * TOKENS, HIDDEN)
+    assert seen.embedding.embeddings.shape == (1, 2 * TOKENS, HIDDEN)
     assert await made.see(image) == seen
     assert vision.stats()["cache_hits"] == 1
     with pytest.raises(BadRequest, match="cannot be read as a video") as caught:

@@ -153,8 +153,8 @@ def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> 
         )
     )
     sampling = Sampling(temperature=0, max_tokens=10, ignore_eos=True)
-    sight = ImageEmbedding(embeddings, "video", prepared.grid, prepared.interval)
-    engine.add(0, before + prepared.ids + after, sampling, images=[sight])
+    image_embedding = ImageEmbedding(embeddings, "video", prepared.grid, prepared.interval)
+    engine.add(0, before + prepared.ids + after, sampling, images=[image_embedding])
     ids: list[int] = []
     while engine.has_work:
         for output in engine.step():

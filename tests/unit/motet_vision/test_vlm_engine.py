@@ -54,7 +54,7 @@ class World:
             self.eyes.prepare(picture(number, *size), 0) for number, size in enumerate(SIZES)
         ]
         self.ids = [one.ids for one in prepared]
-        self.sights = [
+        self.image_embeddings = [
             ImageEmbedding(self.eyes.encode([one])[0], f"picture {number}", one.grid)
             for number, one in enumerate(prepared)
         ]
@@ -76,8 +76,8 @@ class World:
 
     def add(self, engine: Engine, key: int, talk: Talk, max_tokens: int = 10) -> None:
         sampling = Sampling(temperature=0, max_tokens=max_tokens, logprobs=0, ignore_eos=True)
-        sights = [self.sights[number] for number in talk.pictures]
-        engine.add(key, talk.prompt, sampling, output=talk.ids, images=sights)
+        image_embeddings = [self.image_embeddings[number] for number in talk.pictures]
+        engine.add(key, talk.prompt, sampling, output=talk.ids, images=image_embeddings)
 
     def inputs(self, talk: Talk) -> dict[str, Any]:
         """What transformers makes of the pictures."""
@@ -96,7 +96,7 @@ class World:
             prompt = torch.tensor([talk.prompt + talk.ids[:made]])
             axes = (
                 {"mm_token_type_ids": (prompt == self.eyes.placeholder).int()}
-                if self.sights[0].grid
+                if self.image_embeddings[0].grid
                 else {}
             )
             result = self.reference.generate(
@@ -146,7 +146,7 @@ def test_chunks_may_cut_pictures(world: World) -> None:
         2: world.talk("No picture at all."),
         3: world.talk("twice: ", 1, 1, "."),
     }
-    if world.sights[0].grid:  # Qwen's pictures always stand between marks
+    if world.image_embeddings[0].grid:  # Qwen's pictures always stand between marks
         talks[3] = world.talk("twice: ", 1, "<>", 1, ".")
     engine = world.engine(token_budget=7)
     for key, talk in talks.items():
@@ -210,7 +210,7 @@ def test_moved_with_output(world: World) -> None:
 def test_what_does_not_fit_is_refused(world: World) -> None:
     engine = world.engine()
     sampling = Sampling(max_tokens=1)
-    whole, placeholder = world.sights[0], world.eyes.placeholder
+    whole, placeholder = world.image_embeddings[0], world.eyes.placeholder
     with pytest.raises(BadRequest, match=r"1 placeholders .* the 0 images have 0 tokens"):
         engine.add(0, [1, placeholder, 2], sampling)
     with pytest.raises(BadRequest, match="0 placeholders"):
