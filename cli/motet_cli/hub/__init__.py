@@ -1,0 +1,1 @@
+"""Fetch released checkpoints by name from a model hub, through huggingface_hub and its cache."""
