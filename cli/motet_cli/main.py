@@ -57,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
     _add_listen(commands)
     _add_draw(commands)
     _add_models(commands)
+    _add_pull(commands)
+    _add_remove(commands)
     _add_keys(commands)
     _add_credentials(commands)
     bench = _command(
@@ -71,6 +73,9 @@ def parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     _add_eval(commands)
     return top
+
+
+_HUB_NAME = "org/name, org/name@revision or org/name:FILE.gguf"
 
 
 def _command(
@@ -101,18 +106,18 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     up.add_argument(
         "--llm",
-        metavar="PATH",
+        metavar="MODEL",
         action="append",
         default=[],
-        help="checkpoint folder to serve under its name, or the name of a local model; may be repeated"
-        " (default: pocket-chat)",
+        help="language model: org/name[@revision] on a hub (downloaded once), a checkpoint folder, or"
+        " a local model's name; NAME=MODEL serves it under NAME; may be repeated (default: pocket-chat)",
     )
     up.add_argument(
         "--adapter",
         metavar="NAME=FOLDER",
         action="append",
         default=[],
-        help="LoRA adapter of the language model, served under NAME; may be repeated",
+        help="LoRA adapter of the language model, a folder or org/name, served under NAME; may be repeated",
     )
     up.add_argument(
         "--decode", metavar="N", type=int, default=1, help="decode processes per model (default: 1)"
@@ -127,23 +132,24 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument(
         "--speculate",
         metavar="HOW",
-        help="who guesses tokens ahead for decode: ngram, or the folder of a draft model (default: nobody)",
+        help="draft tokens for decode by prompt lookup (ngram) or by a draft model, given like --llm"
+        " (default: no speculation)",
     )
     up.add_argument(
         "--tokenizer", metavar="N", type=int, default=1, help="tokenizer processes (default: 1)"
     )
     up.add_argument(
         "--asr",
-        metavar="PATH",
-        help="model that listens: folder, name or none (default: pocket-asr, if it is there)",
+        metavar="MODEL",
+        help="speech recognition model: folder, name, org/name or none (default: pocket-asr)",
     )
     up.add_argument(
         "--vad", metavar="N", type=int, default=1, help="voice activity processes (default: 1)"
     )
     up.add_argument(
         "--tts",
-        metavar="PATH",
-        help="speech model: folder, name or none (default: pocket-tts, where it is there)",
+        metavar="MODEL",
+        help="speech synthesis model: folder, name, org/name or none (default: pocket-tts)",
     )
     up.add_argument(
         "--speakers",
@@ -155,13 +161,13 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     up.add_argument(
         "--draw",
-        metavar="PATH",
-        help="model that draws: folder of diffusers, name or none (default: pocket-draw, if there)",
+        metavar="MODEL",
+        help="image generation model of diffusers: folder, name, org/name or none (default: pocket-draw)",
     )
     up.add_argument(
         "--embed",
-        metavar="PATH",
-        help="sentence encoder: folder, name or none (default: pocket-embed, if there)",
+        metavar="MODEL",
+        help="embedding model: folder, name, org/name or none (default: pocket-embed)",
     )
     up.add_argument(
         "--planner",
@@ -398,9 +404,21 @@ def _add_models(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
             commands,
             "models",
             "commands.models",
-            "List what the server serves and the local model folders.",
+            "List what the server serves, local model folders, and models downloaded from a hub.",
         )
     )
+
+
+def _add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    pull = _command(
+        commands, "pull", "commands.pull", "Download a model from a hub, or what changed of it."
+    )
+    pull.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
+
+
+def _add_remove(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    remove = _command(commands, "remove", "commands.remove", "Delete a downloaded model.")
+    remove.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
 
 
 def _add_keys(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -592,7 +610,7 @@ def _add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     plan.add_argument(
         "model",
         metavar="MODEL",
-        help="checkpoint folder (config.json is enough), or a local model's name",
+        help="checkpoint folder (config.json is enough), a local model's name, or org/name on a hub",
     )
     plan.add_argument(
         "--memory", metavar="BYTES", help="such as 24GB (default: the GPU's, or what is free here)"
@@ -652,7 +670,9 @@ def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "commands.eval",
         "Tell what settings of the engine cost a model in quality.",
     )
-    found.add_argument("model", metavar="MODEL", help="checkpoint folder, or a local model's name")
+    found.add_argument(
+        "model", metavar="MODEL", help="checkpoint folder, a local model's name, or org/name"
+    )
     found.add_argument(
         "--setting",
         metavar="NAME=VALUE,…",

@@ -78,8 +78,11 @@ class TokenizerConfig(ProcessConfig):
 
 
 def split_model(entry: str) -> tuple[str, str]:
-    """Return (name, path) of `name=path`, or of a bare path, whose name is its last part."""
+    """Return (name, path) of `name=path`, or of a bare path, whose name is its last part.
+
+    A name may have the form `org/name`; a path that contains "=" is told apart by being there.
+    """
     name, separator, path = entry.partition("=")
-    if separator and "/" not in name:
+    if separator and not name.startswith(("/", ".", "~")) and not Path(entry).exists():
         return name.strip(), path.strip()
     return Path(entry).expanduser().resolve().name, entry

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from e2e.stack import START_SECONDS, WAIT_SECONDS, MotetStack, until
 from support.checkpoints import tiny_checkpoint
 from support.lora_folders import make_adapter
+from support.model_hub import ModelHub, Repository, model_hub
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -34,17 +35,34 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelHub]:
+    """A hub with one language model, on loopback."""
+    folder = tiny_checkpoint("qwen3", tmp_path_factory.mktemp("hub") / "model")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with model_hub(motet__hub_qwen=Repository(files)) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
 def own(
-    folders: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+    folders: tuple[Path, Path], hub: ModelHub, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MotetStack]:
     good, broken = folders
+    home = tmp_path_factory.mktemp("huggingface")
     with MotetStack(
         tmp_path_factory.mktemp("own"),
         "--llm",
         str(good),
         "--llm",
         str(broken),
-        env={"MOTET_REQUEST_TIMEOUT": "20s"},
+        "--llm",
+        "motet/hub_qwen@main",
+        env={
+            "MOTET_REQUEST_TIMEOUT": "20s",
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(home),
+            "HF_HUB_OFFLINE": "0",
+        },
         model="my-llama",
     ) as stack:
         yield stack
@@ -56,12 +74,28 @@ def test_it_is_served_under_the_name_of_its_folder(own: MotetStack) -> None:
         assert [(m.id, getattr(m, "status", "")) for m in chat] == [
             ("my-llama", "ready"),
             ("cut-off", "starting"),
+            ("motet/hub_qwen", "ready"),
         ]
         reply = client.completions.create(
             model="my-llama", prompt=[1, 2, 3], max_tokens=8, temperature=0
         )
         assert reply.usage is not None
         assert reply.usage.completion_tokens == 8
+
+
+def test_a_model_of_a_hub_is_served_under_its_name_there(own: MotetStack, hub: ModelHub) -> None:
+    with openai.OpenAI(base_url=f"{own.url}/v1", api_key="none", max_retries=0) as client:
+        assert client.models.retrieve("motet/hub_qwen").id == "motet/hub_qwen"
+        reply = client.chat.completions.create(
+            model="motet/hub_qwen",
+            messages=[{"role": "user", "content": "hello"}],
+            max_tokens=8,
+            temperature=0,
+        )
+    assert reply.model == "motet/hub_qwen"
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens > 0
+    assert hub.downloads("model.safetensors") == 1
 
 
 def test_a_broken_one_is_named_with_its_reason_and_the_other_runs_on(own: MotetStack) -> None:

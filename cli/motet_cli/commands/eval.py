@@ -21,7 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from motet_cli.supervision.model_folders import model_dirs
+from motet_cli.supervision.model_folders import locate
 from motet_models.capacity import format_bytes
 from motet_shared.errors import ConfigError, InternalError
 
@@ -51,7 +51,7 @@ class Setting:
 
 
 def run(args: Namespace) -> int:
-    model = find_model(args.model)
+    _, model = locate(args.model, "MODEL")
     settings = [
         Setting(PLAIN, model),
         *(parse_setting(text, model) for text in args.setting or DEFAULTS),
@@ -69,16 +69,6 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def find_model(given: str) -> Path:
-    """Return a checkpoint's folder, given it or a local model's name. Raises ConfigError."""
-    for folder in (Path(given).expanduser(), *(where / given for where in model_dirs())):
-        if (folder / "config.json").is_file():
-            return folder.resolve()
-    raise ConfigError(
-        f"model {given!r}: no such folder with a config.json, nor a local model; see `motet models`"
-    )
-
-
 def parse_setting(text: str, model: Path) -> Setting:
     """Parse `NAME=VALUE,…`; `model=FOLDER` is another checkpoint, such as a quantized one.
 
@@ -92,7 +82,7 @@ def parse_setting(text: str, model: Path) -> Setting:
                 f"--setting: {text!r}: give NAME=VALUE,… such as weights=int8,kv_dtype=int8"
             )
         if name == "model":
-            model = find_model(value)
+            _, model = locate(value, "model")
         else:
             options.append(part)
     return Setting(text, model, tuple(options))

@@ -1,16 +1,18 @@
-"""List the models that the server serves or starts, and local model folders: `motet models`."""
+"""List the models that are served, local, or downloaded from a hub: `motet models`."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 
 from motet_cli.commands.server import Listed, Server, read_key
+from motet_cli.hub.download import cached_models
 from motet_cli.supervision.model_folders import local_models
+from motet_models.capacity import format_bytes
 from motet_shared.errors import MotetError
 
 
 def run(args: Namespace) -> int:
-    """Return 0 also without a server: the local folders are listed anyway."""
+    """Return 0 also without a server: what is on this machine is listed anyway."""
     try:
         with Server(args.url, read_key(args.api_key_file)) as server:
             print(f"served at {server.url}:")
@@ -20,6 +22,11 @@ def run(args: Namespace) -> int:
     print("local folders:")
     _print_column(
         [f"{model.name}  {model.path}" for model in local_models()] or ["(none; see MOTET_MODELS)"]
+    )
+    print("downloaded from a hub:")
+    _print_column(
+        [f"{name}  {format_bytes(size)}" for name, size in cached_models()]
+        or ["(none; see `motet pull`)"]
     )
     return 0
 

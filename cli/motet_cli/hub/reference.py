@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from motet_shared.errors import ConfigError
+
 _PART = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9_])?"
 _REFERENCE = re.compile(
     rf"(?P<repository>{_PART}/{_PART})"
@@ -37,3 +39,12 @@ def parse_reference(text: str) -> HubReference | None:
     if match is None or ".." in text or "//" in text:
         return None
     return HubReference(**match.groupdict())
+
+
+def require_reference(text: str) -> HubReference:
+    """Return the reference that `text` is. Raises ConfigError if it is none."""
+    if (reference := parse_reference(text)) is None:
+        raise ConfigError(
+            f"MODEL={text!r}: is no name on a hub; give org/name, as the hub shows it"
+        )
+    return reference

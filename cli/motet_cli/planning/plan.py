@@ -14,9 +14,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from motet_cli.hub.reference import parse_reference
 from motet_cli.planning import traffic as plan_traffic
 from motet_cli.planning.this_cpu import available_memory, this_cpu
-from motet_cli.supervision.model_folders import model_dirs
+from motet_cli.supervision.model_folders import local_folder
 from motet_models.capacity import (
     KV_FORMATS,
     WEIGHT_FORMATS,
@@ -70,20 +71,22 @@ def run(args: Namespace) -> int:
 
 # --------------------------------------------------------------------------------------------------------- command line
 def find_config(given: str) -> Path:
-    """Return the folder of a config.json, given the folder, the file, or a local model's name.
+    """Return the folder of a config.json, given it, the file, or a model's name here or on a hub.
 
-    Raises ConfigError if there is none.
+    Of a model on a hub config.json alone is downloaded. Raises ConfigError if there is none.
     """
     path = Path(given).expanduser()
-    if path.is_file():
-        path = path.parent
-    elif not path.is_dir() and "/" not in given:
-        path = next((d / given for d in model_dirs() if (d / given).is_dir()), path)
-    if not (path / "config.json").is_file():
+    folder = path.parent if path.is_file() else local_folder(given)
+    if folder is None and (reference := parse_reference(given)) is not None:
+        from motet_cli.hub.download import fetch_config  # huggingface_hub takes half a second
+
+        folder = fetch_config(reference)
+    if folder is None or not (folder / "config.json").is_file():
         raise ConfigError(
-            f"MODEL={given!r}: no config.json there; give a checkpoint folder or the name of a local model"
+            f"MODEL={given!r}: no config.json there; give a checkpoint folder, the name of a local"
+            " model, or org/name on a hub"
         )
-    return path
+    return folder
 
 
 def parse_bytes(text: str, name: str) -> int:

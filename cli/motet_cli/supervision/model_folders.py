@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from motet_cli.hub.reference import parse_reference
 from motet_models.seeing import sees
 from motet_shared.errors import ConfigError
 
@@ -101,24 +102,50 @@ def pocket(name: str) -> Path | None:
 
 
 def resolve(given: str) -> ModelFolder:
-    """Return the model for a value of `--llm`: a folder, or the name of a local model.
+    """Return the model for a value of `--llm`, which is downloaded first if need be.
 
+    `given` is a folder, the name of a local model or of one on a hub, or NAME= before one of these.
     Raises ConfigError if it cannot be served.
     """
-    path = Path(given).expanduser()
-    if not path.is_dir() and os.sep not in given:
-        named = [directory / given for directory in model_dirs() if (directory / given).is_dir()]
-        path = named[0] if named else path
-    if not path.is_dir():
-        raise ConfigError(
-            f"--llm: {given!r} is neither a folder nor a local model ({_known()}); give a checkpoint folder"
-        )
+    name, path = locate(given, "--llm")
     if missing := missing_parts(path):
         raise ConfigError(
             f"--llm: {given!r} is no checkpoint folder: it lacks {' and '.join(missing)}"
         )
-    path = path.resolve()
-    return ModelFolder(path.name, path)
+    return ModelFolder(name, path)
+
+
+def locate(given: str, flag: str) -> tuple[str, Path]:
+    """Return the name to serve under and the folder of a value of `flag`.
+
+    Searched in this order: the folder itself, the model directories, the hub's cache, the hub.
+    Raises ConfigError if it is found nowhere.
+    """
+    name, separator, source = given.partition("=")
+    if not separator or Path(given).expanduser().is_dir():
+        name, source = "", given
+    if (path := local_folder(source)) is not None:
+        return name or path.name, path
+    if (reference := parse_reference(source)) is None:
+        raise ConfigError(
+            f"{flag}: {source!r} is neither a folder, nor a local model ({_known()}), nor org/name"
+            " on a hub; give one of these"
+        )
+    # Imported here: huggingface_hub takes half a second, and most starts need no hub.
+    from motet_cli.hub.download import find_cached, pull
+
+    return name or reference.name, find_cached(reference) or pull(reference)
+
+
+def local_folder(given: str) -> Path | None:
+    """Return the folder of this path or, without a separator, of this name; None if missing."""
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if not given or os.sep in given:
+        return None
+    named = (directory / given for directory in model_dirs())
+    return next((path.resolve() for path in named if path.is_dir()), None)
 
 
 def resolve_all(given: Sequence[str]) -> list[ModelFolder]:
@@ -149,13 +176,15 @@ def resolve_adapters(given: Sequence[str], num_models: int) -> list[str]:
     for one in given:
         name, _, folder = one.partition("=")
         if not name or not folder:
-            raise ConfigError(f"--adapter: {one!r} has no name or no folder; give NAME=FOLDER")
-        path = Path(folder).expanduser()
+            raise ConfigError(
+                f"--adapter: {one!r} has no name or no folder; give NAME=FOLDER, or NAME=org/name"
+            )
+        _, path = locate(folder, "--adapter")
         if missing := [part for part in _ADAPTER if not (path / part).is_file()]:
             raise ConfigError(
                 f"--adapter: {one!r} lacks {' and '.join(missing)}; give a folder that PEFT has saved"
             )
-        found.append(f"{name}={path.resolve()}")
+        found.append(f"{name}={path}")
     return found
 
 
@@ -165,42 +194,37 @@ def resolve_optional(given: str | None, flag: str, built_in: str) -> ModelFolder
     Without a value that is the built-in model, or None if it is missing. Raises ConfigError for a
     folder that cannot be served.
     """
-    path = _optional_folder(given, flag, built_in)
-    if path is None:
+    model = _locate_optional(given, flag, built_in)
+    if model is None:
         return None
-    if _model_type(path) is None or not any((path / name).is_file() for name in _WEIGHTS):
+    if _model_type(model.path) is None or not any(
+        (model.path / name).is_file() for name in _WEIGHTS
+    ):
         raise ConfigError(
-            f'{flag}: {str(path)!r} lacks config.json with a "model_type", or {_WEIGHTS[0]}'
+            f'{flag}: {str(model.path)!r} lacks config.json with a "model_type", or {_WEIGHTS[0]}'
         )
-    return ModelFolder(path.name, path)
+    return model
 
 
 def resolve_drawing(given: str | None) -> ModelFolder | None:
     """Return the model for a value of `--draw`, a folder of diffusers; see `resolve_optional`."""
-    path = _optional_folder(given, "--draw", BUILT_IN_DRAWING)
-    if path is None:
+    model = _locate_optional(given, "--draw", BUILT_IN_DRAWING)
+    if model is None:
         return None
-    if not (path / "model_index.json").is_file():
+    if not (model.path / "model_index.json").is_file():
         raise ConfigError(
-            f"--draw: {str(path)!r} lacks model_index.json; give a folder that diffusers loads"
+            f"--draw: {str(model.path)!r} lacks model_index.json; give a folder that diffusers loads"
         )
-    return ModelFolder(path.name, path)
+    return model
 
 
-def _optional_folder(given: str | None, flag: str, built_in: str) -> Path | None:
+def _locate_optional(given: str | None, flag: str, built_in: str) -> ModelFolder | None:
     if given == "none":
         return None
-    named = [directory / (given or built_in) for directory in model_dirs()]
-    found = [
-        path for path in ([Path(given).expanduser()] if given else []) + named if path.is_dir()
-    ]
-    if not found:
-        if given is None:
-            return None
-        raise ConfigError(
-            f"{flag}: {given!r} is neither a folder nor a local model; give a checkpoint folder"
-        )
-    return found[0].resolve()
+    if given is None:
+        path = local_folder(built_in)
+        return None if path is None else ModelFolder(path.name, path)
+    return ModelFolder(*locate(given, flag))
 
 
 def _known() -> str:

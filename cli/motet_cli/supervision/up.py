@@ -101,7 +101,10 @@ def plan(args: Namespace) -> Plan:
 
 def _speculation(how: str | None) -> str | None:
     """Return decode's --speculate, with the absolute path of a draft model's folder."""
-    return how if how in (None, "off", "ngram") else str(Path(how).expanduser().resolve())
+    if how in (None, "off", "ngram"):
+        return how
+    _, path = models.locate(how, "--speculate")
+    return str(path)
 
 
 def _planned_roles(args: Namespace) -> Path | None:

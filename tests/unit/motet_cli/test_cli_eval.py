@@ -85,6 +85,6 @@ def test_a_wrong_setting_ends_with_its_name(
     assert main(["eval", str(folder)]) == 2
     assert "--text, --tasks: give at least one of them" in capsys.readouterr().err
     assert main(["eval", str(tmp_path / "nowhere")]) == 2
-    assert "no such folder with a config.json" in capsys.readouterr().err
+    assert "nowhere" in capsys.readouterr().err
     assert main(["eval", str(folder), "--tasks", "nowhere.jsonl"]) == 2
     assert "--tasks: 'nowhere.jsonl' is no file" in capsys.readouterr().err

@@ -190,6 +190,7 @@ def test_decode_is_told_who_guesses_ahead(
 
     assert told() == [[], []]
     assert told("--speculate", "ngram") == [["ngram"], []]
+    (tmp_path / "draft").mkdir()
     assert told("--speculate", "draft") == [[str(tmp_path / "draft")], []]
 
 
@@ -219,9 +220,7 @@ def test_a_model_of_its_own_is_served_where_there_is_one(
         assert spec.model == model.name
         assert spec.argv[1:5] == ("-m", f"motet_{role}", "--model", str(model))
     assert getattr(plan(*common, f"--{flag}", "none").stack, flag) is None
-    assert f"--{flag}: 'nobody' is neither a folder nor a local model" in refusal(
-        *common, f"--{flag}", "nobody"
-    )
+    assert f"--{flag}: 'nobody'" in refusal(*common, f"--{flag}", "nobody")
 
 
 def test_a_planner_is_run_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
@@ -243,7 +242,7 @@ def test_a_planner_is_run_where_that_is_asked_for(folder: Path, tmp_path: Path) 
 
 def test_speakers_are_told_apart_where_that_is_asked_for(folder: Path, tmp_path: Path) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    assert "neither a folder nor a local model" in refusal(*common, "--speakers")
+    assert "--speakers: 'pocket-speakers'" in refusal(*common, "--speakers")
     voices = tmp_path / "pocket-speakers"
     voices.mkdir()
     (voices / "config.json").write_text('{"model_type": "motet-speakers"}')
@@ -267,7 +266,7 @@ def test_a_model_that_draws_is_served_where_there_is_one(folder: Path, tmp_path:
         (spec,) = [s for s in plan(*common, *given).stack.services() if s.role == "diffusion"]
         assert spec.argv[1:5] == ("-m", "motet_diffusion", "--model", str(brush))
     assert plan(*common, "--draw", "none").stack.draw is None
-    assert "neither a folder nor a local model" in refusal(*common, "--draw", "nobody")
+    assert "--draw: 'nobody'" in refusal(*common, "--draw", "nobody")
 
 
 def test_jobs_are_kept_where_a_folder_is_given(folder: Path, tmp_path: Path) -> None:
