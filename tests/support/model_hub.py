@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @property
     def _hub(self) -> ModelHub:
-        return self.server.hub  # type: ignore[attr-defined, no-any-return]
+        return self.server.hub  # type: ignore[attr-defined]
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
