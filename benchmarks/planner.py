@@ -39,7 +39,9 @@ from spawner import Spawner
 RESULTS = HERE / "results" / "planner.json"
 STEPS = 50.0  # of an engine per second
 APART = 0.2  # share by which simulation and reality may differ
-_HEARD = 3.0  # seconds before the traffic; the planner looks for the first time after half of them
+_DISCOVERY_SECONDS = (
+    3.0  # seconds before the traffic; the planner looks for the first time after half of them
+)
 _TRACES: dict[str, Callable[[float, float], tuple[Rate, float]]] = {
     "steady": lambda rate, seconds: steady(rate),
     "ramp": ramp,
@@ -137,7 +139,7 @@ class Client:
         except MotetError:
             self.failed += 1
 
-    async def _follow(self, stream: Stream, asked: float) -> None:
+    async def _follow(self, stream: Stream, requested: float) -> None:
         first = 0.0
         async with stream:
             async for body in stream:
@@ -146,7 +148,7 @@ class Client:
         if stream.end is None or stream.end.usage is None or not first:
             self.failed += 1
             return
-        self.ttft.append(first - asked)
+        self.ttft.append(first - requested)
         self.tokens += stream.end.usage.completion_tokens
 
 
@@ -165,7 +167,7 @@ async def _compare(plan: Plan, trace: str, number: int) -> Pair:
     async with _stack(plan) as (bus, spawner, cold_start, planner):
         await planner.start()
         try:
-            await asyncio.sleep(_HEARD)
+            await asyncio.sleep(_DISCOVERY_SECONDS)
             client, rng, start = Client(bus), random.Random(number), monotonic()
             async with asyncio.TaskGroup() as group:
                 for arrival in traffic:
@@ -207,8 +209,8 @@ def simulated(plan: Plan, traffic: Sequence[Arrival], cold_start: float) -> Outc
         instances=plan.policy.min,
         interval=plan.interval,
         cold_start=cold_start,
-        patience=120.0,
-        lead=_HEARD / 2,
+        max_wait=120.0,
+        lead=_DISCOVERY_SECONDS / 2,
     )
     return simulate(begin, traffic)
 
@@ -229,13 +231,13 @@ async def _stack(plan: Plan) -> AsyncIterator[tuple[Bus, Spawner, float, Planner
             ]
             await stack.start("motet_tokenizer", "tokenizer-0", *tokenizer)
             await bus.directory.wait_for(lambda directory: directory.ready("tokenizer"), 90.0)
-            asked = monotonic()
+            requested = monotonic()
             await spawner.scale("decode", plan.policy.min)
             await bus.directory.wait_for(lambda directory: directory.ready("decode"), 90.0)
             yield (
                 bus,
                 spawner,
-                monotonic() - asked,
+                monotonic() - requested,
                 await _planner(plan, nats, stack.folder, spawner),
             )
         finally:

@@ -23,7 +23,7 @@ from motet_shared.errors import InternalError, MotetError, Overloaded
 from .config import EngineConfig
 from .encoder import Encoder
 from .texts import Text
-from .waiting import Key, Lines, cost
+from .waiting import Key, RequestQueues, cost
 
 Vectors = NDArray[np.float32]
 
@@ -47,31 +47,31 @@ class Engine:
     def __init__(self, config: EngineConfig, encoder: Encoder):
         self.config = config
         self.encoder = encoder
-        self._lines = Lines()
+        self._queues = RequestQueues()
         self._steps = self._texts = self._tokens = self._computed = 0
 
     def add(self, key: Key, texts: Sequence[Text]) -> None:
         """Queue the texts of a request, at least one. Raises Overloaded if they do not all fit."""
-        if not texts or key in self._lines:
+        if not texts or key in self._queues:
             raise InternalError(f"request {key!r} has no texts, or is computed already")
-        if len(self._lines) + len(texts) > self.config.max_waiting:
+        if len(self._queues) + len(texts) > self.config.max_waiting:
             raise Overloaded(
-                f"{len(self._lines)} texts wait and {len(texts)} more would exceed max_waiting="
+                f"{len(self._queues)} texts wait and {len(texts)} more would exceed max_waiting="
                 f"{self.config.max_waiting}; try again in a moment"
             )
-        self._lines.add(key, texts)
+        self._queues.add(key, texts)
 
     def cancel(self, key: Key) -> None:
         """Drop a request. Unknown keys are ignored: those have been served."""
-        self._lines.cancel(key)
+        self._queues.cancel(key)
 
     @property
     def has_work(self) -> bool:
-        return bool(len(self._lines))
+        return bool(len(self._queues))
 
     def step(self) -> list[Output]:
         """Run one forward pass; return its vectors by request, empty without work."""
-        taken = self._lines.take(self.config.max_batch_tokens, packed=self.encoder.packed)
+        taken = self._queues.take(self.config.max_batch_tokens, packed=self.encoder.packed)
         if not taken:
             return []
         vectors_BV: Vectors = (
@@ -92,7 +92,7 @@ class Engine:
 
     def stats(self) -> dict[str, float]:
         return {
-            "waiting": len(self._lines),
+            "waiting": len(self._queues),
             "steps": self._steps,
             "texts": self._texts,
             "tokens": self._tokens,

@@ -69,11 +69,13 @@ def packed_attention(
 
     Raises Unpackable for arguments that it does not support.
     """
-    strange = [
+    unsupported = [
         name for name, value in others.items() if value is not None and name not in _HARMLESS
     ]
-    if packed is None or attention_mask is not None or strange:
-        raise Unpackable(f"attention with {', '.join(strange) or 'a mask or without its texts'}")
+    if packed is None or attention_mask is not None or unsupported:
+        raise Unpackable(
+            f"attention with {', '.join(unsupported) or 'a mask or without its texts'}"
+        )
     causal = bool(getattr(module, "is_causal", False) if is_causal is None else is_causal)
     if sliding_window:
         packed.windows.add(sliding_window)
@@ -160,8 +162,8 @@ def _agrees(model: PreTrainedModel, texts: list[list[int]], alone_ND: Tensor, li
     except Exception:  # any error about unexpected arguments: the model gets padded batches instead
         return False
     unseen = [window for window in packed.windows if max(map(len, texts)) <= window < limit]
-    apart = (together_ND.float() - alone_ND.float()).norm() / alone_ND.float().norm()
-    return not unseen and bool(apart < _TOLERANCE.get(model.dtype, _COARSE))
+    deviation = (together_ND.float() - alone_ND.float()).norm() / alone_ND.float().norm()
+    return not unseen and bool(deviation < _TOLERANCE.get(model.dtype, _COARSE))
 
 
 def _probe(limit: int, vocabulary: int, padding: int) -> list[list[int]]:

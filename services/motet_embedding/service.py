@@ -37,7 +37,7 @@ class Embedding(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_requests
         self._texts: Texts | None = None
-        self._desk: EmbeddingSessions | None = None
+        self._sessions: EmbeddingSessions | None = None
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
@@ -45,8 +45,8 @@ class Embedding(Actor):
         encoder = await asyncio.to_thread(Encoder.load, config)
         folder = encoder.folder
         self._texts = Texts(folder, encoder.limit, encoder.vocabulary)
-        self._desk = EmbeddingSessions(Engine(config, encoder), self.crash)
-        self.bus.monitor.duties.append(self._desk.thread.watch(self.config.step_timeout))
+        self._sessions = EmbeddingSessions(Engine(config, encoder), self.crash)
+        self.bus.monitor.duties.append(self._sessions.thread.watch(self.config.step_timeout))
         created = int((folder.transformer / "config.json").stat().st_mtime)
         self._card = ModelCard(
             name=config.model_name,
@@ -60,14 +60,14 @@ class Embedding(Actor):
         )
 
     async def close(self) -> None:
-        if self._desk is not None:
-            await self._desk.close()
+        if self._sessions is not None:
+            await self._sessions.close()
 
     @property
-    def desk(self) -> EmbeddingSessions:
-        if self._desk is None:
+    def sessions(self) -> EmbeddingSessions:
+        if self._sessions is None:
             raise RuntimeError("the model is not loaded yet")
-        return self._desk
+        return self._sessions
 
     @operation(Embed)
     async def embed(self, call: Call, request: Embed) -> None:
@@ -77,20 +77,20 @@ class Embedding(Actor):
         texts = await self._read(request)
         done = 0
         async with (
-            self.desk.asking(texts) as answer,
+            self.sessions.submitting(texts) as answer,
             aclosing(answer.read(max(1, _ITEM // (4 * size)))) as vectors,
         ):
             async for some in vectors:
                 tokens = sum(len(text) for text in texts[done : done + len(some)])
                 done += len(some)
                 await call.send(
-                    Vectors(_shortened(some, size).astype("<f4").tobytes(), len(some), tokens)
+                    Vectors(_truncate(some, size).astype("<f4").tobytes(), len(some), tokens)
                 )
         call.finish("stop", Usage(prompt_tokens=sum(map(len, texts))))
 
     def _size(self, dimensions: int) -> int:
         """Return the requested vector size; 0 requests all. Raises BadRequest if out of bounds."""
-        whole = self.desk.thread.engine.encoder.size
+        whole = self.sessions.thread.engine.encoder.size
         if not 0 <= dimensions <= whole:
             message = f"dimensions: {dimensions} cannot be had, this model's vectors have {whole}; give 1 to {whole}"
             raise BadRequest(message, param="dimensions")
@@ -109,9 +109,9 @@ class Embedding(Actor):
 
     # --------------------------------------------------------------------------------------- health
     def load(self) -> dict[str, float]:
-        if self._desk is None:
+        if self._sessions is None:
             return {}
-        stats = self._desk.thread.stats()
+        stats = self._sessions.thread.stats()
         return {
             "queued": stats["waiting"] + stats["commands"],
             "tokens": stats["tokens"],
@@ -123,18 +123,18 @@ class Embedding(Actor):
 
     def stats(self) -> dict[str, Any]:
         """Return numbers, which are metrics too, and strings: what was chosen at load time."""
-        if self._desk is None:
+        if self._sessions is None:
             return {}
-        return self._desk.thread.stats() | self._desk.thread.engine.encoder.describe()
+        return self._sessions.thread.stats() | self._sessions.thread.engine.encoder.describe()
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if an idle actor still holds engine work."""
         super().check_integrity()
-        if not self.bus.calls.active and self.desk.thread.engine.has_work:
-            raise RuntimeError("nobody asks for anything, but the engine has work")
+        if not self.bus.calls.active and self.sessions.thread.engine.has_work:
+            raise RuntimeError("no call is active, but the engine has work")
 
 
-def _shortened(
+def _truncate(
     vectors_BV: np.ndarray[Any, np.dtype[np.float32]], size: int
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return the first `size` numbers of each vector at unit length; whole vectors unchanged."""

@@ -34,7 +34,7 @@ class EngineThread(engine_thread.EngineThread[Engine, Output]):
         return self.engine.step()
 
 
-class Answer:
+class PendingVectors:
     """Collect the vectors of one request; read them in the order of its texts."""
 
     def __init__(self, count: int):
@@ -79,7 +79,7 @@ class EmbeddingSessions:
 
     def __init__(self, engine: Engine, on_crash: Callable[[BaseException], object]):
         self._on_crash = on_crash
-        self._answers: dict[Key, Answer] = {}
+        self._answers: dict[Key, PendingVectors] = {}
         self._keys = itertools.count()
         self.thread = EngineThread.on_loop(engine, self._deliver, self._crashed)
 
@@ -87,10 +87,10 @@ class EmbeddingSessions:
         await asyncio.to_thread(self.thread.stop)
 
     @asynccontextmanager
-    async def asking(self, texts: Sequence[Text]) -> AsyncIterator[Answer]:
+    async def submitting(self, texts: Sequence[Text]) -> AsyncIterator[PendingVectors]:
         """Submit texts; provide their answer in the block. Leaving early cancels the request."""
         key = next(self._keys)
-        answer = self._answers[key] = Answer(len(texts))
+        answer = self._answers[key] = PendingVectors(len(texts))
         self.thread.submit(key, texts)
         try:
             yield answer

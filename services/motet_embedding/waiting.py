@@ -27,23 +27,23 @@ class Waiting(NamedTuple):
     text: Text
 
 
-class Lines:
+class RequestQueues:
     """Hold all waiting texts. A text leaves with `take` or with its request's `cancel`."""
 
     def __init__(self) -> None:
-        self._lines: OrderedDict[Key, list[Waiting]] = OrderedDict()
+        self._queues: OrderedDict[Key, list[Waiting]] = OrderedDict()
 
     def __len__(self) -> int:
-        return sum(map(len, self._lines.values()))
+        return sum(map(len, self._queues.values()))
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._lines
+        return key in self._queues
 
     def add(self, key: Key, texts: Sequence[Text]) -> None:
-        self._lines[key] = [Waiting(key, place, text) for place, text in enumerate(texts)]
+        self._queues[key] = [Waiting(key, place, text) for place, text in enumerate(texts)]
 
     def cancel(self, key: Key) -> None:
-        self._lines.pop(key, None)
+        self._queues.pop(key, None)
 
     def take(self, most: int, *, packed: bool) -> list[Waiting]:
         """Remove and return the texts of the next forward pass.
@@ -51,7 +51,7 @@ class Lines:
         The first waiting text and others, without packing those of similar length; at most `most`
         tokens together, unless the first text alone has more.
         """
-        ahead = list(islice(self._in_turn(), _LOOK_AHEAD))
+        ahead = list(islice(self._round_robin(), _LOOK_AHEAD))
         if not ahead:
             return []
         first, *others = ahead
@@ -66,11 +66,11 @@ class Lines:
         self._remove(taken)
         return taken
 
-    def _in_turn(self) -> Iterator[Waiting]:
+    def _round_robin(self) -> Iterator[Waiting]:
         """Yield the first text of each line, then the second of each, and so on."""
-        longest = max(map(len, self._lines.values()), default=0)
+        longest = max(map(len, self._queues.values()), default=0)
         for turn in range(longest):
-            for line in self._lines.values():
+            for line in self._queues.values():
                 if turn < len(line):
                     yield line[turn]
 
@@ -78,6 +78,6 @@ class Lines:
         """Remove texts and move their requests behind those that were not served."""
         gone = {(one.key, one.place) for one in taken}
         for key in dict.fromkeys(one.key for one in taken):
-            left = [one for one in self._lines.pop(key) if (key, one.place) not in gone]
+            left = [one for one in self._queues.pop(key) if (key, one.place) not in gone]
             if left:
-                self._lines[key] = left
+                self._queues[key] = left

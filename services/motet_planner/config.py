@@ -16,15 +16,15 @@ class PlannerConfig(ProcessConfig):
     """Scale each role to the number of instances that its load needs."""
 
     roles: Path = setting(
-        "TOML file of what to look after: a table per role (default: decode, tokenizer)",
+        "TOML file of the groups to scale: a table per role (default: decode, tokenizer)",
         default=DEFAULT_ROLES,
     )
     actuator: Literal["dry-run", "local", "compose", "kubernetes"] = setting(
-        "what starts and ends instances; dry-run: nothing does, it is only told", default="dry-run"
+        "what starts and stops instances; dry-run only logs the decisions", default="dry-run"
     )
-    interval: Duration = setting("from one look to the next", default=2.0, min=0.2)
+    interval: Duration = setting("time between two observations", default=2.0, min=0.2)
     insist: Duration = setting(
-        "how often to ask again for what is there already", default=60.0, min=1
+        "time after which an unchanged target is sent to the actuator again", default=60.0, min=1
     )
     compose: str = setting("the command of compose, with its options", default="docker compose")
     url: str = setting(

@@ -8,32 +8,32 @@ from random import Random
 from motet_planner.simulated import Instance, Job
 from motet_planner.speed import Speed
 
-LOOKED_AT = 24  # instances, about, compared for one request if there are more
-_MEMORY = 0.05  # weight of the newest reply in the mean length
-_FIRST_GUESS = 64.0  # tokens of a reply, before any is known
+SAMPLED_INSTANCES = 24  # instances, about, compared for one request if there are more
+_REPLY_WEIGHT = 0.05  # weight of the newest reply in the mean length
+_INITIAL_REPLY_TOKENS = 64.0  # tokens of a reply, before any is known
 
 
 class Fleet:
     """Keep a simulation's instances.
 
-    Requests that find no ready instance are held for up to `patience` seconds, then given up.
+    Requests that find no ready instance are held for up to `max_wait` seconds, then dropped.
     """
 
-    def __init__(self, speed: Speed, patience: float, seed: int):
+    def __init__(self, speed: Speed, max_wait: float, seed: int):
         self.ready: list[Instance] = []
         self.starting: list[Instance] = []
         self.draining: list[Instance] = []
         self.held: deque[Job] = deque()
-        self.given_up = 0
+        self.unserved = 0
         self._seconds = 0.0  # instance-seconds of instances that are gone
         self._speed = speed
         self._steps = speed.table()
-        self._patience = patience
+        self._max_wait = max_wait
         self._random = Random(f"{seed}/fleet")
-        self._reply = _FIRST_GUESS
+        self._reply = _INITIAL_REPLY_TOKENS
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """Return the number of ready and starting instances, without those that drain."""
         return len(self.ready) + len(self.starting)
 
@@ -52,7 +52,7 @@ class Fleet:
         if not self.ready:
             self.held.append(job)
             return None
-        self._reply += _MEMORY * (job.output - self._reply)
+        self._reply += _REPLY_WEIGHT * (job.output - self._reply)
         return min(self._candidates(), key=lambda instance: instance.seconds_ahead(self._reply))
 
     def take_held(self) -> deque[Job]:
@@ -60,11 +60,11 @@ class Fleet:
         taken, self.held = self.held, deque()
         return taken
 
-    def give_up(self, now: float) -> None:
+    def drop_expired(self, now: float) -> None:
         """Give up the jobs that have been held for too long."""
-        while self.held and self.held[0].at + self._patience < now:
+        while self.held and self.held[0].at + self._max_wait < now:
             self.held.popleft()
-            self.given_up += 1
+            self.unserved += 1
 
     def shrink(self, count: int, now: float) -> None:
         """Remove `count` instances: the youngest starting ones first, then the least loaded."""
@@ -91,7 +91,7 @@ class Fleet:
         )
 
     def _candidates(self) -> list[Instance]:
-        if (step := len(self.ready) // LOOKED_AT) > 1:
+        if (step := len(self.ready) // SAMPLED_INSTANCES) > 1:
             return self.ready[self._random.randrange(step) :: step]
         self.ready.append(self.ready.pop(0))  # rotate: ties go to another each time
         return self.ready

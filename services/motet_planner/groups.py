@@ -99,7 +99,7 @@ def _group(where: str, name: str, table: Any) -> Group:
     role = named.get("role", name)
     if policy.min == 0 and role not in HELD:
         raise ConfigError(
-            f"roles: {where} min=0: nobody holds requests for {role} while none of it is there, only for"
+            f"roles: {where} min=0: requests are not held while no {role} instance runs, only for"
             f" {', '.join(HELD)}; give at least 1",
             param="roles",
         )

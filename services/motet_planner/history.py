@@ -80,17 +80,17 @@ class History:
             len(self._times) - first
         )
 
-    def anybody(self, seconds: float) -> bool:
+    def has_requests(self, seconds: float) -> bool:
         """Return True if any request arrived or was outstanding in the last `seconds`."""
         now, then = self._sums[-1], self._sums[self._first(seconds)]
         return now.arrivals > then.arrivals or now.outstanding > then.outstanding
 
     def tokens(self, seconds: float) -> float:
         """Return the mean tokens per second over the last `seconds`."""
-        first, length = self._stretch(seconds)
+        first, length = self._measured_span(seconds)
         return (self._sums[-1].tokens - self._sums[first].tokens) / length if length else 0.0
 
-    def running_ahead(self, seconds: float, horizon: float) -> float:
+    def forecast_running(self, seconds: float, horizon: float) -> float:
         """Forecast the requests in service after `horizon` more seconds.
 
         Arrivals are taken to grow on as over the last `seconds`. Growth is what the second half has
@@ -98,7 +98,7 @@ class History:
         a trend, nor is a fall; the rate is taken to double at most. The time in service of a
         request is taken to stay the same.
         """
-        first, length = self._stretch(seconds)
+        first, length = self._measured_span(seconds)
         running = (self._sums[-1].running - self._sums[first].running) / (len(self._times) - first)
         if self._sums[-1].arrivals == self._sums[first].arrivals or not length:
             return running
@@ -130,7 +130,7 @@ class History:
             bisect_right(self._times, self._times[-1] - seconds + 1e-9), len(self._times) - 1
         )
 
-    def _stretch(self, seconds: float) -> tuple[int, float]:
+    def _measured_span(self, seconds: float) -> tuple[int, float]:
         """Return the first sample whose distance to its predecessor is known, and the seconds.
 
         The seconds are those from that predecessor to the newest sample. Nothing is known of the

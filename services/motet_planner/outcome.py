@@ -12,7 +12,7 @@ HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class Slo:
     """Latency limits in seconds; infinity: no limit.
 
     ttft: to the first token. itl: mean time between two tokens of a reply.
@@ -28,18 +28,18 @@ class Promise:
 
 
 class Replicas:
-    """Record the number of instances over time: `points` are (seconds, ready, asked for)."""
+    """Record the number of instances over time: `points` are (seconds, ready, requested)."""
 
     def __init__(self) -> None:
         self.points: list[tuple[float, int, int]] = []
 
-    def note(self, now: float, ready: int, asked: int) -> None:
-        if not self.points or self.points[-1][1:] != (ready, asked):
-            self.points.append((now, ready, asked))
+    def note(self, now: float, ready: int, requested: int) -> None:
+        if not self.points or self.points[-1][1:] != (ready, requested):
+            self.points.append((now, ready, requested))
 
     @property
     def most(self) -> int:
-        return max((asked for _, _, asked in self.points), default=0)
+        return max((requested for _, _, requested in self.points), default=0)
 
 
 @dataclass
@@ -48,14 +48,14 @@ class Outcome:
 
     seconds: of the traffic. span: until the last reply was complete.
     instance_seconds: of all instances, start and end included.
-    given_up: requests that found no instance in time.
+    unserved: requests that found no instance in time.
     """
 
     jobs: list[Job]
     seconds: float
     span: float
     instance_seconds: float
-    given_up: int
+    unserved: int
     replicas: Replicas
     sample: int = 1
     overhead: float = 0.0
@@ -80,23 +80,23 @@ class Outcome:
     def prompt_tokens(self) -> int:
         return sum([job.prompt for job in self.jobs if job.ended >= 0]) * self.sample
 
-    def kept(self, promise: Promise) -> int:
+    def kept(self, slo: Slo) -> int:
         """Return the number of requests that were answered within the limits."""
-        late = promise.ttft - self.overhead
+        late = slo.ttft - self.overhead
         return self.sample * sum(
             [
-                job.ended >= 0 and job.first - job.at <= late and gap(job) <= promise.itl
+                job.ended >= 0 and job.first - job.at <= late and gap(job) <= slo.itl
                 for job in self.jobs
             ]
         )
 
-    def share(self, promise: Promise) -> float:
+    def share(self, slo: Slo) -> float:
         """Return the share of requests that were answered within the limits; 1 without requests."""
-        return self.kept(promise) / self.requests if self.jobs else 1.0
+        return self.kept(slo) / self.requests if self.jobs else 1.0
 
-    def goodput(self, promise: Promise) -> float:
+    def goodput(self, slo: Slo) -> float:
         """Return the requests per second that were answered within the limits."""
-        return self.kept(promise) / self.seconds if self.seconds else 0.0
+        return self.kept(slo) / self.seconds if self.seconds else 0.0
 
     @property
     def mean_instances(self) -> float:
@@ -130,9 +130,10 @@ class Outcome:
 
         Infinity where there are no tokens.
         """
-        cost, made = self.cost(per_hour), self.output_tokens
+        cost, generated = self.cost(per_hour), self.output_tokens
         return tuple(
-            cost / count * 1e6 if count else math.inf for count in (made, made + self.prompt_tokens)
+            cost / count * 1e6 if count else math.inf
+            for count in (generated, generated + self.prompt_tokens)
         )  # type: ignore[return-value]
 
 

@@ -131,14 +131,14 @@ class Policy:
     # -------------------------------------------------------------------------------------- reading
     def _demand(self, sample: Sample) -> Demand:
         settings, history = self.settings, self._history
-        ahead = history.running_ahead(settings.window, self._cold_start(sample))
-        made = history.tokens(settings.window) / settings.tokens if settings.tokens else 0.0
+        ahead = history.forecast_running(settings.window, self._cold_start(sample))
+        generated = history.tokens(settings.window) / settings.tokens if settings.tokens else 0.0
         return Demand(
             steady=history.outstanding(settings.window) / settings.target,
             burst=history.outstanding(settings.burst_window) / settings.target / settings.headroom,
             forecast=ahead / settings.target,
-            tokens=made,
-            present=1e-6 if history.anybody(settings.window) else 0.0,
+            tokens=generated,
+            present=1e-6 if history.has_requests(settings.window) else 0.0,
         )
 
     def _cold_start(self, sample: Sample) -> float:

@@ -24,7 +24,9 @@ from motet_shared.wire.discovery import HEARTBEAT_EVERY
 
 log = logging.getLogger(__name__)
 
-_HEARD = 3 * HEARTBEAT_EVERY  # seconds in which every live instance has sent a heartbeat
+_DISCOVERY_SECONDS = (
+    3 * HEARTBEAT_EVERY
+)  # seconds in which every live instance has sent a heartbeat
 
 
 class Planner(Actor):
@@ -45,19 +47,19 @@ class Planner(Actor):
         self._observer = Observer(bus.directory, self.groups)
         self._policies = {name: Policy(group.policy) for name, group in self.groups.items()}
         self._latest: dict[str, tuple[Sample, Decision]] = {}
-        self._asked: dict[
+        self._requested: dict[
             str, tuple[int, float]
-        ] = {}  # what the actuator was last asked for, and when
-        self._counts = {"looks": 0, "changes": 0, "failures": 0}
-        self._first_look = math.inf
+        ] = {}  # target last sent to the actuator, and when
+        self._counts = {"observations": 0, "changes": 0, "failures": 0}
+        self._first_observation = math.inf
         self._task: asyncio.Task[None] | None = None
         self._acting: dict[
             str, asyncio.Task[None]
-        ] = {}  # by group; scaling may take minutes and must not delay looks
+        ] = {}  # by group; scaling may take minutes and must not delay observations
 
     async def warm(self) -> None:
-        self._task = asyncio.create_task(self._look_on(), name="planner")
-        self._task.add_done_callback(self._over)
+        self._task = asyncio.create_task(self._observe_periodically(), name="planner")
+        self._task.add_done_callback(self._on_task_done)
 
     async def close(self) -> None:
         tasks = [*self._acting.values(), *([self._task] if self._task is not None else [])]
@@ -68,7 +70,7 @@ class Planner(Actor):
 
     @operation(ListTargets)
     async def list_targets(self, call: Call, request: ListTargets) -> None:
-        """Send a `ScalingTarget` of each group, as of the last look."""
+        """Send a `ScalingTarget` of each group, as of the last observation."""
         for name, (sample, decision) in self._latest.items():
             await call.send(
                 ScalingTarget(
@@ -101,30 +103,32 @@ class Planner(Actor):
             "cold_start_seconds": {name: sample.cold_start for name, (sample, _) in latest},
         }
 
-    # ---------------------------------------------------------------------------------------- looks
-    def _over(self, task: asyncio.Task[None]) -> None:
+    # --------------------------------------------------------------------------------- observations
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.crash(error)
 
-    async def _look_on(self) -> None:
+    async def _observe_periodically(self) -> None:
         clock = asyncio.get_running_loop()
-        await asyncio.sleep(max(_HEARD, self.config.interval))
+        await asyncio.sleep(max(_DISCOVERY_SECONDS, self.config.interval))
         due = clock.time()
         while True:
-            await self.look(clock.time())
+            await self.observe(clock.time())
             due = max(due + self.config.interval, clock.time())
             await asyncio.sleep(due - clock.time())
 
-    async def look(self, now: float) -> None:
+    async def observe(self, now: float) -> None:
         """Observe every group, decide, and act."""
-        self._counts["looks"] += 1
-        self._first_look = min(self._first_look, now)
-        for name, sample in self._observer.look(now).items():
+        self._counts["observations"] += 1
+        self._first_observation = min(self._first_observation, now)
+        for name, sample in self._observer.observe(now).items():
             policy = self._policies[name]
-            if policy.target is None and now < self._first_look + self._settling(self.groups[name]):
+            if policy.target is None and now < self._first_observation + self._settling(
+                self.groups[name]
+            ):
                 continue
             if policy.target is None:
-                sample = await self._with_asked(self.groups[name], sample)
+                sample = await self._with_requested(self.groups[name], sample)
             decision = policy.decide(sample)
             self._latest[name] = sample, decision
             self._act(self.groups[name], decision, now)
@@ -137,10 +141,10 @@ class Planner(Actor):
         return group.policy.cold_start if self.config.actuator == "local" else 0.0
 
     async def settled(self) -> None:
-        """Wait until the actuator has done all that it was asked for."""
+        """Wait until the actuator has carried out all requests."""
         await asyncio.gather(*self._acting.values())
 
-    async def _with_asked(self, group: Group, sample: Sample) -> Sample:
+    async def _with_requested(self, group: Group, sample: Sample) -> Sample:
         """Count instances that the actuator has but that sent no heartbeat yet as starting.
 
         For the first decision of a group.
@@ -150,35 +154,35 @@ class Planner(Actor):
         except ActuatorError as error:
             self._failed(group, error)
             count = None
-        unheard = (count or 0) - sample.ready - sample.starting
-        return sample if unheard <= 0 else replace(sample, starting=sample.starting + unheard)
+        silent = (count or 0) - sample.ready - sample.starting
+        return sample if silent <= 0 else replace(sample, starting=sample.starting + silent)
 
     def _act(self, group: Group, decision: Decision, now: float) -> None:
-        under_way = self._acting.get(group.name)
-        asked, when = self._asked.get(group.name, (decision.before, -self.config.insist))
-        is_new = decision.target != asked or now - when >= self.config.insist
-        if not is_new or (under_way is not None and not under_way.done()):
+        current = self._acting.get(group.name)
+        requested, when = self._requested.get(group.name, (decision.before, -self.config.insist))
+        is_new = decision.target != requested or now - when >= self.config.insist
+        if not is_new or (current is not None and not current.done()):
             return
-        if decision.target != asked:
+        if decision.target != requested:
             self._counts["changes"] += 1
             log.info(
-                "%s: %d → %d instances: %s", group.name, asked, decision.target, decision.reason
+                "%s: %d → %d instances: %s", group.name, requested, decision.target, decision.reason
             )
         task = asyncio.create_task(
-            self._scale(group, decision.target, asked, now), name=f"scale {group.name}"
+            self._scale(group, decision.target, requested, now), name=f"scale {group.name}"
         )
-        task.add_done_callback(self._over)
+        task.add_done_callback(self._on_task_done)
         self._acting[group.name] = task
 
-    async def _scale(self, group: Group, target: int, asked: int, now: float) -> None:
-        self._observer.asked_for(group.name, target - asked, now)
+    async def _scale(self, group: Group, target: int, requested: int, now: float) -> None:
+        self._observer.record_request(group.name, target - requested, now)
         try:
             await self._actuator.scale(group.deployment, target)
         except ActuatorError as error:
-            self._observer.asked_for(group.name, asked - target, now)
+            self._observer.record_request(group.name, requested - target, now)
             self._failed(group, error)
         else:
-            self._asked[group.name] = target, now
+            self._requested[group.name] = target, now
 
     def _failed(self, group: Group, error: ActuatorError) -> None:
         self._counts["failures"] += 1

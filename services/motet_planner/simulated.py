@@ -15,7 +15,9 @@ from collections import deque
 
 from motet_planner.speed import Speed
 
-SOON = 1e-8  # seconds; what is due within them is done now: the resolution of floats over a day
+TIME_RESOLUTION = (
+    1e-8  # seconds; what is due within them is done now: the resolution of floats over a day
+)
 
 
 class Job:
@@ -96,13 +98,13 @@ class Instance:
         prefill, decode = self._rates()
         self._progress += elapsed * decode
         ended: list[Job] = []
-        while self._decoding and self._decoding[0][0] <= self._progress + SOON * decode:
+        while self._decoding and self._decoding[0][0] <= self._progress + TIME_RESOLUTION * decode:
             ended.append(self._end(heapq.heappop(self._decoding)[2], now))
         if self._left:
             done = min(elapsed * prefill, self._left)
             self._left -= done
             self.ahead -= done
-            if self._left <= SOON * prefill:
+            if self._left <= TIME_RESOLUTION * prefill:
                 ended += self._prefilled(now)
         self._begin()
         return ended

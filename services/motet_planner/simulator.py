@@ -1,7 +1,7 @@
 """Simulate traffic on a fixed number of instances or under a policy: a day of it in seconds.
 
-A discrete-event simulation: arrivals, completed prompts and replies, started instances, and looks
-of the policy, which is the service's own code. It is deterministic: the same traffic and seed give
+A discrete-event simulation: arrivals, completed prompts and replies, started instances, and
+observations for the policy, which is the service's own code. It is deterministic: the same traffic and seed give
 the same numbers.
 """
 
@@ -29,8 +29,8 @@ class Scenario:
     """Parameters of a simulation.
 
     speed: of each instance. policy: None: `instances` stay from beginning to end.
-    instances: at the beginning, ready. interval: seconds between two looks of the policy.
-    cold_start: seconds. patience: seconds that a request waits while no instance is ready.
+    instances: at the beginning, ready. interval: seconds between two decisions of the policy.
+    cold_start: seconds. max_wait: seconds that a request waits while no instance is ready.
     lead: seconds for which the policy has observed an idle fleet before the traffic begins.
     sample: each simulated instance and request stands for so many, so that thousands of instances
         are simulated in seconds; the caller thins the traffic. Waits come out a little too long, as
@@ -42,7 +42,7 @@ class Scenario:
     instances: int = 1
     interval: float = 2.0
     cold_start: float = 30.0
-    patience: float = 60.0
+    max_wait: float = 60.0
     lead: float = 0.0
     sample: int = 1
     seed: int = 0
@@ -73,13 +73,13 @@ class _Run:
         self._scenario = scenario
         self._traffic = iter(traffic)
         self._seconds = seconds
-        self._fleet = Fleet(scenario.speed, scenario.patience, scenario.seed)
+        self._fleet = Fleet(scenario.speed, scenario.max_wait, scenario.seed)
         self._policy = Policy(scenario.policy) if scenario.policy is not None else None
         self._events: list[tuple[float, int, Any, Any]] = []  # (time, order, callback, argument)
         self._order = itertools.count()
         self._jobs: list[Job] = []
         self._replicas = Replicas()
-        self._coming = True
+        self._has_arrivals = True
         self._open = 0  # jobs at instances
         self._seen = 0  # jobs included in earlier samples
         self._now = 0.0
@@ -89,9 +89,9 @@ class _Run:
             self._fleet.has_started(self._fleet.add(0.0, 0.0))
         self._next_arrival()
         if self._policy is not None:
-            self._at(-self._scenario.lead, self._look, None)
+            self._at(-self._scenario.lead, self._observe, None)
         events = self._events
-        while events and (self._coming or self._open or self._fleet.held):
+        while events and (self._has_arrivals or self._open or self._fleet.held):
             self._now, _, do, what = heapq.heappop(events)
             do(what)
         return self._outcome()
@@ -103,7 +103,7 @@ class _Run:
     def _next_arrival(self) -> None:
         arrival = next(self._traffic, None)
         if arrival is None:
-            self._coming = False
+            self._has_arrivals = False
         else:
             self._at(arrival.at, self._arrive, arrival)
 
@@ -140,16 +140,16 @@ class _Run:
             return
         self._fleet.has_started(instance)
         instance.advance(self._now)
-        self._fleet.give_up(self._now)
+        self._fleet.drop_expired(self._now)
         for job in self._fleet.take_held():
             self._place(job)
         self._note()
 
     # --------------------------------------------------------------------------------------- policy
-    def _look(self, _: None) -> None:
+    def _observe(self, _: None) -> None:
         """Sample as the service's observer does, scaled up, and apply the policy's decision."""
         fleet, many = self._fleet, self._scenario.sample
-        fleet.give_up(self._now)
+        fleet.drop_expired(self._now)
         serving = [*fleet.ready, *fleet.draining]
         running = sum([instance.running for instance in serving])
         sample = Sample(
@@ -164,29 +164,29 @@ class _Run:
         self._seen = len(self._jobs)
         if self._policy is not None:
             self._scale(-(-self._policy.decide(sample).target // many))
-        self._at(self._now + self._scenario.interval, self._look, None)
+        self._at(self._now + self._scenario.interval, self._observe, None)
 
     def _scale(self, target: int) -> None:
         fleet = self._fleet
-        for _ in range(target - fleet.asked):
+        for _ in range(target - fleet.requested):
             instance = fleet.add(self._now, self._scenario.cold_start)
             self._at(instance.ready_at, self._started, instance)
-        fleet.shrink(fleet.asked - target, self._now)
+        fleet.shrink(fleet.requested - target, self._now)
         self._note()
 
     def _note(self) -> None:
-        self._replicas.note(self._now, len(self._fleet.ready), self._fleet.asked)
+        self._replicas.note(self._now, len(self._fleet.ready), self._fleet.requested)
 
     def _outcome(self) -> Outcome:
         end = max([self._seconds or 0.0, *(job.at for job in self._jobs[-1:])])
-        self._fleet.given_up += len(self._fleet.held)  # no instance will be added any more
+        self._fleet.unserved += len(self._fleet.held)  # no instance will be added any more
         many = self._scenario.sample
         return Outcome(
             jobs=self._jobs,
             seconds=end,
             span=max(self._now, end),
             instance_seconds=self._fleet.seconds(max(self._now, end)) * many,
-            given_up=self._fleet.given_up * many,
+            unserved=self._fleet.unserved * many,
             replicas=self._replicas,
             sample=many,
             overhead=self._scenario.speed.overhead,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from motet_planner.outcome import Outcome, Promise
+from motet_planner.outcome import Outcome, Slo
 from motet_planner.policy import RolePolicy
 from motet_planner.simulator import Scenario, simulate
 from motet_planner.speed import Speed
@@ -25,7 +25,7 @@ class Demand:
 
     traffic: Callable[[], Iterable[Arrival]]
     seconds: float
-    promise: Promise
+    slo: Slo
     share: float = 0.99
     sample: int = 1
 
@@ -51,7 +51,7 @@ def size(demand: Demand, speed: Speed, cold_start: float) -> Sizing | None:
 
     Returns None if no number of instances suffices: too many requests take too long even alone.
     """
-    if alone(demand, speed) < demand.share:
+    if share_alone(demand, speed) < demand.share:
         return None
     instances, fixed = smallest(demand, speed)
     streams = fixed.busiest() / instances
@@ -64,28 +64,28 @@ def size(demand: Demand, speed: Speed, cold_start: float) -> Sizing | None:
     return Sizing(instances=instances, streams=streams, fixed=fixed, policy=policy, scaled=scaled)
 
 
-def alone(demand: Demand, speed: Speed) -> float:
+def share_alone(demand: Demand, speed: Speed) -> float:
     """Return the share of requests within the limits if each had an instance of its own."""
     kept = count = 0
-    slow = speed.step(1) > demand.promise.itl
+    slow = speed.step(1) > demand.slo.itl
     for request in demand.traffic():
         count += 1
         first = request.prompt * (1 - speed.cached) * speed.prefill_token + speed.overhead
-        kept += first <= demand.promise.ttft and not (slow and request.output > 1)
+        kept += first <= demand.slo.ttft and not (slow and request.output > 1)
     return kept / count if count else 1.0
 
 
 def smallest(demand: Demand, speed: Speed) -> tuple[int, Outcome]:
     """Return the fewest instances, a multiple of `sample`, that keep the limits all the time."""
-    scenario = {"speed": speed, "patience": float("inf"), "sample": demand.sample}
+    scenario = {"speed": speed, "max_wait": float("inf"), "sample": demand.sample}
     tried: dict[int, Outcome] = {}
 
     def enough(cells: int) -> bool:
         begin = Scenario(instances=cells * demand.sample, **scenario)  # type: ignore[arg-type]
         tried[cells] = simulate(begin, demand.traffic(), demand.seconds)
-        return tried[cells].share(demand.promise) >= demand.share
+        return tried[cells].share(demand.slo) >= demand.share
 
-    low, high = 0, _first_guess(demand, speed)
+    low, high = 0, _initial_instances(demand, speed)
     while not enough(high):
         low, high = high, high + max(1, high // 2)
     while high - low > 1:
@@ -94,9 +94,9 @@ def smallest(demand: Demand, speed: Speed) -> tuple[int, Outcome]:
     return high * demand.sample, tried[high]
 
 
-def _first_guess(demand: Demand, speed: Speed) -> int:
+def _initial_instances(demand: Demand, speed: Speed) -> int:
     """Return the instances, in units of `sample`, that are always busy if every step is full."""
-    most = min(speed.max_running, speed.sequences_within(demand.promise.itl) or 1)
+    most = min(speed.max_running, speed.sequences_within(demand.slo.itl) or 1)
     token = speed.step(most) / most
     busy = sum(
         r.prompt * (1 - speed.cached) * speed.prefill_token + r.output * token

@@ -27,7 +27,7 @@ _FORMS = (
 )
 
 
-class _Ours(Struct, kw_only=True):
+class _MotetLine(Struct, kw_only=True):
     arrival: float
     tokens: int
     max_tokens: int
@@ -37,7 +37,7 @@ class _Ours(Struct, kw_only=True):
         return Arrival(self.arrival, self.tokens + self.prefix_tokens, self.max_tokens)
 
 
-class _Mooncake(Struct, kw_only=True):
+class _MooncakeLine(Struct, kw_only=True):
     timestamp: float
     input_length: int
     output_length: int
@@ -83,11 +83,11 @@ def _checked(path: Path, number: int, line: str, parse: Callable[[str], Arrival]
 def _object(line: str) -> Arrival:
     if '"timestamp"' in line:
         return _decode_mooncake(line).request()
-    return _decode_ours(line).request()
+    return _decode_motet(line).request()
 
 
-_decode_ours = msgspec.json.Decoder(_Ours).decode
-_decode_mooncake = msgspec.json.Decoder(_Mooncake).decode
+_decode_motet = msgspec.json.Decoder(_MotetLine).decode
+_decode_mooncake = msgspec.json.Decoder(_MooncakeLine).decode
 
 
 def _row_parser(path: Path, header: str) -> Callable[[str], Arrival]:

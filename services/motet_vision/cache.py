@@ -25,7 +25,7 @@ class EmbeddingCache:
     def __init__(self, store: BlobStore):
         self._store = store
         self._seen: OrderedDict[str, EncodedImage] = OrderedDict()
-        self._room = asyncio.Lock()
+        self._put_lock = asyncio.Lock()
         self.hits = self.misses = self.evictions = 0
 
     def get(self, name: str) -> EncodedImage | None:
@@ -49,7 +49,7 @@ class EmbeddingCache:
 
         Raises PayloadTooLarge for a picture that is larger than the whole cache.
         """
-        async with self._room:
+        async with self._put_lock:
             nbytes = embeddings.nbytes
             if nbytes > self._store.capacity:
                 raise PayloadTooLarge(
@@ -73,13 +73,13 @@ class EmbeddingCache:
                 except Overloaded:
                     if not self._seen:
                         raise
-                    self._give_up_one()
+                    self._evict_oldest()
             seen = self._seen[name] = EncodedImage(
                 ImageEmbeddingRef(embeddings=ref, name=name, grid=grid, interval=interval), ids
             )
             return seen
 
-    def _give_up_one(self) -> None:
+    def _evict_oldest(self) -> None:
         _, oldest = self._seen.popitem(last=False)
         self._store.drop(oldest.embedding.embeddings)
         self.evictions += 1

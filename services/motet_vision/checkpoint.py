@@ -35,7 +35,7 @@ from .packed import pack
 from .tiles import Tiles
 from .tower_attention import use_packed_attention
 
-_UNUSABLE = (
+_LOAD_ERRORS = (
     OSError,
     ValueError,
     LookupError,
@@ -53,10 +53,12 @@ _FAMILIES: dict[str, type[Family]] = {
     "smolvlm": Tiles,
 }
 # Names of tensors in current checkpoints and, without prefix, in older ones.
-_LANGUAGE = (
+_LANGUAGE_TENSORS = (
     r"^(model\.)?(language_model|text_model|layers|words|norm)\.|^(language_model\.)?lm_head\."
 )
-_WORDS = "embed_tokens"  # the one-word table of the model, which no tensor may be loaded into
+_EMBEDDING_TABLE = (
+    "embed_tokens"  # the one-word table of the model, which no tensor may be loaded into
+)
 
 
 def load_family(
@@ -73,7 +75,7 @@ def load_family(
     """
     device = device or torch.device("cpu")
     disable_progress_bar()  # standard error is the log of the service
-    check_checkpoint(folder, without=re.compile(_LANGUAGE))
+    check_checkpoint(folder, without=re.compile(_LANGUAGE_TENSORS))
     config = _read(folder, "config.json", AutoConfig)
     if config.model_type not in MODEL_TYPES:
         known = ", ".join(sorted(MODEL_TYPES))
@@ -84,41 +86,43 @@ def load_family(
     tokenizer = _read(folder, "the tokenizer", AutoTokenizer)
     own = config.dtype or config.vision_config.dtype or config.get_text_config().dtype
     dtype = find_dtype("auto" if dtype is None else dtype_name(dtype), own, device, ConfigError)
-    eyes = _load_eyes(folder, config, dtype).to(device)
-    pack(eyes, weights)
+    vision_model = _load_vision_model(folder, config, dtype).to(device)
+    pack(vision_model, weights)
     if gpu.is_gpu(device):
-        use_packed_attention(eyes)
-    return _FAMILIES[config.model_type](eyes, processor, tokenizer)
+        use_packed_attention(vision_model)
+    return _FAMILIES[config.model_type](vision_model, processor, tokenizer)
 
 
 def _read(folder: Path, what: str, kind: Any) -> Any:
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (*_UNUSABLE, StrictDataclassError) as error:
+    except (*_LOAD_ERRORS, StrictDataclassError) as error:
         first = str(error).strip().split("\n")[0]
         raise ConfigError(f"model={str(folder)!r}: {what} cannot be read: {first}") from error
 
 
-def _load_eyes(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _load_vision_model(
+    folder: Path, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
     whole: Any = MODEL_MAPPING[type(config)]
     members = {
-        "_keys_to_ignore_on_load_unexpected": [_LANGUAGE],
-        "_keys_to_ignore_on_load_missing": [_WORDS],
+        "_keys_to_ignore_on_load_unexpected": [_LANGUAGE_TENSORS],
+        "_keys_to_ignore_on_load_missing": [_EMBEDDING_TABLE],
         "__module__": whole.__module__,
     }
     kind: Any = type(whole.__name__, (whole,), members)
     try:
         model, report = kind.from_pretrained(
             folder,
-            config=_speechless(config),
+            config=_without_language_layers(config),
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below
             output_loading_info=True,
-            key_mapping={_WORDS: "words"},
+            key_mapping={_EMBEDDING_TABLE: "words"},
         )
-    except _UNUSABLE as error:
+    except _LOAD_ERRORS as error:
         raise ConfigError(
             f"model={str(folder)!r}: transformers cannot make {whole.__name__} of it: {error}"
         ) from error
@@ -131,11 +135,11 @@ def _load_eyes(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     if faults:
         shown = "; ".join(faults[:8]) + (f"; and {len(faults) - 8} more" if len(faults) > 8 else "")
         raise ConfigError(f"model={str(folder)!r}: the weights contradict config.json: {shown}")
-    eyes: PreTrainedModel = model.eval().requires_grad_(False)
-    return eyes
+    vision_model: PreTrainedModel = model.eval().requires_grad_(False)
+    return vision_model
 
 
-def _speechless(config: PreTrainedConfig) -> PreTrainedConfig:
+def _without_language_layers(config: PreTrainedConfig) -> PreTrainedConfig:
     """Change `config` to a language model of no layers and one word.
 
     The width stays, as the projector depends on it.

@@ -73,11 +73,11 @@ class Engine:
     def _batch(self) -> dict[Key, Prepared]:
         """Take the first waiting picture, and those that can join it within the budget."""
         batch: dict[Key, Prepared] = {}
-        left, alike = self._max_patches, None
+        left, batch_key = self._max_patches, None
         for key, picture in self._waiting.items():
-            if batch and (picture.alike != alike or picture.patches > left):
+            if batch and (picture.batch_key != batch_key or picture.patches > left):
                 continue
-            batch[key], alike = picture, picture.alike
+            batch[key], batch_key = picture, picture.batch_key
             left -= picture.patches
         for key in batch:
             del self._waiting[key]

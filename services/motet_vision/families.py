@@ -31,7 +31,7 @@ class Prepared:
 
     * inputs: inputs of the model, the pictures of a batch along the first axis.
     * patches: number of patches for the tower, which determine the cost.
-    * alike: pictures with equal values can be encoded together.
+    * batch_key: pictures with equal values can be encoded together.
     * ids: token ids that stand for it in a prompt, placeholders among them.
     * grid: (frames, rows, columns) of its tokens, where the language model's positions have these
       axes.
@@ -41,7 +41,7 @@ class Prepared:
 
     inputs: dict[str, Tensor]
     patches: int
-    alike: Hashable
+    batch_key: Hashable
     ids: list[int]
     grid: tuple[int, ...] = ()
     interval: float = 1.0
@@ -78,21 +78,24 @@ class Family(ABC):
         )
         ids = [token for frame in frames for token in frame.ids]
         patches = sum(frame.patches for frame in frames)
-        return Prepared(inputs, patches, frames[0].alike, ids, parts=len(frames))
+        return Prepared(inputs, patches, frames[0].batch_key, ids, parts=len(frames))
 
     @torch.inference_mode()
     def encode(self, pictures: Sequence[Prepared]) -> list[Tensor]:
-        """Return float32 embeddings `[L, T, X]` of each picture, on the CPU. All are `alike`."""
+        """Return float32 embeddings `[L, T, X]` of each picture, on the CPU.
+
+        All pictures have one `batch_key`.
+        """
         names = pictures[0].inputs
         inputs = self._joined({n: [p.inputs[n] for p in pictures] for n in names})
-        seen = self.model.get_image_features(**(self._moved(inputs) if self.on_gpu else inputs))
-        layers = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or ())]
+        output = self.model.get_image_features(**(self._moved(inputs) if self.on_gpu else inputs))
+        layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
         ends = list(accumulate((picture.parts for picture in pictures), initial=0))
         found = [
             torch.stack([torch.cat(list(layer[start:end])) for layer in layers]).float()
             for start, end in pairwise(ends)
         ]
-        return _brought(found) if self.on_gpu else found
+        return _download(found) if self.on_gpu else found
 
     def _joined(self, inputs: dict[str, list[Tensor]]) -> dict[str, Tensor]:
         return {name: torch.cat(parts) for name, parts in inputs.items()}
@@ -105,7 +108,7 @@ class Family(ABC):
         return upload(part.to(self.dtype) if part.is_floating_point() else part, self.device)
 
 
-def _brought(found: list[Tensor]) -> list[Tensor]:
+def _download(found: list[Tensor]) -> list[Tensor]:
     """Return the tensors on the CPU, by one copy."""
     return list(
         Download(torch.cat(found, dim=1)).wait().split([len(one[0]) for one in found], dim=1)

@@ -17,7 +17,7 @@ from motet_kernels.linear.pack import pack_linear
 from motet_kernels.norm import layer_norm
 from motet_kernels.runtime import native
 
-_LANGUAGE = ("language_model", "text_model")
+_LANGUAGE_TENSORS = ("language_model", "text_model")
 
 
 def pack(model: nn.Module, weights: str) -> None:
@@ -31,7 +31,7 @@ def pack(model: nn.Module, weights: str) -> None:
     if weights == "exact" and not gpu.is_gpu(device) and native.load()["isa"] == "torch":
         return
     for name, parent in list(model.named_modules()):
-        if any(part in _LANGUAGE for part in name.split(".")):
+        if any(part in _LANGUAGE_TENSORS for part in name.split(".")):
             continue
         for child_name, child in list(parent.named_children()):
             packed = _packed(child, weights)

@@ -62,9 +62,9 @@ class Vision(Actor):
         self._work: SharedWork[EncodedImage] = SharedWork()
         self._threads = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="prepare")
         # Videos have threads of their own, as they take longer than pictures.
-        self._films = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="films")
-        self._room = asyncio.Semaphore(config.max_prepared)
-        self._looker: VisionEncoder | None = None
+        self._video_threads = ThreadPoolExecutor(_PREPARERS, thread_name_prefix="video")
+        self._prepare_slots = asyncio.Semaphore(config.max_prepared)
+        self._encoder: VisionEncoder | None = None
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
@@ -78,24 +78,24 @@ class Vision(Actor):
             lambda: family.encode([family.prepare(Pil.new("RGB", (64, 64)), 0)])
         )
         await self._store.start()
-        self._looker = VisionEncoder(Engine(family, self.config.max_patches), self.crash)
+        self._encoder = VisionEncoder(Engine(family, self.config.max_patches), self.crash)
         created = int((folder / "config.json").stat().st_mtime)
         self._card = ModelCard(name=self.config.model_name, context=0, created=created)
-        self.bus.monitor.duties.append(self._looker.thread.watch(self.config.step_timeout))
+        self.bus.monitor.duties.append(self._encoder.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name})
 
     async def close(self) -> None:
-        for threads in (self._threads, self._films):
+        for threads in (self._threads, self._video_threads):
             threads.shutdown(wait=False, cancel_futures=True)
-        if self._looker is not None:
-            await self._looker.close()
+        if self._encoder is not None:
+            await self._encoder.close()
         await self._store.close()
 
     @property
-    def looker(self) -> VisionEncoder:
-        if self._looker is None:
+    def encoder(self) -> VisionEncoder:
+        if self._encoder is None:
             raise RuntimeError("the model is not loaded yet")
-        return self._looker
+        return self._encoder
 
     @operation(Encode)
     async def encode(self, call: Call, request: Encode) -> None:
@@ -110,37 +110,37 @@ class Vision(Actor):
         seen = self._cache.get(name)
         if seen is None:
             try:
-                seen = await self._work.result(name, lambda: self._look(name, image, data))
+                seen = await self._work.result(name, lambda: self._encode(name, image, data))
             except BlobError:  # maybe the blob of another caller that has left; retry with this one
-                seen = await self._work.result(name, lambda: self._look(name, image, data))
+                seen = await self._work.result(name, lambda: self._encode(name, image, data))
         await call.send(seen)
         call.finish("stop")
 
-    async def _look(self, name: str, image: Image, data: memoryview | None) -> EncodedImage:
+    async def _encode(self, name: str, image: Image, data: memoryview | None) -> EncodedImage:
         if data is None:
             data = await self._store.get(image.file, release=False)
-        threads = self._films if image.is_video else self._threads
-        family = self.looker.thread.engine.family
-        async with self._room:
+        threads = self._video_threads if image.is_video else self._threads
+        family = self.encoder.thread.engine.family
+        async with self._prepare_slots:
             picture = await decoding(
                 _prepare, family, bytes(data), image, self.config, executor=threads
             )
-            embeddings = await self.looker.look(picture)
+            embeddings = await self.encoder.encode(picture)
         return await self._cache.put(name, embeddings, picture.ids, picture.grid, picture.interval)
 
     def load(self) -> dict[str, float]:
-        if self._looker is None:
+        if self._encoder is None:
             return {}
-        return {"queued": self._looker.thread.stats()["waiting"], **native.fallback()}
+        return {"queued": self._encoder.thread.stats()["waiting"], **native.fallback()}
 
     def models(self) -> list[ModelCard]:
         return [self._card] if self._card else []
 
     def stats(self) -> dict[str, Any]:
         """Return numbers, which are metrics too, and the choices made when the model was loaded."""
-        if self._looker is None:
+        if self._encoder is None:
             return {}
-        thread = self._looker.thread
+        thread = self._encoder.thread
         chosen = {"weights": self.config.weights, **thread.engine.family.describe()}
         return {**thread.stats(), **self._cache.stats(), **self._store.stats(), **chosen}
 
@@ -148,8 +148,8 @@ class Vision(Actor):
         """Check an idle actor: no picture is being encoded, and the store is consistent."""
         super().check_integrity()
         self._store.check_integrity()
-        if not self.bus.calls.active and (len(self._work) or self.looker.thread.engine.has_work):
-            raise RuntimeError("nobody asks for anything, but a picture is being encoded")
+        if not self.bus.calls.active and (len(self._work) or self.encoder.thread.engine.has_work):
+            raise RuntimeError("no call is active, but a picture is being encoded")
 
 
 def _check(image: Image, config: VisionConfig) -> None:

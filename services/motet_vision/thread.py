@@ -44,7 +44,7 @@ class VisionEncoder:
     async def close(self) -> None:
         await asyncio.to_thread(self.thread.stop)
 
-    async def look(self, picture: Prepared) -> Tensor:
+    async def encode(self, picture: Prepared) -> Tensor:
         """Return the embeddings `[L, T, X]`.
 
         A cancelled picture leaves the queue after the current step.

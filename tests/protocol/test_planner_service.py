@@ -49,13 +49,13 @@ class Place:
     def __init__(self, nats: NatsServer):
         self._nats = nats
         self.running: list[contextlib.AsyncExitStack] = []
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     async def count(self, name: str) -> int | None:
         return len(self.running)
 
     async def scale(self, name: str, count: int) -> None:
-        self.asked.append(count)
+        self.requested.append(count)
         while len(self.running) < count:
             await asyncio.sleep(0.3)
             stack = contextlib.AsyncExitStack()
@@ -99,7 +99,7 @@ async def test_the_first_request_waits_for_the_first_instance(
                 assert isinstance(item, Text)
                 text += item.text
         assert text == REPLY
-        assert max(place.asked) == 1
+        assert max(place.requested) == 1
         async with asyncio.timeout(60):
             while (wanted := await told(operator)).target or place.running:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)

@@ -12,7 +12,7 @@ from pathlib import Path
 from motet_cli.bench import lengths
 from motet_cli.bench.config import parse_duration
 from motet_planner import traffic
-from motet_planner.outcome import Promise
+from motet_planner.outcome import Slo
 from motet_planner.sizing import Demand
 from motet_planner.traces import read_trace
 from motet_planner.traffic import Arrival
@@ -41,7 +41,7 @@ class About:
 
 def read_demand(args: Namespace) -> tuple[Demand, About]:
     """Return the demand and its figures. ConfigError names the option, value and valid range."""
-    promise = Promise(
+    slo = Slo(
         ttft=parse_duration("--ttft", args.ttft) or math.inf,
         itl=parse_duration("--itl", args.itl) or math.inf,
     )
@@ -54,7 +54,7 @@ def read_demand(args: Namespace) -> tuple[Demand, About]:
     demand = Demand(
         traffic=requests,
         seconds=seconds,
-        promise=promise,
+        slo=slo,
         share=share("--share", args.share),
         sample=sample,
     )

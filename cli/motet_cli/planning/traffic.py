@@ -25,7 +25,7 @@ from motet_cli.planning.demand import About, read_demand, share
 from motet_models.capacity import Plan, Settings, plan
 from motet_models.model_shape import ModelShape
 from motet_models.roofline import GPUS, Processor, decode_bound, prefill_bound
-from motet_planner.outcome import Outcome, Promise
+from motet_planner.outcome import Outcome, Slo
 from motet_planner.prices import Price, read_prices
 from motet_planner.sizing import Demand, Sizing, size
 from motet_planner.speed import Speed, Steps
@@ -68,7 +68,7 @@ class Engine:
                 f"--prices: {name!r} is none of {known}; give prefill_token and decode_step as measured, or such a name"
             )
         try:
-            made = plan(self.shape, self.settings, processor.memory, self.context)
+            memory_plan = plan(self.shape, self.settings, processor.memory, self.context)
         except ConfigError as error:
             raise DoesNotFit(error.message) from None
         prefill = prefill_bound(
@@ -76,7 +76,7 @@ class Engine:
         ).tokens_per_second
         steps = tuple(self._steps(processor, about.prompt + about.output // 2))
         speed = self._made(
-            1 / (prefill * self.efficiency), steps, price.kv_tokens or _kv_tokens(made)
+            1 / (prefill * self.efficiency), steps, price.kv_tokens or _kv_tokens(memory_plan)
         )
         return speed, f"{self.efficiency:g} of bounds"
 
@@ -103,12 +103,17 @@ class Engine:
             yield batch, batch / (bound.tokens_per_second * self.efficiency)
 
 
-def _kv_tokens(made: Plan) -> int:
+def _kv_tokens(memory_plan: Plan) -> int:
     """Return the tokens that the KV cache holds, for sequences of the planned length.
 
     Sliding windows make a longer sequence take less per token.
     """
-    return made.num_blocks * made.block_bytes * made.context // made.per_sequence
+    return (
+        memory_plan.num_blocks
+        * memory_plan.block_bytes
+        * memory_plan.context
+        // memory_plan.per_sequence
+    )
 
 
 Find = Callable[[str], Processor | None]  # maps a name in the price list to its processor, or None
@@ -189,16 +194,16 @@ def _offer(
 
 
 # -------------------------------------------------------------------------------------------------------------- output
-def _figures(outcome: Outcome, promise: Promise, price: Price) -> dict[str, float]:
+def _figures(outcome: Outcome, slo: Slo, price: Price) -> dict[str, float]:
     output, total = outcome.per_million(price.price)
     return {
         "instances": outcome.mean_instances,
-        "share": outcome.share(promise),
-        "goodput": outcome.goodput(promise),
+        "share": outcome.share(slo),
+        "goodput": outcome.goodput(slo),
         "ttft_p50": quantile(outcome.ttft or (0.0,), 0.5),
         "ttft_p95": quantile(outcome.ttft or (0.0,), 0.95),
         "itl_p95": quantile(outcome.itl or (0.0,), 0.95),
-        "misses": outcome.requests - outcome.kept(promise),
+        "misses": outcome.requests - outcome.kept(slo),
         "cost_per_hour": outcome.mean_instances * price.price,
         "per_million_output": output,
         "per_million_total": total,
@@ -216,19 +221,17 @@ def _document(args: Namespace, demand: Demand, about: About, offers: list[Offer]
         if (sizing := offer.sizing) is None:
             found.append(entry | {"why_not": offer.why})
             continue
-        fixed = _figures(sizing.fixed, demand.promise, offer.price) | {
-            "instances": sizing.instances
-        }
-        scaled = _figures(sizing.scaled, demand.promise, offer.price) | {
+        fixed = _figures(sizing.fixed, demand.slo, offer.price) | {"instances": sizing.instances}
+        scaled = _figures(sizing.scaled, demand.slo, offer.price) | {
             "most": sizing.scaled.replicas.most * demand.sample
         }
         entry |= {"streams": sizing.streams, "fixed": fixed, "policy": asdict(sizing.policy)}
         found.append(entry | {"autoscaled": scaled, "replicas": sizing.scaled.replicas.points})
-    promise = {name: value for name, value in asdict(demand.promise).items() if value < math.inf}
+    slo = {name: value for name, value in asdict(demand.slo).items() if value < math.inf}
     return {
         "model": args.model,
         "traffic": {**asdict(about), "seconds": demand.seconds, "sample": demand.sample},
-        "slo": {**promise, "share": demand.share},
+        "slo": {**slo, "share": demand.share},
         "offers": found,
     }
 
@@ -239,7 +242,7 @@ def _print(args: Namespace, demand: Demand, about: About, offers: list[Offer]) -
         console = Console(highlight=False, width=120)
     limits = [
         f"{name.upper()} ≤ {duration(limit)}"
-        for name, limit in asdict(demand.promise).items()
+        for name, limit in asdict(demand.slo).items()
         if limit < math.inf
     ]
     console.print(
@@ -272,7 +275,7 @@ def _fixed_table(demand: Demand, offers: list[Offer]) -> Table:
     )
     for offer in offers:
         if (sizing := offer.sizing) is not None:
-            figures = _figures(sizing.fixed, demand.promise, offer.price)
+            figures = _figures(sizing.fixed, demand.slo, offer.price)
             latencies = [
                 duration(float(f"{figures[name]:.3g}")) for name in ("ttft_p95", "itl_p95")
             ]
@@ -294,7 +297,7 @@ def _scaled_table(demand: Demand, offers: list[Offer]) -> Table:
     )
     for offer in offers:
         if (sizing := offer.sizing) is not None:
-            figures = _figures(sizing.scaled, demand.promise, offer.price)
+            figures = _figures(sizing.scaled, demand.slo, offer.price)
             most = sizing.scaled.replicas.most * demand.sample
             cells = [
                 f"{figures['instances']:,.1f}",

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class ActuatorError(MotetError):
-    """An action failed for now. The planner logs it, goes on, and retries at its next look."""
+    """An action failed for now. The planner logs it, goes on, and retries after the next observation."""
 
     code = "unavailable"
     retryable = True

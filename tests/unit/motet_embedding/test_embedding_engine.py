@@ -16,7 +16,7 @@ from motet_embedding.config import EngineConfig
 from motet_embedding.encoder import Encoder
 from motet_embedding.engine import Engine
 from motet_embedding.texts import Text
-from motet_embedding.waiting import Lines, cost
+from motet_embedding.waiting import RequestQueues, cost
 from motet_shared.errors import InternalError, Overloaded
 
 FOLDER = str(Path(__file__).parents[3] / "models" / "pocket-chat")  # whose model is never read
@@ -40,7 +40,7 @@ def text(length: int, first: int = 0) -> Text:
 def test_every_text_is_taken_once_and_no_pass_costs_more(
     requests: list[list[int]], packed: bool, most: int
 ) -> None:
-    lines = Lines()
+    lines = RequestQueues()
     for key, lengths in enumerate(requests):
         lines.add(key, [text(length) for length in lengths])
     seen: list[tuple[int, int]] = []
@@ -59,7 +59,7 @@ def test_every_text_is_taken_once_and_no_pass_costs_more(
 def test_nobody_waits_longer_than_there_are_requests(
     requests: list[list[int]], packed: bool
 ) -> None:
-    lines = Lines()
+    lines = RequestQueues()
     for key, lengths in enumerate(requests):
         lines.add(key, [text(length) for length in lengths])
     lines.add("late", [text(7)])
@@ -70,7 +70,7 @@ def test_nobody_waits_longer_than_there_are_requests(
 
 
 def test_with_padding_texts_of_one_length_share_a_pass() -> None:
-    lines = Lines()
+    lines = RequestQueues()
     lines.add("a", [text(length) for length in (3, 40, 4, 38, 3, 39)])
     assert [len(one.text) for one in lines.take(16, packed=False)] == [3, 3, 4]
     assert [len(one.text) for one in lines.take(120, packed=False)] == [40, 39, 38]

@@ -60,7 +60,7 @@ class World:
         """Nothing is left behind, in any service that lives."""
         async with asyncio.timeout(20):
             while any(  # noqa: ASYNC110
-                one.bus.calls.active or one.desk.thread.engine.has_work for one in self.services
+                one.bus.calls.active or one.sessions.thread.engine.has_work for one in self.services
             ):
                 await asyncio.sleep(0.01)
         for one in self.services:
@@ -156,7 +156,7 @@ async def test_without_room_a_request_is_refused_and_without_service_too(folder:
 
 async def test_leaving_early_frees_the_queue(folder: Path) -> None:
     async with world(folder, {"max_batch_tokens": 2}) as made:
-        engine = made.services[0].desk.thread.engine
+        engine = made.services[0].sessions.thread.engine
         async with aclosing(embed(made.bus, Embed(model=MODEL, input=[[5, 6]] * 500))) as parts:
             await anext(parts)
         await made.idle()

@@ -30,8 +30,8 @@ PLAIN = RolePolicy(
 
 
 def run(policy: RolePolicy, samples: Iterable[Sample]) -> list[Decision]:
-    made = Policy(policy)
-    return [made.decide(sample) for sample in samples]
+    generated = Policy(policy)
+    return [generated.decide(sample) for sample in samples]
 
 
 def load(values: Iterable[tuple[int, float, float]], ready: int = 0) -> list[Sample]:
@@ -184,7 +184,7 @@ def test_a_poisson_process_is_no_trend() -> None:
     history = History(20.0)
     for sample in load([(n, 10.0, 0.0) for n in (9, 11, 8, 12, 10, 13, 9, 11, 12, 10)]):
         history.add(sample)
-    assert history.running_ahead(20.0, 60.0) == pytest.approx(10.0)
+    assert history.forecast_running(20.0, 60.0) == pytest.approx(10.0)
 
 
 def test_it_takes_over_what_it_finds_and_lets_go_slowly() -> None:
@@ -217,10 +217,10 @@ def test_reasons_are_told() -> None:
 
 
 def test_time_does_not_go_back() -> None:
-    made = Policy(PLAIN)
-    made.decide(Sample(at=5.0))
+    generated = Policy(PLAIN)
+    generated.decide(Sample(at=5.0))
     with pytest.raises(ValueError, match="time goes back"):
-        made.decide(Sample(at=5.0))
+        generated.decide(Sample(at=5.0))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_planner.outcome import Outcome, Promise, gap
+from motet_planner.outcome import Outcome, Slo, gap
 from motet_planner.policy import RolePolicy
 from motet_planner.simulator import Scenario, simulate
 from motet_planner.sizing import Demand, size
@@ -126,18 +126,18 @@ def test_the_first_request_is_held_while_the_first_instance_starts() -> None:
         min=0, max=3, target=4, window=10, burst_window=2, scale_down_delay=5, cold_start=7
     )
     scenario = Scenario(
-        speed=FLAT, policy=policy, instances=0, cold_start=7.0, interval=1.0, patience=30.0
+        speed=FLAT, policy=policy, instances=0, cold_start=7.0, interval=1.0, max_wait=30.0
     )
     found = simulate(scenario, arrivals((3.5, 100, 11), (60.0, 100, 11)), 100.0)
     # Seen at the next look, ready seven seconds later; silence ends it, and the next request starts it again.
     assert times(found) == [(11.1, 11.2), (67.1, 67.2)]
-    assert [asked for _, _, asked in found.replicas.points][:5] == [0, 1, 1, 0, 1]
-    assert found.given_up == 0
+    assert [requested for _, _, requested in found.replicas.points][:5] == [0, 1, 1, 0, 1]
+    assert found.unserved == 0
     hasty = simulate(
-        Scenario(speed=FLAT, policy=policy, instances=0, cold_start=7.0, patience=2.0),
+        Scenario(speed=FLAT, policy=policy, instances=0, cold_start=7.0, max_wait=2.0),
         arrivals((0, 9, 9)),
     )
-    assert (hasty.given_up, hasty.share(Promise())) == (1, 0.0)
+    assert (hasty.unserved, hasty.share(Slo())) == (1, 0.0)
 
 
 def test_instances_that_go_finish_what_they_have() -> None:
@@ -192,7 +192,7 @@ def test_nothing_is_lost_and_the_same_seed_gives_the_same(
     )
     found, again = simulate(scenario, traffic, 40.0), simulate(scenario, traffic, 40.0)
     assert found.requests == len(traffic) * sample
-    assert found.given_up == 0
+    assert found.unserved == 0
     for job in found.jobs:
         assert job.at + job.prompt * speed.prefill_token <= job.first + 1e-6
         assert job.first <= job.ended
@@ -291,27 +291,27 @@ def test_broken_traces_are_refused_by_line(tmp_path: Path, text: str, message: s
 
 
 # -------------------------------------------------------------------------------------------------------------- sizing
-def demand(rate: float, promise: Promise, seconds: float = 120.0) -> Demand:
+def demand(rate: float, slo: Slo, seconds: float = 120.0) -> Demand:
     lengths = lognormal(400, 0.5, 2000), lognormal(60, 0.5, 400)
     return Demand(
         traffic=lambda: generate(*steady(rate), seconds, *lengths, 3),
         seconds=seconds,
-        promise=promise,
+        slo=slo,
     )
 
 
 def test_sizing_finds_the_fewest_instances() -> None:
     speed = Speed(prefill_token=5e-4, steps=[(1, 0.01), (32, 0.04)])
-    asked = demand(20.0, Promise(ttft=1.0, itl=0.05))
-    found = size(asked, speed, cold_start=10.0)
+    requested = demand(20.0, Slo(ttft=1.0, itl=0.05))
+    found = size(requested, speed, cold_start=10.0)
     assert found is not None
-    assert found.fixed.share(asked.promise) >= 0.99
+    assert found.fixed.share(requested.slo) >= 0.99
     fewer = simulate(
-        Scenario(speed=speed, instances=found.instances - 1, patience=math.inf),
-        asked.traffic(),
+        Scenario(speed=speed, instances=found.instances - 1, max_wait=math.inf),
+        requested.traffic(),
         120.0,
     )
-    assert fewer.share(asked.promise) < 0.99
+    assert fewer.share(requested.slo) < 0.99
     residence = mean([job.ended - job.at for job in found.fixed.jobs])
     assert found.streams * found.instances == pytest.approx(20 * residence, rel=0.5), (
         "Little's law, at the busiest time"
@@ -326,9 +326,9 @@ def test_sizing_finds_the_fewest_instances() -> None:
 
 def test_sizing_says_where_no_number_is_enough() -> None:
     speed = Speed(prefill_token=5e-4, steps=[(1, 0.06)])
-    assert size(demand(1.0, Promise(itl=0.05)), speed, 10.0) is None
-    assert size(demand(1.0, Promise(ttft=0.05)), speed, 10.0) is None
-    assert size(demand(1.0, Promise(itl=0.07)), speed, 10.0) is not None
+    assert size(demand(1.0, Slo(itl=0.05)), speed, 10.0) is None
+    assert size(demand(1.0, Slo(ttft=0.05)), speed, 10.0) is None
+    assert size(demand(1.0, Slo(itl=0.07)), speed, 10.0) is not None
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ async def embeddings(world: Stage, seen: EncodedImage) -> torch.Tensor:
 async def test_what_is_seen_is_what_the_model_sees(world: tuple[Stage, Vision]) -> None:
     made, vision = world
     seen = await made.see(made.pictures(1)[0])
-    family = vision.looker.thread.engine.family
+    family = vision.encoder.thread.engine.family
     expected = family.encode([family.prepare(picture(1), 0)])[0]
     assert seen.ids == [family.placeholder] * TOKENS
     assert seen.embedding.embeddings.shape == (1, TOKENS, HIDDEN)
@@ -75,7 +75,7 @@ async def test_a_video_is_a_sight_of_its_own(world: tuple[Stage, Vision]) -> Non
     made, vision = world
     image = msgspec.structs.replace(made.file(film(10), param="video"), is_video=True)
     seen = await made.see(image)
-    family = vision.looker.thread.engine.family
+    family = vision.encoder.thread.engine.family
     assert seen.ids == [family.placeholder] * 2 * TOKENS  # a second long: two frames
     assert seen.embedding.embeddings.shape == (1, 2 * TOKENS, HIDDEN)
     assert await made.see(image) == seen

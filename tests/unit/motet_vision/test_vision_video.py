@@ -129,13 +129,13 @@ def patches(
 def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> None:
     folder = tiny_vlm("qwen2_5_vl", tmp_path)
     model: Any = reference(folder)
-    eyes = load_family(folder, torch.float32)
+    vision_model = load_family(folder, torch.float32)
     shown = open_video(film(frames), **{**LIMITS, "count": 5})
-    prepared = eyes.prepare_video(shown, 0)
+    prepared = vision_model.prepare_video(shown, 0)
     values, grid = patches(shown.frames)
     torch.testing.assert_close(prepared.inputs["pixel_values"], values, atol=1e-5, rtol=1e-5)
     assert prepared.inputs["image_grid_thw"].tolist() == grid.tolist()
-    (embeddings,) = eyes.encode([prepared])
+    (embeddings,) = vision_model.encode([prepared])
     theirs = model.model.get_video_features(values, grid).pooler_output[0]
     torch.testing.assert_close(embeddings[0], theirs, atol=1e-4, rtol=1e-4)
 
@@ -185,20 +185,20 @@ def test_qwen_sees_a_video_as_transformers_does(frames: int, tmp_path: Path) -> 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["llava_siglip", "smolvlm"])
 def test_others_see_its_frames_as_pictures(name: str, tmp_path: Path) -> None:
-    eyes = load_family(tiny_vlm(name, tmp_path), torch.float32)
+    vision_model = load_family(tiny_vlm(name, tmp_path), torch.float32)
     frames = [picture(number) for number in range(3)]
-    together = eyes.prepare_video(Video(frames, 2.0), 0)
-    apart = [eyes.prepare(frame, 0) for frame in frames]
+    together = vision_model.prepare_video(Video(frames, 2.0), 0)
+    apart = [vision_model.prepare(frame, 0) for frame in frames]
     assert together.ids == [token for one in apart for token in one.ids]
-    beside, (first,) = eyes.encode([together, apart[1]]), eyes.encode([apart[0]])
-    wanted = torch.cat([first, *(eyes.encode([one])[0] for one in apart[1:])], dim=1)
+    beside, (first,) = vision_model.encode([together, apart[1]]), vision_model.encode([apart[0]])
+    wanted = torch.cat([first, *(vision_model.encode([one])[0] for one in apart[1:])], dim=1)
     torch.testing.assert_close(beside[0], wanted, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(beside[1], eyes.encode([apart[1]])[0], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(beside[1], vision_model.encode([apart[1]])[0], atol=1e-4, rtol=1e-4)
 
 
 def test_who_reads_no_videos_says_so(tmp_path: Path) -> None:
-    eyes = load_family(tiny_vlm("qwen3_vl", tmp_path), torch.float32)
+    vision_model = load_family(tiny_vlm("qwen3_vl", tmp_path), torch.float32)
     with pytest.raises(
         UnsupportedParameter, match="qwen3_vl reads no videos here; send frames as images"
     ):
-        eyes.prepare_video(Video([picture(0), picture(1)], 2.0), 0)
+        vision_model.prepare_video(Video([picture(0), picture(1)], 2.0), 0)

@@ -49,13 +49,14 @@ class World:
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
         self.reference: PreTrainedModel = reference(folder)
-        self.eyes: Family = load_family(folder, torch.float32)
+        self.vision_model: Family = load_family(folder, torch.float32)
         prepared = [
-            self.eyes.prepare(picture(number, *size), 0) for number, size in enumerate(SIZES)
+            self.vision_model.prepare(picture(number, *size), 0)
+            for number, size in enumerate(SIZES)
         ]
         self.ids = [one.ids for one in prepared]
         self.image_embeddings = [
-            ImageEmbedding(self.eyes.encode([one])[0], f"picture {number}", one.grid)
+            ImageEmbedding(self.vision_model.encode([one])[0], f"picture {number}", one.grid)
             for number, one in enumerate(prepared)
         ]
 
@@ -95,7 +96,7 @@ class World:
         while made < len(talk.ids):
             prompt = torch.tensor([talk.prompt + talk.ids[:made]])
             axes = (
-                {"mm_token_type_ids": (prompt == self.eyes.placeholder).int()}
+                {"mm_token_type_ids": (prompt == self.vision_model.placeholder).int()}
                 if self.image_embeddings[0].grid
                 else {}
             )
@@ -183,7 +184,7 @@ def test_prefix_hits_know_pictures_apart(world: World) -> None:
         world.assert_greedy(talk)
     assert same.cached == len(same.prompt) - 1
     # Marks that stand before the first placeholder are the same in both.
-    marks = world.ids[1].index(world.eyes.placeholder)
+    marks = world.ids[1].index(world.vision_model.placeholder)
     assert other.cached <= len(text) + marks
     assert other.ids != first.ids or not other_size
     longer = world.talk(text, 0, " and after. And what about ", 1, "?")
@@ -210,7 +211,7 @@ def test_moved_with_output(world: World) -> None:
 def test_what_does_not_fit_is_refused(world: World) -> None:
     engine = world.engine()
     sampling = Sampling(max_tokens=1)
-    whole, placeholder = world.image_embeddings[0], world.eyes.placeholder
+    whole, placeholder = world.image_embeddings[0], world.vision_model.placeholder
     with pytest.raises(BadRequest, match=r"1 placeholders .* the 0 images have 0 tokens"):
         engine.add(0, [1, placeholder, 2], sampling)
     with pytest.raises(BadRequest, match="0 placeholders"):

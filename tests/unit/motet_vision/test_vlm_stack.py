@@ -26,11 +26,14 @@ def test_every_model_that_sees_has_eyes(tmp_path: Path) -> None:
         folder(tmp_path / "two", model_type="qwen3_vl", image_token_id=7),
     )
     specs = Stack(models=models, nats_url="nats://127.0.0.1:1").services()
-    eyes = [spec for spec in specs if spec.role == "vision"]
-    assert [(spec.name, spec.model) for spec in eyes] == [("vision-1", "one"), ("vision-2", "two")]
+    vision_model = [spec for spec in specs if spec.role == "vision"]
+    assert [(spec.name, spec.model) for spec in vision_model] == [
+        ("vision-1", "one"),
+        ("vision-2", "two"),
+    ]
     assert all(
         "motet_vision" in spec.argv and str(tmp_path / str(spec.model)) in spec.argv
-        for spec in eyes
+        for spec in vision_model
     )
     assert sum(spec.role == "decode" for spec in specs) == 3
 
