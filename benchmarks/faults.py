@@ -32,7 +32,7 @@ WORKERS = 2
 LIMIT_P50, LIMIT_P99 = 0.5, 1.5  # seconds
 IN_FLIGHT = 0.2  # seconds in which what was sent before a kill arrives
 STREAM_SECONDS = 60.0  # that a stream may take altogether
-_MOVES = re.compile(r"^motet_moves\S* (\S+)$", re.MULTILINE)
+_MOVES = re.compile(r"^motet_failovers\S* (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Replies",
             "ops",
-            (("sum by (status) (rate(motet_replies_count_total[1m]))", "{{status}}"),),
+            (("sum by (status) (rate(motet_finished_replies_total[1m]))", "{{status}}"),),
         ),
         Panel(
             "Requests",
@@ -104,7 +104,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             (
                 ("rate(motet_preemptions[1m])", "preemptions {{instance}}"),
-                ("rate(motet_moves[1m])", "moves {{instance}}"),
+                ("rate(motet_failovers[1m])", "failovers {{instance}}"),
             ),
         ),
     ),

@@ -172,8 +172,8 @@ class _Server(uvicorn.Server):
     def load(self) -> dict[str, float]:
         """Return the HTTP requests since the start, and replies whose clients do not read."""
         return {
-            "http": float(self._state.total_requests),
-            "unwritten": float(self._state.readers.unwritten),
+            "http_requests": float(self._state.total_requests),
+            "unread_replies": float(self._state.readers.unwritten),
         }
 
     @contextlib.contextmanager

@@ -42,7 +42,7 @@ class Speakers(Actor):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="speakers")
         self._encoder: SpeakerEncoder | None = None
         self._card: ModelCard | None = None
-        self._counts = {"stretches": 0, "batches": 0}
+        self._counts = {"spans": 0, "batches": 0}
 
     async def warm(self) -> None:
         folder = Path(self.config.model)
@@ -102,7 +102,7 @@ class Speakers(Actor):
 
         while (vectors := await self._run(batch)) is not None:
             self._counts["batches"] += 1
-            self._counts["stretches"] += len(vectors)
+            self._counts["spans"] += len(vectors)
             yield vectors
 
     def models(self) -> list[ModelCard]:

@@ -46,7 +46,7 @@ class Counters:
 
     waiting_for_decode: int = 0
     waiting_by_model: dict[str, int] = field(default_factory=dict)  # `asdict` cannot copy a Counter
-    moves: int = 0
+    failovers: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
 
@@ -172,7 +172,7 @@ class Generation:
     async def _see_again(self, error: BlobError) -> None:
         """Encode the pictures again: the vision instance has died, or evicted their embeddings."""
         self._count_move(error)
-        with self._watch.stage("see"):
+        with self._watch.stage("vision"):
             seen = await self.look()
         if len(seen) != len(self._request.image_embeddings):
             raise error
@@ -187,7 +187,7 @@ class Generation:
     async def _move(self, instance: str, error: MotetError) -> None:
         """Prepare to continue at another instance. Raises `error` after too many moves."""
         self._count_move(error)
-        self._around.counters.moves += 1
+        self._around.counters.failovers += 1
         # Unavailable: absent or draining. Broken streams are reported to the directory by the wire.
         if not isinstance(error, StreamBroken):
             self._around.bus.directory.suspect(instance)

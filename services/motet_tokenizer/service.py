@@ -119,7 +119,7 @@ class Tokenizer(Actor):
         if request.images or (
             vocabulary.placeholder is not None and vocabulary.placeholder in prompt
         ):
-            with watch.stage("see"):
+            with watch.stage("vision"):
                 seen = await self._eyes.look(call, request)
             prompt = vocabulary.template.put_pictures(prompt, [picture.ids for picture in seen])
         parser = ToolParser(request.request_id or call.id) if tools else None

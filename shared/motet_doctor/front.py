@@ -35,7 +35,7 @@ def gateway_bound(window: Window) -> list[Finding]:
             "event loop of the gateway",
             [seen.name],
             _loop_numbers(seen)
-            | {"streams": seen.mean("streams"), "requests_per_second": seen.rate("http")},
+            | {"streams": seen.mean("streams"), "requests_per_second": seen.rate("http_requests")},
             f"motet scale gateway={len(gateways) + 1}: it takes connections from the same socket",
             cost=max(seen.mean("streams"), 1.0) * seen.loop,
             requests=window.requests,
@@ -49,7 +49,7 @@ def _loop_numbers(seen: Seen) -> dict[str, float]:
     return {
         "loop": min(seen.loop, 1.0),
         "core_share": seen.rate("loop_cpu"),
-        "late_share": seen.rate("late"),
+        "late_share": seen.rate("timer_lag"),
     }
 
 
@@ -94,10 +94,10 @@ def _encoding(window: Window) -> float:
 
 def slow_client(window: Window) -> list[Finding]:
     """Find gateways whose replies wait for clients that do not read them."""
-    held = [seen for seen in window.ready("gateway") if seen.mean("unwritten") >= UNREAD]
+    held = [seen for seen in window.ready("gateway") if seen.mean("unread_replies") >= UNREAD]
     if not held:
         return []
-    unwritten = sum(seen.mean("unwritten") for seen in held)
+    unwritten = sum(seen.mean("unread_replies") for seen in held)
     engines = window.ready("decode")
     return [
         found(
@@ -107,7 +107,7 @@ def slow_client(window: Window) -> list[Finding]:
             "connections of clients",
             [seen.name for seen in held],
             {
-                "unwritten": unwritten,
+                "unread_replies": unwritten,
                 "unread_at_tokenizers": sum(
                     seen.mean("unread") for seen in window.ready("tokenizer")
                 ),

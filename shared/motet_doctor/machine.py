@@ -20,7 +20,7 @@ FREE_CORES = 0.5  # a machine with fewer has no free core
 
 def starved(seen: Seen) -> bool:
     """Return True if the process waits too much for cores."""
-    waited = seen.rate("wait")
+    waited = seen.rate("cpu_wait")
     return waited >= STARVED_RATE and waited >= STARVED * (waited + seen.rate("cpu"))
 
 
@@ -62,7 +62,7 @@ def _short(window: Window, machine: Sequence[Seen]) -> Finding | None:
     waiting = [seen for seen in machine if starved(seen)]
     if not waiting:
         return None
-    others, waited = taken_by_others(machine), sum(seen.rate("wait") for seen in waiting)
+    others, waited = taken_by_others(machine), sum(seen.rate("cpu_wait") for seen in waiting)
     had = sum(seen.rate("cpu") for seen in waiting)
     foreign = others >= OTHERS and others >= OTHERS_SHARE * had
     if not foreign and free_cores(machine) >= FREE_CORES:
@@ -76,7 +76,7 @@ def _short(window: Window, machine: Sequence[Seen]) -> Finding | None:
         "stolen": max(seen.rate("machine_steal") for seen in machine),
         "cores": machine[0].now("cores"),
     }
-    names = [seen.name for seen in sorted(waiting, key=lambda seen: -seen.rate("wait"))]
+    names = [seen.name for seen in sorted(waiting, key=lambda seen: -seen.rate("cpu_wait"))]
     return found(
         "cpu_neighbour" if foreign else "cpu_full",
         "Others on this machine have the cores that these processes are ready to run on."

@@ -39,7 +39,7 @@ class Seen:
     @property
     def seconds(self) -> float:
         """Return the seconds between the first and last heartbeat, on the instance's own clock."""
-        return self.growth("up")
+        return self.growth("uptime")
 
     def now(self, name: str) -> float:
         """Return a number of the last heartbeat, 0 if absent."""
@@ -128,6 +128,6 @@ class Window:
 
 
 def _by_machine(instances: Sequence[Seen]) -> list[list[Seen]]:
-    known = [seen for seen in instances if "machine" in seen.last.load]
-    known.sort(key=lambda seen: seen.now("machine"))
-    return [list(group) for _, group in groupby(known, key=lambda seen: seen.now("machine"))]
+    known = [seen for seen in instances if "machine_id" in seen.last.load]
+    known.sort(key=lambda seen: seen.now("machine_id"))
+    return [list(group) for _, group in groupby(known, key=lambda seen: seen.now("machine_id"))]

@@ -188,7 +188,7 @@ async def test_clients_that_do_not_read(clinic: Clinic, words: Path) -> None:
         clinic.open_and_forget("Count.", 1 << 20)
     await asyncio.sleep(3)  # until the buffers on the way are full
     finding = only(await clinic.finds("slow_client"), "slow_client", "L6")
-    assert finding["numbers"]["unwritten"] >= 0.5
+    assert finding["numbers"]["unread_replies"] >= 0.5
     assert finding["numbers"]["unread_at_decode"] > 0, "it waits for them too"
 
 

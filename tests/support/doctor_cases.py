@@ -6,12 +6,12 @@ from motet_doctor import Layer, Look, Window
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard
 
 SECONDS = 10.0
-MACHINE = {"machine": 1.0, "cores": 4.0, "machine_steal": 0.0}
+MACHINE = {"machine_id": 1.0, "cores": 4.0, "machine_steal": 0.0}
 # Growth per second of a process that has little to do, and of its machine.
 QUIET = {
-    "up": 1.0,
+    "uptime": 1.0,
     "cpu": 0.1,
-    "wait": 0.01,
+    "cpu_wait": 0.01,
     "loop_cpu": 0.1,
     "loop_wait": 0.01,
     "machine_cpu": 0.5,
@@ -99,13 +99,13 @@ CASES: dict[str, tuple[list[list[Heartbeat]], Layer]] = {
         Layer.L5,
     ),
     "kernels_fallback": (healthy(decode=instance("decode-1", kernels_on_torch=1.0)), Layer.L1),
-    "slow_client": (healthy(gateway=instance("gateway-1", unwritten=2.0)), Layer.L6),
+    "slow_client": (healthy(gateway=instance("gateway-1", unread_replies=2.0)), Layer.L6),
     "cpu_neighbour": (
-        healthy(decode=instance("decode-1", cpu=0.5, wait=0.5, machine_cpu=2.0)),
+        healthy(decode=instance("decode-1", cpu=0.5, cpu_wait=0.5, machine_cpu=2.0)),
         Layer.L0,
     ),
     "cpu_full": (
-        healthy(decode=instance("decode-1", cpu=3.7, wait=3.0, machine_cpu=3.95)),
+        healthy(decode=instance("decode-1", cpu=3.7, cpu_wait=3.0, machine_cpu=3.95)),
         Layer.L0,
     ),
 }

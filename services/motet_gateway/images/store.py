@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_QUEUE, _NOTES, _PICTURES = "motet_jobs", "motet_job_notes", "motet_pictures"
+_QUEUE, _NOTES, _PICTURES = "motet_jobs", "motet_job_records", "motet_pictures"
 _CONSUMER = "draw"
 _TIMEOUT = 12.0  # seconds for an answer of JetStream, long enough for a pause of NATS
 ERRORS = (nats.errors.Error, nats.js.errors.Error, TimeoutError)

@@ -83,9 +83,11 @@ class GatewayMetrics:
         )
         self._tokens = metrics.counter("completion", "tokens", "tokens sent to clients", ("model",))
         self._replies = metrics.counter(
-            "replies", "count", "replies by how they ended", ("model", "status")
+            "finished", "replies", "replies by how they ended", ("model", "status")
         )
-        self._moves = metrics.counter("reply", "moves", "replies that went on at another tokenizer")
+        self._moves = metrics.counter(
+            "reply", "failovers", "replies that went on at another tokenizer"
+        )
         self._stages = metrics.histogram(
             "stage", "seconds", "time of a reply by <role>.<stage>", ("stage",)
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 # Services in the order of a request, each inside the one before, with their stages in order.
 STAGES = {
     "gateway": (),
-    "tokenizer": ("encode", "see", "wait"),
+    "tokenizer": ("encode", "vision", "wait"),
     "decode": ("grammar", "queue", "transfer", "prefill", "decode"),
 }
 

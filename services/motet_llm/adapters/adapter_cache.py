@@ -177,7 +177,7 @@ class AdapterCache:
             "adapters_refused": len(self._bank.refused),
             "adapters_waiting": self._waiting,
             "adapter_loads": self._loads,
-            "adapter_seconds": self._seconds,
+            "adapter_load_seconds": self._seconds,
             "adapter_evictions": self._evictions,
             "adapter_bytes": self._bank.nbytes,
         }

@@ -51,7 +51,7 @@ class PromptCutter:
 
     def stats(self) -> dict[str, float]:
         """Return how many prompts were compressed, and how many tokens they lost."""
-        return {"prompts_cut": self._prompts, "tokens_left_out": self._tokens}
+        return {"prompts_compressed": self._prompts, "prompt_tokens_dropped": self._tokens}
 
 
 @torch.inference_mode()

@@ -233,11 +233,11 @@ class KvReceiver:
     def stats(self) -> dict[str, float]:
         """Return counts of handovers and of parts, bytes and seconds of their transfers."""
         return {
-            "handovers": self._handovers,
-            "receiving": len(self._transfers),
+            "remote_prefills": self._handovers,
+            "kv_transfers": len(self._transfers),
             "kv_parts_received": self._pieces,
             "kv_bytes_received": self._bytes,
-            "transfer_seconds": self._seconds,
+            "kv_transfer_seconds": self._seconds,
         }
 
     def check_integrity(self) -> None:

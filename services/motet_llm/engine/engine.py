@@ -579,7 +579,7 @@ class Engine:
             "evictions": self.pool.evictions,
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
-            "paused": self.scheduler.num_out_of_credit,
+            "out_of_credit": self.scheduler.num_out_of_credit,
             "preemptions": self.scheduler.preemptions,
             "recomputed_tokens": self.prefix_cache.ghosts.recomputed
             if self.prefix_cache is not None
@@ -587,7 +587,7 @@ class Engine:
             **asdict(self._counts),
             "kv_bytes": self.runner.kv.nbytes,
             "weight_bytes": self._weight_bytes,
-            "rss": _resident_bytes(),
+            "resident_bytes": _resident_bytes(),
             **self.receiver.stats(),
             **self.sender.stats(),
             **self._cutter.stats(),

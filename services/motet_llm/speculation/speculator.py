@@ -171,7 +171,7 @@ class Speculation:
             "drafted_tokens": counts.drafted,
             "accepted_tokens": counts.accepted,
             "draft_seconds": counts.seconds,
-            "draft_rests": counts.skipped,
+            "drafts_skipped": counts.skipped,
             "speculation_off_steps": counts.off_steps,
             "speculation_off_seconds": counts.off_seconds,
         }

@@ -15,13 +15,13 @@ from pathlib import Path
 
 # Description of each reading, by its name in a heartbeat's load.
 READINGS = {
-    "up": "seconds of the process's own clock, which the others are to be divided by",
+    "uptime": "seconds of the process's own clock, which the others are to be divided by",
     "cpu": "CPU seconds of all its threads",
-    "wait": "seconds that its threads were ready to run and had no core",
+    "cpu_wait": "seconds that its threads were ready to run and had no core",
     "loop_cpu": "CPU seconds of the thread of its event loop",
     "loop_wait": "seconds that this thread was ready to run and had no core",
-    "late": "seconds that periodic duties came too late",
-    "machine": "which machine it is: processes with the same number share cores",
+    "timer_lag": "seconds that periodic duties came too late",
+    "machine_id": "which machine it is: processes with the same number share cores",
     "cores": "of the machine",
     "machine_cpu": "CPU seconds of everybody on the machine, on all cores",
     "machine_steal": "seconds that the machine's cores ran something else than the machine",
@@ -54,7 +54,11 @@ class Vitals:
         now = time.monotonic()
         if now - self._read_at >= _FRESH:
             self._read_at = now
-            own = {"up": now - self._began, "cpu": time.process_time(), "late": self._late()}
+            own = {
+                "uptime": now - self._began,
+                "cpu": time.process_time(),
+                "timer_lag": self._late(),
+            }
             self._last = own | self._machine | self._threads() | self._everybody()
         return self._last
 
@@ -82,7 +86,7 @@ class Vitals:
         )
         self._waits = {name: wait for name, (_, wait) in found.items()}
         loop_cpu, loop_wait = found[self._loop]
-        return {"wait": self._waited, "loop_cpu": loop_cpu, "loop_wait": loop_wait}
+        return {"cpu_wait": self._waited, "loop_cpu": loop_cpu, "loop_wait": loop_wait}
 
     def _everybody(self) -> dict[str, float]:
         try:
@@ -108,6 +112,6 @@ def _machine(proc: Path) -> dict[str, float]:
     except OSError:
         return {}
     return {
-        "machine": float(int(told.replace("-", "")[:12], 16)),
+        "machine_id": float(int(told.replace("-", "")[:12], 16)),
         "cores": float(os.cpu_count() or 1),
     }

@@ -42,7 +42,7 @@ def test_each_shortage_is_named_alone(name: str) -> None:
 
 
 def test_what_costs_most_comes_first() -> None:
-    slow = instance("gateway-1", unwritten=1.0, streams=50.0)
+    slow = instance("gateway-1", unread_replies=1.0, streams=50.0)
     few = instance("decode-1", active=50.0, queued=40.0)
     findings = diagnose(window(*healthy(gateway=slow, decode=few)))
     assert [(f.name, f.severity) for f in findings] == [
@@ -78,7 +78,9 @@ def test_where_no_core_is_free_another_machine_is_meant() -> None:
 
 
 def test_a_starved_gateway_is_not_full() -> None:
-    starved = instance("gateway-1", cpu=0.2, wait=0.7, loop_cpu=0.2, loop_wait=0.7, machine_cpu=3.0)
+    starved = instance(
+        "gateway-1", cpu=0.2, cpu_wait=0.7, loop_cpu=0.2, loop_wait=0.7, machine_cpu=3.0
+    )
     assert names(window(*healthy(gateway=starved))) == ["cpu_neighbour"]
 
 
@@ -106,7 +108,7 @@ keys = sorted(
         "running",
         "active",
         "unread",
-        "unwritten",
+        "unread_replies",
         "streams",
         "kv_free",
     }

@@ -179,7 +179,7 @@ for key in range(4):
     engine.add(str(key), [(key + i) % 1000 for i in range(1000)], Sampling(max_tokens=4, temperature=0.0))
 while engine.has_work:
     engine.step()
-print(engine.stats()["rss"])
+print(engine.stats()["resident_bytes"])
 """
 
 

@@ -197,7 +197,7 @@ async def test_embeddings_that_are_gone_are_looked_at_again(folder: Path) -> Non
         assert lost
         assert again.ids == whole.ids
         assert vision.stats()["pictures"] == 2
-        assert tokenizer.counters.moves == 0
+        assert tokenizer.counters.failovers == 0
 
 
 async def test_decode_dies_in_mid_answer(folder: Path) -> None:

@@ -276,10 +276,10 @@ async def test_prompts_are_prefilled_elsewhere_with_the_adapter(
             await eventually(lambda: decode.stats()["prefill_workers"] == 1)
             for number, name in enumerate(("one", "tiny", "two"), start=1):
                 assert await here.tokens(name) == due[name]
-                assert decode.stats()["handovers"] == number
+                assert decode.stats()["remote_prefills"] == number
             assert not decode.stats()["prefill_fallbacks"]
             assert await here.tokens("three") == due["three"]
-            assert decode.stats()["handovers"] == 3
+            assert decode.stats()["remote_prefills"] == 3
             await eventually(lambda: there.stats()["running"] == 0)
             there.check_integrity()
             decode.check_integrity()

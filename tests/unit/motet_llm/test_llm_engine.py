@@ -177,7 +177,7 @@ def test_no_more_items_than_credit(engine: Engine) -> None:
     results = run(engine)
     assert len(ids_of(results["slow"])) == 2
     assert len(ids_of(results["fast"])) == 9
-    assert engine.stats()["paused"] == 1
+    assert engine.stats()["out_of_credit"] == 1
     assert engine.step() == []
     engine.grant("slow", 5)
     engine.grant("slow", 3)
@@ -310,7 +310,7 @@ def test_stats_count_what_happens(engine: Engine) -> None:
     assert stats["blocks_total"] - stats["blocks_free"] == 2
     assert (stats["running"], stats["steps"], stats["tokens"], stats["batch_size"]) == (1, 1, 5, 1)
     assert 0 < stats["model_seconds"] <= stats["step_seconds"]
-    assert stats["rss"] > 1 << 20
+    assert stats["resident_bytes"] > 1 << 20
     assert engine.card().name == engine.config.model_name == Path(engine.config.model).name
     assert engine.card().vocab == VOCAB
 

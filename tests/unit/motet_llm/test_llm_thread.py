@@ -98,7 +98,7 @@ def test_it_sleeps_when_idle_and_when_all_wait_for_credit(harness: Harness) -> N
     idle = harness.wait_idle()
     time.sleep(0.2)
     assert harness.steps == idle
-    assert harness.thread.stats()["paused"] == 1
+    assert harness.thread.stats()["out_of_credit"] == 1
     harness.thread.grant("a", 100)
     assert len(harness.collect("a")["a"]) == 2
 

@@ -79,7 +79,7 @@ class World:
     async def midway(self) -> None:
         """Some of a prompt has come, and not all of it."""
         await eventually(lambda: self.decode.stats()["kv_parts_received"] >= 2)
-        assert self.decode.stats()["receiving"] == 1
+        assert self.decode.stats()["kv_transfers"] == 1
         assert self.prefill.stats()["running"] == 1
 
     def nothing_is_held(self) -> bool:
@@ -141,7 +141,7 @@ def due(folder: Path) -> Reply:
     async def run() -> Reply:
         async with stage(folder, remote_prefill="never") as world:
             ids, timing = await world.tokens()
-            assert world.decode.stats()["handovers"] == 0
+            assert world.decode.stats()["remote_prefills"] == 0
             assert "decode.transfer" not in timing
             return ids
 
@@ -158,7 +158,7 @@ async def test_a_prompt_is_computed_elsewhere(world: World, due: Reply) -> None:
     ids, timing = await world.tokens()
     assert ids == due
     stats = world.decode.stats()
-    assert stats["handovers"] == 1
+    assert stats["remote_prefills"] == 1
     assert stats["tokens"] == len(due)  # the last of the prompt, and all but the last of the reply
     assert stats["kv_bytes_received"] == world.prefill.stats()["kv_bytes_sent"] > 0
     assert not stats["prefill_fallbacks"]
@@ -185,7 +185,7 @@ async def test_so_it_is_over_tcp_and_for_many(folder: Path, due: Reply) -> None:
         )
         assert found[0][0] == due
         assert len({tuple(ids) for ids, _ in found}) > 1
-        assert world.decode.stats()["handovers"] == 7
+        assert world.decode.stats()["remote_prefills"] == 7
         assert not world.decode.stats()["prefill_fallbacks"]
         await eventually(world.nothing_is_held)
 
@@ -281,7 +281,7 @@ async def test_what_asking_costs_is_measured(world: World) -> None:
 async def test_a_worker_of_another_kind_is_not_asked(folder: Path, due: Reply) -> None:
     async with stage(folder, {"kv_dtype": "bfloat16"}) as world:
         assert (await world.tokens())[0] == due
-        assert world.decode.stats()["handovers"] == 0
+        assert world.decode.stats()["remote_prefills"] == 0
         request = Prefill(model="tiny", prompt=PROMPT, kv_format=world.decode.card.kv_format)
         with pytest.raises(BadRequest, match="--dtype"):
             async with world.decode.bus.open("prefill", request) as stream:
@@ -299,7 +299,7 @@ async def test_a_reader_that_waits_holds_up_its_own_prompt_only(world: World, du
     request = Prefill(model="tiny", prompt=PROMPT, kv_format=world.prefill.card.kv_format)
     async with world.decode.bus.open("prefill", request, window=2) as stream:
         await eventually(lambda: stream.received == 2)
-        await eventually(lambda: world.prefill.stats()["paused"] == 1)
+        await eventually(lambda: world.prefill.stats()["out_of_credit"] == 1)
         assert (await world.tokens())[0] == due
         assert stream.received == 2
         count = 0

@@ -109,7 +109,7 @@ async def test_a_reader_that_waits_pauses_its_request_only(world: tuple[Bus, Dec
     async with tokenizer.open("decode", generate(200), window=4) as slow:
         await eventually(lambda: slow.received == 4)
         assert len(await tokens(tokenizer, generate(50))) == 50
-        await eventually(lambda: actor.stats()["paused"] == 1)
+        await eventually(lambda: actor.stats()["out_of_credit"] == 1)
         assert slow.received == 4
 
 

@@ -226,14 +226,14 @@ async def test_another_instance_goes_on_where_one_died(
     victim, data = await world.start(max_batch=1), wav(9.0)
     due = await world.compare(data, SPANS)
     other = await world.start(max_batch=1)
-    before = {actor: actor.stats()["stretches"] for actor in (victim, other)}
+    before = {actor: actor.stats()["spans"] for actor in (victim, other)}
     victims: list[Speakers] = []
     encoded = Speakers._encoded
 
     async def dying(self: Speakers, *args: Any) -> AsyncIterator[Any]:
         async for vectors in encoded(self, *args):
             yield vectors
-            if not victims and self.stats()["stretches"] - before[self] >= 20:
+            if not victims and self.stats()["spans"] - before[self] >= 20:
                 victims.append(self)
                 die(self.bus)
 
@@ -242,7 +242,7 @@ async def test_another_instance_goes_on_where_one_died(
     assert np.array_equal(found, due)
     [dead] = victims
     alive = other if dead is victim else victim
-    assert 0 < alive.stats()["stretches"] - before[alive] < len(SPANS)
+    assert 0 < alive.stats()["spans"] - before[alive] < len(SPANS)
 
 
 # --------------------------------------------------------------------------------------------------- recipe and weights

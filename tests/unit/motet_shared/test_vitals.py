@@ -34,7 +34,7 @@ def test_what_this_machine_tells(fresh: None) -> None:
     here = Vitals(lambda: 0.25)
     before = here.read()
     assert set(before) == set(READINGS)
-    assert before["late"] == 0.25
+    assert before["timer_lag"] == 0.25
     end = time.thread_time() + 0.05
     while time.thread_time() < end:
         pass
@@ -42,22 +42,22 @@ def test_what_this_machine_tells(fresh: None) -> None:
     assert after["cpu"] - before["cpu"] >= 0.05
     assert after["loop_cpu"] > before["loop_cpu"]
     assert after["machine_cpu"] >= before["machine_cpu"] > 0
-    assert after["up"] > before["up"]
+    assert after["uptime"] > before["uptime"]
 
 
 def test_threads_that_end_take_nothing_back(fresh: None, tmp_path: Path) -> None:
     loop = str(threading.get_native_id())
     write(tmp_path, **{f"t{loop}": (1.0, 0.5), "t1": (2.0, 3.0)})
     here = Vitals(proc=tmp_path)
-    assert here.read()["wait"] == pytest.approx(3.5)
+    assert here.read()["cpu_wait"] == pytest.approx(3.5)
     write(tmp_path, **{f"t{loop}": (1.5, 0.75)})
     told = here.read()
-    assert told["wait"] == pytest.approx(3.75)
+    assert told["cpu_wait"] == pytest.approx(3.75)
     assert (told["loop_cpu"], told["loop_wait"]) == (1.5, 0.75)
 
 
 def test_what_the_kernel_does_not_tell_is_left_out(fresh: None, tmp_path: Path) -> None:
-    assert set(Vitals(proc=tmp_path / "nothing").read()) == {"up", "cpu", "late"}
+    assert set(Vitals(proc=tmp_path / "nothing").read()) == {"uptime", "cpu", "timer_lag"}
     (tmp_path / "stat").write_text("cpu  100 200 300 999 999 10 20 30 0 0\n")
     told = Vitals(proc=tmp_path).read()
     assert (told["machine_cpu"], told["machine_steal"]) == (630 / vitals._TICK, 30 / vitals._TICK)

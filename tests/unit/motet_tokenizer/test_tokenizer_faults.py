@@ -46,7 +46,7 @@ async def test_a_request_outlives_its_decode_instance(stage: Stage) -> None:
     )
     assert second.requests[0].output == SCRIPT[:8]
     assert second.requests[0].sampling == first.requests[0].sampling
-    assert stage.tokenizer.stats()["moves"] == 1
+    assert stage.tokenizer.stats()["failovers"] == 1
 
 
 async def test_a_request_waits_for_an_instance_to_appear(stage: Stage) -> None:
@@ -103,7 +103,7 @@ async def test_a_request_that_breaks_every_instance_ends(stage: Stage) -> None:
         (await stage.decode()).refuse = StreamBroken("broken")
     with pytest.raises(StreamBroken):
         await stage.ask(chat())
-    assert stage.tokenizer.stats()["moves"] == 2
+    assert stage.tokenizer.stats()["failovers"] == 2
 
 
 async def test_a_bug_in_decode_is_not_tried_elsewhere(stage: Stage) -> None:
@@ -123,7 +123,7 @@ async def test_losing_decode_after_the_last_token_loses_nothing(stage: Stage) ->
     die(decode.bus)
     answer = await asking
     assert (answer.text, answer.ids, answer.end.status) == (REPLY, SCRIPT, "stop")
-    assert stage.tokenizer.stats()["moves"] == 0
+    assert stage.tokenizer.stats()["failovers"] == 0
 
 
 async def test_a_decode_instance_that_goes_on_too_long_is_left(stage: Stage) -> None:
