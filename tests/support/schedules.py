@@ -50,7 +50,7 @@ class Schedule:
         self.answer = answer
         self.tenants = tenants
         self.jobs: dict[int, Job] = {}
-        self.prompts = prompts or random_prompts(self.rng, engines[0].card().vocab, 8)
+        self.prompts = prompts or random_prompts(self.rng, engines[0].card().vocab_size, 8)
 
     def run(self) -> list[Job]:
         while len(self.jobs) < len(self.prompts) or not all(job.done for job in self.jobs.values()):

@@ -138,7 +138,7 @@ async def test_all_are_announced_and_chosen_by_name(
         assert (
             len({card.hash_root for card in cards.values()}) == 4
         )  # the one of no use has none of its own
-        assert len({cards[name].kv for name in ("tiny", *NAMES)}) == 4
+        assert len({cards[name].kv_format for name in ("tiny", *NAMES)}) == 4
         stats = here.decode.stats()
         assert (stats["adapter_loads"], stats["adapter_evictions"], stats["adapters_refused"]) == (
             3,

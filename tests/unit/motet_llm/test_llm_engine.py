@@ -312,7 +312,7 @@ def test_stats_count_what_happens(engine: Engine) -> None:
     assert 0 < stats["model_seconds"] <= stats["step_seconds"]
     assert stats["resident_bytes"] > 1 << 20
     assert engine.card().name == engine.config.model_name == Path(engine.config.model).name
-    assert engine.card().vocab == VOCAB
+    assert engine.card().vocab_size == VOCAB
 
 
 # -------------------------------------------------------------------------------------------------------- prefix cache

@@ -232,7 +232,7 @@ def test_streams_that_rest_for_another_tenant_lose_nothing(
             max_running=8,
         )
     )
-    prompts = random_prompts(random.Random(7), engine.card().vocab, 24)
+    prompts = random_prompts(random.Random(7), engine.card().vocab_size, 24)
     jobs = Schedule([engine], 7, prompts, tenants=("a", "a", "a", "b", "a", "a", "c")).run()
     assert engine.stats()["preemptions"] == 0
     assert len(rests) > 8

@@ -151,7 +151,7 @@ def test_tokens_are_those_of_a_model_with_such_a_cache(
     ]
     budget = engines[0].config.token_budget
     jobs = Schedule(
-        engines, budget, random_prompts(random.Random(budget), engines[0].card().vocab, 8)
+        engines, budget, random_prompts(random.Random(budget), engines[0].card().vocab_size, 8)
     ).run()
     assert sum(engine.stats()["prompts_compressed"] for engine in engines) > 2
     for job in jobs:

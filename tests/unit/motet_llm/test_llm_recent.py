@@ -105,7 +105,7 @@ def test_tokens_are_those_of_a_model_that_is_masked_so(
     settings |= {"always_speculate": True}
     engines = [engine_of(folder, num_blocks=blocks, **settings) for blocks in (32, 48)]
     budget = engines[0].config.token_budget
-    prompts = random_prompts(random.Random(budget), engines[0].card().vocab, 8)
+    prompts = random_prompts(random.Random(budget), engines[0].card().vocab_size, 8)
     jobs = Schedule(engines, budget, prompts).run()
     assert (
         max(len(job.prompt) + len(job.ids) for job in jobs) > RECENT.first + RECENT.last + 2 * SIZE

@@ -184,7 +184,7 @@ def check(
     )
     there.sender.part_bytes = rng.choice([64, 3000, 1 << 20])
     assert here.card().kv_format == there.card().kv_format != ""
-    prompts = prompts_of(rng, here.card().vocab)
+    prompts = prompts_of(rng, here.card().vocab_size)
     due = alone(make_engine(folder, **common), prompts, answer)
     found = Pair(here, there, seed, faults).run(prompts, answer)
     for one, other in zip(found, due, strict=True):
