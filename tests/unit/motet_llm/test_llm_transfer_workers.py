@@ -88,7 +88,7 @@ class World:
     def decode_is_free(self) -> bool:
         stats = self.decode.stats()
         return bool(
-            stats["blocks_free"] == BLOCKS and not stats["receiving"] and not stats["running"]
+            stats["blocks_free"] == BLOCKS and not stats["kv_transfers"] and not stats["running"]
         )
 
     def prefill_is_free(self) -> bool:

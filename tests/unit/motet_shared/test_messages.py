@@ -210,3 +210,16 @@ def test_a_blob_reference_is_small() -> None:
         shape=(4, 8),
     )
     assert len(encode(ref)) < 150
+
+
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [
+        (Tokens([31999]), 36),
+        (Tokens([1, 2, 3], [TokenLogprob(1, -0.5, [(1, -0.5)])]), 59),
+        (Text(" hello", [31999]), 45),
+    ],
+)
+def test_a_token_takes_few_bytes_on_the_wire(body: Tokens | Text, size: int) -> None:
+    """Sent once per token and stream: a field or a longer tag shows here."""
+    assert len(encode(Frames(PROTOCOL, "decode-0123abcd", [Item(7, 300, body)]))) == size

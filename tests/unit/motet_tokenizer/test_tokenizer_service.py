@@ -52,7 +52,7 @@ async def test_a_chat_from_text_to_text(stage: Stage, step: int) -> None:
     )
     assert {"tokenizer.encode", "tokenizer.total", "decode.prefill"} <= answer.end.timing.keys()
     stats = stage.tokenizer.stats()
-    assert (stats["active"], stats["tokens"], stats["moves"]) == (0, len(SCRIPT), 0)
+    assert (stats["active"], stats["tokens"], stats["failovers"]) == (0, len(SCRIPT), 0)
 
 
 async def test_decode_is_asked_for_what_the_client_wants(stage: Stage) -> None:
