@@ -8,6 +8,7 @@ from typing import Literal
 
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Duration, ProcessConfig, setting
+from motet_shared.tool_formats.registry import NAMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,10 @@ class TokenizerConfig(ProcessConfig):
     decode_wait: Duration = setting(
         "how long a request waits for a ready decode instance", default=5.0, min=0
     )
+    tool_format: str = setting(
+        f"how the models write tool calls: auto (as their chat templates do), {', '.join(NAMES)}",
+        default="auto",
+    )
     max_images: int = setting("most images in one chat", default=64, min=0)
     routing: Literal["prefix", "load", "random"] = setting(
         "what decode instances are chosen by: cached prefixes and load, load alone, or nothing",
@@ -54,6 +59,11 @@ class TokenizerConfig(ProcessConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.models()
+        if self.tool_format not in ("auto", *NAMES):
+            raise ConfigError(
+                f"tool_format={self.tool_format!r}: choose one of auto, {', '.join(NAMES)}",
+                param="tool_format",
+            )
 
     def models(self) -> dict[str, str]:
         """Return checkpoint folders by model name.

@@ -26,6 +26,9 @@ from motet_shared.process.actor import Actor, operation
 from motet_shared.process.fair_slots import FairSlots
 from motet_shared.process.telemetry import Stopwatch
 from motet_shared.text.characters import characters
+from motet_shared.tool_formats.parser import ToolParser
+from motet_shared.tool_formats.tool import Tool
+from motet_shared.tool_formats.tool_format import ToolFormat
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
@@ -38,7 +41,6 @@ from motet_tokenizer.prefix_index import PrefixIndex
 from motet_tokenizer.router import Router
 from motet_tokenizer.text import TextState
 from motet_tokenizer.tool_grammar import grammar_of
-from motet_tokenizer.tools import ToolParser
 
 T = TypeVar("T")
 
@@ -65,7 +67,9 @@ class Tokenizer(Actor):
         await self._index.start()
         loop = asyncio.get_running_loop()
         for name, path in self.config.models().items():
-            self.vocabularies[name] = await loop.run_in_executor(self._threads, _load, name, path)
+            self.vocabularies[name] = await loop.run_in_executor(
+                self._threads, _load, name, path, self.config.tool_format
+            )
 
     async def close(self) -> None:
         await self._index.close()
@@ -109,7 +113,7 @@ class Tokenizer(Actor):
         vocabulary = self._vocabulary(request.model)
         watch = Stopwatch("tokenizer")
         tools = request.tools if request.tool_choice != "none" else []
-        grammar = await self._grammar(request, tools)
+        grammar = await self._grammar(request, tools, vocabulary.tool_format)
         with watch.stage("encode"):
             job = Job(vocabulary.name, request.messages, tools)
             size = characters([request.messages, tools], self.config.process_chars)
@@ -122,7 +126,10 @@ class Tokenizer(Actor):
             with watch.stage("vision"):
                 seen = await self._eyes.look(call, request)
             prompt = vocabulary.template.put_pictures(prompt, [picture.ids for picture in seen])
-        parser = ToolParser(request.request_id or call.id) if tools else None
+        parser = None
+        if tools:
+            functions = [Tool.of(tool) for tool in tools]
+            parser = vocabulary.tool_format.parser(request.request_id or call.id, functions)
         await self._generate(
             call, request, vocabulary, prompt, watch, parser=parser, seen=seen, grammar=grammar
         )
@@ -213,11 +220,13 @@ class Tokenizer(Actor):
             return await self._encoders.encode(_group(tenant), job)
         return await self._in_thread(tenant, work)
 
-    async def _grammar(self, chat: Chat, tools: list[dict[str, Any]]) -> Grammar | None:
+    async def _grammar(
+        self, chat: Chat, tools: list[dict[str, Any]], tool_format: ToolFormat
+    ) -> Grammar | None:
         """Return the grammar of a reply; one of long tools or constraints is built in a thread."""
         most = self.config.inline_chars
         size = characters(tools, most) + (len(chat.grammar.text) if chat.grammar else 0)
-        work = partial(grammar_of, chat, tools)
+        work = partial(grammar_of, chat, tools, tool_format)
         return work() if size <= most else await self._in_thread(chat.tenant, work)
 
     async def _in_thread(self, tenant: str, work: Callable[[], T]) -> T:
@@ -253,9 +262,9 @@ def _group(tenant: str) -> str:
     return tenant.partition("\0")[0]
 
 
-def _load(name: str, path: str) -> Vocabulary:
+def _load(name: str, path: str, tool_format: str) -> Vocabulary:
     """Load a vocabulary and use it once, so that the first request finds its template compiled."""
-    vocabulary = Vocabulary.load(name, path)
+    vocabulary = Vocabulary.load(name, path, tool_format)
     if vocabulary.template.source:
         with contextlib.suppress(BadRequest):  # a template may insist on a system message
             vocabulary.template.encode([{"role": "user", "content": "Hello"}], [])

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from motet_shared.messages import Text, ToolCallDelta
+from motet_shared.tool_formats.parser import ToolParser
 from motet_tokenizer.detokenizer import Detokenizer
 from motet_tokenizer.stops import StopStrings
-from motet_tokenizer.tools import ToolParser
 
 
 class TextState:

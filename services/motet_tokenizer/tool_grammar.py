@@ -1,62 +1,84 @@
 """Build the grammar of a reply where a client's request constrains the model's tool calls.
 
-The calls are those that `tools` parses: the format of Hermes and Qwen. The grammar is in Lark's
-syntax, with JSON schemas embedded; its compiler reports the schema keywords that it does not
-support.
+The calls are those of the model's `ToolFormat`. The grammar is in Lark's syntax, with JSON schemas
+embedded; its compiler reports the schema keywords that it does not support.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Chat, Grammar
 from motet_shared.text.characters import characters
 from motet_shared.text.grammars import LONGEST, json_rule
-from motet_tokenizer.tools import CLOSE, OPEN
+from motet_shared.tool_formats.tool import Tool
+from motet_shared.tool_formats.tool_format import CallGrammar, ToolFormat, alternatives, literal
 
 
-def grammar_of(chat: Chat, tools: list[dict[str, Any]]) -> Grammar | None:
+def grammar_of(chat: Chat, tools: list[dict[str, Any]], tool_format: ToolFormat) -> Grammar | None:
     """Return the grammar of the reply to a chat with these tools, or None if it is unconstrained.
 
-    Raises BadRequest if tools and constraints contradict each other.
+    Raises BadRequest if tools and constraints contradict each other, or if the tools are too long
+    or nested too deeply.
     """
-    if chat.tool_choice == "required":
-        return _required(chat, tools)
-    if not tools:
+    required = chat.tool_choice == "required"
+    if not required and not tools:
         return chat.grammar
+    functions = [Tool.of(tool) for tool in tools]
+    single_or_strict = not chat.parallel_tools or any(tool.strict for tool in functions)
+    if not required and chat.grammar is None and not single_or_strict:
+        return None
+    if characters(tools, LONGEST) > LONGEST:
+        message = f"`tools` have more than {LONGEST} characters, too many for a grammar of calls"
+        raise BadRequest(f"{message}; shorten them", param="tools")
+    try:
+        return _grammar(chat, functions, tool_format.grammar)
+    except RecursionError:
+        raise BadRequest("`tools` are nested too deeply; flatten them", param="tools") from None
+
+
+def _grammar(chat: Chat, tools: Sequence[Tool], calls: CallGrammar) -> Grammar:
+    if chat.tool_choice == "required":
+        return _required(chat, tools, calls)
     if chat.grammar is not None:
-        return _calls_or(chat.grammar, chat, tools)
-    if not chat.parallel_tools or any(_function(tool).get("strict") for tool in tools):
-        return _calls_in_text(chat, tools)
-    return None
+        return _calls_or(chat.grammar, chat, tools, calls)
+    return _calls_in_text(chat, tools, calls)
 
 
-def _required(chat: Chat, tools: list[dict[str, Any]]) -> Grammar:
+def _required(chat: Chat, tools: Sequence[Tool], calls: CallGrammar) -> Grammar:
     """Return a grammar of calls only, at least one; exactly one if a tool is named."""
     if not tools:
         raise BadRequest(
             "`tool_choice`: there are no tools to call; give `tools`", param="tool_choice"
         )
     if chat.tool:
-        tools = [tool for tool in tools if _function(tool).get("name") == chat.tool]
+        tools = [tool for tool in tools if tool.name == chat.tool]
         if not tools:
             raise BadRequest(
                 f"`tool_choice`: there is no tool {chat.tool!r}; name one of `tools`",
                 param="tool_choice",
             )
-    more = "" if chat.tool or not chat.parallel_tools else ' ("\\n" call)*'
-    return _lark([f"start: call{more}", f"call: {_text(OPEN)} body"], tools)
+    several = chat.parallel_tools and not chat.tool
+    return _lark([f"start: {literal(calls.opening)} calls"], tools, calls, several=several)
 
 
-def _calls_in_text(chat: Chat, tools: list[dict[str, Any]]) -> Grammar:
+def _calls_in_text(chat: Chat, tools: Sequence[Tool], calls: CallGrammar) -> Grammar:
     """Return a grammar of any text, with a valid call after each opening tag."""
-    start = "start: (opening body)* TEXT" if chat.parallel_tools else "start: TEXT | opening body"
-    return _lark([start, f"opening[lazy]: TEXT {_text(OPEN)}", r"TEXT: /(.|\n)*/"], tools)
+    text = f"TEXT: /{calls.text}/"
+    if not calls.anywhere:
+        rules = [f"start: TEXT | {literal(calls.opening)} calls", text]
+        return _lark(rules, tools, calls, several=chat.parallel_tools)
+    start = "(opening calls)* TEXT" if chat.parallel_tools else "TEXT | opening calls"
+    rules = [f"start: {start}", f"opening[lazy]: TEXT {literal(calls.opening)}", text]
+    # Calls without an end of their list are several lists of one call each.
+    several = chat.parallel_tools and bool(calls.closing)
+    return _lark(rules, tools, calls, several=several)
 
 
-def _calls_or(grammar: Grammar, chat: Chat, tools: list[dict[str, Any]]) -> Grammar:
+def _calls_or(grammar: Grammar, chat: Chat, tools: Sequence[Tool], calls: CallGrammar) -> Grammar:
     """Return a grammar of calls, or of a reply that follows `grammar`."""
     if grammar.kind != "json_schema":
         raise BadRequest(
@@ -64,13 +86,11 @@ def _calls_or(grammar: Grammar, chat: Chat, tools: list[dict[str, Any]]) -> Gram
             '`tool_choice` "none"',
             param=grammar.param or None,
         )
-    more = ' ("\\n" call)*' if chat.parallel_tools else ""
     rules = [
-        f"start: answer | call{more}",
+        f"start: answer | {literal(calls.opening)} calls",
         f"answer: {_answer_rule(grammar)}",
-        f"call: {_text(OPEN)} body",
     ]
-    return _lark(rules, tools, grammar.param)
+    return _lark(rules, tools, calls, several=chat.parallel_tools, param=grammar.param)
 
 
 def _answer_rule(grammar: Grammar) -> str:
@@ -86,41 +106,26 @@ def _answer_rule(grammar: Grammar) -> str:
         raise BadRequest(message, param=grammar.param or None) from None
 
 
-def _lark(rules: list[str], tools: list[dict[str, Any]], param: str = "tools") -> Grammar:
-    """Return `rules` plus a rule `body` for what follows an opening tag: any tool, its arguments.
+def _lark(
+    rules: list[str],
+    tools: Sequence[Tool],
+    calls: CallGrammar,
+    *,
+    several: bool,
+    param: str = "tools",
+) -> Grammar:
+    """Return `rules` plus a rule `calls` for what follows an opening: any tool, its arguments.
 
     Schema keywords that no reply can be held to are refused where the tool is `strict`, and ignored
-    elsewhere. Raises BadRequest for tools that are too long or nested too deeply.
+    elsewhere.
     """
-    if characters(tools, LONGEST) > LONGEST:
-        message = f"`tools` have more than {LONGEST} characters, too many for a grammar of calls"
-        raise BadRequest(f"{message}; shorten them", param="tools")
-    try:
-        return Grammar(kind="grammar", text=_rules(rules, tools), param=param)
-    except RecursionError:
-        raise BadRequest("`tools` are nested too deeply; flatten them", param="tools") from None
-
-
-def _rules(rules: list[str], tools: list[dict[str, Any]]) -> str:
     names = [f"tool_{index}" for index in range(len(tools))]
-    rules = [*rules, f'body: "\\n" ({" | ".join(names)}) {_text(chr(10) + CLOSE)}']
+    more = f"({calls.separator} call)*" if several else ""
+    rules = [
+        *rules,
+        f"calls: {calls.before} call {more} {calls.closing}",
+        f"call: {alternatives(names)}",
+    ]
     for name, tool in zip(names, tools, strict=True):
-        function = _function(tool)
-        head = (
-            '{"name": ' + json.dumps(function.get("name"), ensure_ascii=False) + ', "arguments": '
-        )
-        schema = {
-            "type": "object",
-            **(function.get("parameters") or {"additionalProperties": False}),
-        }
-        arguments = json_rule(schema, lenient=not function.get("strict"))
-        rules.append(f'{name}: {_text(head)} {arguments} "}}"')
-    return "\n".join(rules) + "\n"
-
-
-def _function(tool: dict[str, Any]) -> dict[str, Any]:
-    return tool.get("function") or {}
-
-
-def _text(text: str) -> str:
-    return json.dumps(text)
+        rules += calls.call(name, tool)
+    return Grammar(kind="grammar", text="\n".join(rules) + "\n", param=param)

@@ -18,6 +18,7 @@ from motet_models.seeing import placeholder, sees
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
 from motet_shared.text.pieces import build_pieces, hidden_ids
+from motet_shared.tool_formats.registry import detect_format, find_format
 from motet_tokenizer.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -50,6 +51,7 @@ class Vocabulary:
         config: dict[str, Any],
         generation: dict[str, Any],
         created: int = 0,
+        tool_format: str = "auto",
     ):
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise ConfigError(
@@ -69,6 +71,11 @@ class Vocabulary:
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
         self.placeholder = placeholder(config) if sees(config) else None
         self.template = ChatTemplate(tokenizer, name, self.placeholder)
+        self.tool_format = (
+            detect_format(self.template.source)
+            if tool_format == "auto"
+            else find_format(tool_format)
+        )
         self._hidden = hidden_ids(self.backend)
         self._pieces = build_pieces(self.backend, self.size)
         self._spelling: dict[int, bytes] = {}
@@ -85,8 +92,12 @@ class Vocabulary:
         )
 
     @classmethod
-    def load(cls, name: str, path: str) -> Vocabulary:
-        """Load a checkpoint folder or a hub name. Raises ConfigError that names the problem."""
+    def load(cls, name: str, path: str, tool_format: str = "auto") -> Vocabulary:
+        """Load a checkpoint folder or a hub name.
+
+        tool_format: name of a format of tool calls, or "auto" for that of the chat template. Raises
+        ConfigError that names the problem.
+        """
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
             config_file = cached_file(
@@ -110,7 +121,8 @@ class Vocabulary:
             )
             tokenizer.chat_template = _read(template_file).get("chat_template")
         created = int(Path(config_file).stat().st_mtime)
-        return cls(name, tokenizer, _read(config_file), _read(generation_file), created)
+        generation = _read(generation_file)
+        return cls(name, tokenizer, _read(config_file), generation, created, tool_format)
 
     # ----------------------------------------------------------------------------------------- text
     def encode(self, text: str) -> list[int]:

@@ -20,10 +20,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from motet_shared.tool_formats.registry import TAGS
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TOOL_TAGS = ("<tool_call>", "</tool_call>")
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -59,9 +60,7 @@ def build_pieces(tokenizer: Tokenizer, size: int) -> Pieces | None:
 def hidden_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids of special tokens, which are not part of a text."""
     added = tokenizer.get_added_tokens_decoder()
-    return frozenset(
-        i for i, token in added.items() if token.special and token.content not in TOOL_TAGS
-    )
+    return frozenset(i for i, token in added.items() if token.special and token.content not in TAGS)
 
 
 def _steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ from motet_llm.grammar.token_spelling import Spelling
 from motet_shared import messages
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Sampling
+from motet_shared.tool_formats.hermes import HERMES
 from motet_tokenizer.tool_grammar import grammar_of
-from motet_tokenizer.tools import ToolParser
 from support import tiny_tokenizers
 
 SHAPE = {
@@ -115,24 +115,24 @@ def test_what_a_reply_may_be(
     no: list[str],
     spelling: Spelling,
 ) -> None:
-    grammar = grammar_of(chat(**wish), tools)
+    grammar = grammar_of(chat(**wish), tools, HERMES)
     assert verdicts(spelling, grammar, whole) == ["whole"] * len(whole)
     assert verdicts(spelling, grammar, no) == ["no"] * len(no)
 
 
 def test_the_parser_reads_what_the_grammar_writes() -> None:
-    parser = ToolParser("r")
+    parser = HERMES.parser("r")
     text, deltas = parser.feed(f"{CIRCLE}\n{HALT}")
     assert (text, parser.calls) == ("", 2)
     assert [delta.name for delta in deltas or [] if delta.name] == ["draw", "stop"]
 
 
 def test_a_model_that_may_say_what_it_likes_has_no_grammar() -> None:
-    assert grammar_of(chat(), TOOLS) is None
-    assert grammar_of(chat(), []) is None
+    assert grammar_of(chat(), TOOLS, HERMES) is None
+    assert grammar_of(chat(), [], HERMES) is None
     shape = messages.Grammar(kind="regex", text="a")
-    assert grammar_of(chat(grammar=shape), []) is shape
-    assert grammar_of(chat(tool_choice="none", grammar=shape), []) is shape
+    assert grammar_of(chat(grammar=shape), [], HERMES) is shape
+    assert grammar_of(chat(tool_choice="none", grammar=shape), [], HERMES) is shape
 
 
 @pytest.mark.parametrize(
@@ -148,12 +148,12 @@ def test_what_cannot_be_is_refused(
     wish: dict[str, Any], tools: list[dict[str, Any]], param: str
 ) -> None:
     with pytest.raises(BadRequest) as raised:
-        grammar_of(chat(**wish), tools)
+        grammar_of(chat(**wish), tools, HERMES)
     assert raised.value.param == param
 
 
 def test_keywords_of_a_strict_tool_are_held_to_or_refused(spelling: Spelling) -> None:
-    grammar = grammar_of(chat(), [tool("sort", ODD, strict=True)])
+    grammar = grammar_of(chat(), [tool("sort", ODD, strict=True)], HERMES)
     assert grammar is not None
     with pytest.raises(UnsupportedParameter, match="`uniqueItems`") as raised:
         Grammar(grammar, spelling)

@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from motet_shared.messages import ToolCallDelta
-from motet_tokenizer.tools import CLOSE, OPEN, ToolParser, call_id
+from motet_shared.tool_formats.hermes import CLOSING as CLOSE
+from motet_shared.tool_formats.hermes import OPENING as OPEN
+from motet_shared.tool_formats.hermes import HermesParser as ToolParser
+from motet_shared.tool_formats.parser import call_id
 
 CALL = '<tool_call>\n{"name": "draw", "arguments": {"shape": "a \\"star\\" {[", "at": [1, {"x": 2}]}}\n</tool_call>'
 ARGUMENTS = '{"shape": "a \\"star\\" {[", "at": [1, {"x": 2}]}'
