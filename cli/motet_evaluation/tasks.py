@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from motet_shared.errors import ConfigError
-
-_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+from motet_shared.tool_formats.hermes import HERMES, OPENING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +28,7 @@ class Task:
     tools: tuple[Mapping[str, Any], ...] = ()
 
     def is_right(self, said: str) -> bool:
-        if _CALL not in self.answer:
+        if OPENING not in self.answer:
             return said.strip() == self.answer.strip()
         return _calls(said) == _calls(self.answer)
 
@@ -80,9 +79,10 @@ def _is_message(message: object) -> bool:
     return isinstance(message, dict) and {"role", "content"} <= message.keys()
 
 
-def _calls(text: str) -> list[object] | None:
-    parts = [part.split(_CALL_END)[0] for part in text.split(_CALL)[1:]]
+def _calls(text: str) -> list[tuple[str, Any]] | None:
+    """Return name and arguments of each call of a reply; None if arguments are no JSON."""
+    _, calls = HERMES.parse(text)
     try:
-        return [json.loads(part) for part in parts]
+        return [(name, json.loads(arguments)) for name, arguments in calls]
     except ValueError:
         return None

@@ -15,8 +15,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 
-from motet_shared.text.grammars import json_rule
-
+from .json_calls import json_call_rules
 from .parser import ObjectScanner, ToolParser
 from .tool import Tool
 from .tool_format import CallGrammar, ToolFormat, literal
@@ -78,18 +77,13 @@ class HermesParser(ToolParser):
         self._leave(rest)
 
     def _read_arguments(self) -> bool:
-        """Emit the JSON object up to its closing brace, or to a closing tag outside of strings."""
-        end = self._scanner.scan(self._buffer)
-        self._add_arguments(self._buffer[:end])
-        self._buffer = self._buffer[end:]
+        if not self._read_object(self._scanner):
+            return False
         if self._scanner.is_complete:
             self._state = _State.TAIL
-        elif not self._scanner.in_string and self._buffer.startswith(CLOSING):
+        else:
             self._leave(self._buffer[len(CLOSING) :])
             self._state = _State.HEAD
-        else:
-            return False
-        self.calls += 1
         return True
 
     def _read_tail(self) -> bool:
@@ -123,10 +117,8 @@ def _whole_call(body: str) -> tuple[str, str] | None:
     return name, json.dumps(arguments, ensure_ascii=False)
 
 
-def _call_rules(rule: str, tool: Tool) -> list[str]:
-    head = f'\n{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
-    arguments = json_rule(dict(tool.schema), lenient=not tool.strict)
-    return [f"{rule}: {literal(head)} {arguments} {literal('}' + chr(10) + CLOSING)}"]
+def _head(name: str) -> str:
+    return f'\n{{"name": {name}, "arguments": '
 
 
 HERMES = ToolFormat(
@@ -134,5 +126,9 @@ HERMES = ToolFormat(
     markers=(OPENING,),
     tags=(OPENING, CLOSING),
     parser=HermesParser,
-    grammar=CallGrammar(opening=OPENING, call=_call_rules, separator=literal("\n" + OPENING)),
+    grammar=CallGrammar(
+        opening=OPENING,
+        call=json_call_rules(_head, f"}}\n{CLOSING}"),
+        separator=literal("\n" + OPENING),
+    ),
 )

@@ -110,6 +110,19 @@ class ToolParser(ABC):
         if text:
             self._deltas.append(ToolCallDelta(self._index - 1, arguments=text))
 
+    def _read_object(self, scanner: ObjectScanner) -> bool:
+        """Emit arguments up to their closing brace, or to the scanner's closing tag.
+
+        Return False if more text is needed.
+        """
+        end = scanner.scan(self._buffer)
+        self._add_arguments(self._buffer[:end])
+        self._buffer = self._buffer[end:]
+        if not scanner.is_complete and not scanner.is_closed(self._buffer):
+            return False
+        self.calls += 1
+        return True
+
     def _leave(self, rest: str, *, restored: str = "") -> None:
         """Continue with `rest` as text, behind `restored`, or behind a call if that is empty."""
         self._text.append(restored)
@@ -139,9 +152,9 @@ class ObjectScanner:
         """Return True if the object is closed. Before its first character it counts as closed."""
         return self._depth == 0
 
-    @property
-    def in_string(self) -> bool:
-        return self._in_string
+    def is_closed(self, rest: str) -> bool:
+        """Return True if the rest behind what was scanned begins with the closing tag."""
+        return bool(self._close) and not self._in_string and rest.startswith(self._close)
 
     def scan(self, text: str) -> int:
         """Return how much of `text` is certainly the object's: no partial escape, no possible tag.

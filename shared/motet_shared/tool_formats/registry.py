@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from .deepseek import DEEPSEEK_V3, DEEPSEEK_V31
+from .glm4 import GLM4
 from .hermes import HERMES
+from .llama3 import LLAMA3
+from .mistral import MISTRAL, MISTRAL_V11
+from .qwen3_coder import QWEN3_CODER
 from .tool_format import ToolFormat
 
 # A model's format is the first one whose markers are in its chat template, so one whose markers
 # include another's stands before it.
-FORMATS = (HERMES,)
+FORMATS = (
+    QWEN3_CODER,
+    GLM4,
+    HERMES,
+    DEEPSEEK_V3,
+    DEEPSEEK_V31,
+    MISTRAL_V11,
+    MISTRAL,
+    LLAMA3,
+)
 DEFAULT = HERMES
 NAMES = tuple(tool_format.name for tool_format in FORMATS)
 TAGS = frozenset(tag for tool_format in FORMATS for tag in tool_format.tags)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +13,14 @@ from hypothesis import strategies as st
 
 from motet_llm.grammar.grammar import Grammar
 from motet_llm.grammar.token_spelling import Spelling
+from motet_shared.errors import ConfigError, UnsupportedParameter
 from motet_shared.messages import Chat, Sampling
+from motet_shared.tool_formats.parameter_calls import parameter_value
 from motet_shared.tool_formats.registry import FORMATS, NAMES, TAGS, detect_format, find_format
 from motet_shared.tool_formats.tool import Tool
 from motet_shared.tool_formats.tool_format import ToolFormat
 from motet_tokenizer.config import TokenizerConfig
+from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.tool_grammar import grammar_of
 from support import chat_templates, tiny_tokenizers
 
@@ -50,25 +54,151 @@ class Conversation:
     valid: bool = True
 
 
+def written(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def hermes(name: str, arguments: dict[str, Any]) -> str:
-    body = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    body = written({"name": name, "arguments": arguments})
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
+def mistral(*calls: tuple[str, dict[str, Any]]) -> str:
+    bodies = [written({"name": name, "arguments": arguments}) for name, arguments in calls]
+    return f"[TOOL_CALLS] [{', '.join(bodies)}]"
+
+
+def mistral_v11(name: str, arguments: dict[str, Any]) -> str:
+    return f"[TOOL_CALLS]{name}[ARGS]{written(arguments)}"
+
+
+def llama3(*calls: tuple[str, dict[str, Any]]) -> str:
+    bodies = [written({"name": name, "parameters": arguments}) for name, arguments in calls]
+    return "; ".join(bodies)
+
+
+def deepseek_v3(*calls: tuple[str, dict[str, Any]]) -> str:
+    return _deepseek([
+        f"function<｜tool▁sep｜>{name}\n```json\n{written(arguments)}\n```" for name, arguments in calls
+    ], "\n")  # fmt: skip
+
+
+def deepseek_v31(*calls: tuple[str, dict[str, Any]]) -> str:
+    return _deepseek([f"{name}<｜tool▁sep｜>{written(arguments)}" for name, arguments in calls], "")
+
+
+def _deepseek(bodies: list[str], between: str) -> str:
+    calls = between.join(f"<｜tool▁call▁begin｜>{body}<｜tool▁call▁end｜>" for body in bodies)
+    return f"<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>"
+
+
+def qwen3_coder(name: str, arguments: dict[str, Any]) -> str:
+    parameters = "".join(
+        f"<parameter={key}>\n{raw(value)}\n</parameter>\n" for key, value in arguments.items()
+    )
+    return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
+
+
+def glm4(name: str, arguments: dict[str, Any]) -> str:
+    parameters = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{raw(value)}</arg_value>\n"
+        for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}\n{parameters}</tool_call>"
+
+
+def raw(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 STAR: dict[str, Any] = {"shape": "star", "label": LABEL, "size": 3, "at": [1, -2]}
+CIRCLE = {"shape": "circle"}
+BOTH: Calls = [("draw", CIRCLE), ("stop", {})]
+
+
+def conversations(
+    name: str, write: Callable[[str, dict[str, Any]], str], both: str = ""
+) -> list[Conversation]:
+    """Return replies that every format can write. both: two calls, if not one per line."""
+    both = both or f"{write('draw', CIRCLE)}\n{write('stop', {})}"
+    return [
+        Conversation(name, write("draw", STAR), "", [("draw", STAR)]),
+        Conversation(name, write("stop", {}), "", [("stop", {})]),
+        Conversation(name, both, "", BOTH),
+        Conversation(name, f"I draw.\n{both}\n", "I draw.", BOTH),
+        Conversation(name, "No call: a < b, <tool, [TOOL, {}", "No call: a < b, <tool, [TOOL, {}"),
+        Conversation(name, " spaces \n around ", " spaces \n around "),
+    ]
+
+
 CONVERSATIONS = [
-    Conversation("hermes", hermes("draw", STAR), "", [("draw", STAR)]),
+    *conversations("hermes", hermes),
     Conversation(
-        "hermes",
-        f"I draw.\n{hermes('draw', {'shape': 'circle'})}\n{hermes('stop', {})}",
-        "I draw.",
-        [("draw", {"shape": "circle"}), ("stop", {})],
+        "hermes", "a\n<tool_call>\nno\n</tool_call> b", "a\n<tool_call>\nno\n</tool_call> b", valid=False
     ),
-    Conversation("hermes", "No call: a < b, <tool, {}", "No call: a < b, <tool, {}"),
+    *conversations("qwen3_coder", qwen3_coder),
     Conversation(
-        "hermes", "a\n<tool_call>\nno\n</tool_call> b", "a\n<tool_call>\nno\n</tool_call> b", [], False
+        "qwen3_coder",
+        "<tool_call>\n<function=draw>\n<parameter=shape>\nstar\n</parameter>\n</tool_call>x",
+        "x",
+        [("draw", {"shape": "star"})],
+        valid=False,
     ),
+    Conversation("qwen3_coder", "a <tool_call> b", "a <tool_call> b", valid=False),
+    *conversations("glm4", glm4),
+    Conversation("glm4", '<tool_call>{"name"', '<tool_call>{"name"', valid=False),
+    *conversations("deepseek_v3", lambda *call: deepseek_v3(call), deepseek_v3(*BOTH)),
+    *conversations("deepseek_v31", lambda *call: deepseek_v31(call), deepseek_v31(*BOTH)),
+    Conversation(
+        "deepseek_v31",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>no call",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>no call",
+        valid=False,
+    ),
+    *conversations("mistral", lambda *call: mistral(call), mistral(*BOTH)),
+    Conversation(
+        "mistral",
+        '[TOOL_CALLS][{"name": "stop", "arguments": {}, "id": "abc"}, {"name": "stop", "arguments": {}}]',
+        "",
+        [("stop", {})] * 2,
+        valid=False,
+    ),
+    Conversation("mistral", "[TOOL_CALLS] none", "[TOOL_CALLS] none", valid=False),
+    *conversations(
+        "mistral_v11", mistral_v11, mistral_v11("draw", CIRCLE) + mistral_v11("stop", {})
+    ),
+    Conversation(
+        "mistral_v11", "[TOOL_CALLS]stop[CALL_ID]a1[ARGS]{}", "", [("stop", {})], valid=False
+    ),
+    *[
+        one
+        for one in conversations("llama3", lambda *call: llama3(call), llama3(*BOTH))
+        if not one.text.startswith("I ")
+    ],
+    Conversation(
+        "llama3",
+        '{"type": "function", "name": "stop", "parameters": {}}',
+        "",
+        [("stop", {})],
+        valid=False,
+    ),
+    Conversation(
+        "llama3", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', valid=False
+    ),
+    Conversation("llama3", ' {"a": 1}', ' {"a": 1}', valid=False),
+    Conversation("llama3", f"Say {llama3(*BOTH)}", f"Say {llama3(*BOTH)}"),
 ]  # fmt: skip
+# By format: the reply that calls `draw` with each of these arguments.
+WRITERS: dict[str, Callable[[list[dict[str, Any]]], str]] = {
+    "hermes": lambda calls: "\n".join(hermes("draw", one) for one in calls),
+    "qwen3_coder": lambda calls: "\n".join(qwen3_coder("draw", one) for one in calls),
+    "glm4": lambda calls: "\n".join(glm4("draw", one) for one in calls),
+    "deepseek_v3": lambda calls: deepseek_v3(*[("draw", one) for one in calls]),
+    "deepseek_v31": lambda calls: deepseek_v31(*[("draw", one) for one in calls]),
+    "mistral": lambda calls: mistral(*[("draw", one) for one in calls]),
+    "mistral_v11": lambda calls: "".join(mistral_v11("draw", one) for one in calls),
+    "llama3": lambda calls: llama3(*[("draw", one) for one in calls]),
+}
 CASES = [pytest.param(one, id=f"{one.format}-{number}") for number, one in enumerate(CONVERSATIONS)]
 
 
@@ -209,13 +339,103 @@ def test_names_are_unique_and_tags_are_of_some_format() -> None:
 
 @pytest.mark.parametrize(
     ("family", "name"),
-    [("chatml", "hermes"), ("qwen3", "hermes"), ("gemma", "hermes")],
+    [
+        ("chatml", "hermes"),
+        ("qwen3", "hermes"),
+        ("gemma", "hermes"),
+        ("mistral", "mistral"),
+        ("deepseek", "deepseek_v3"),
+        ("glm", "glm4"),
+    ],
 )
 def test_a_template_tells_its_format(family: str, name: str) -> None:
     template = next(one.template for one in chat_templates.FAMILIES if one.name == family)
     assert detect_format(template).name == name
 
 
+@pytest.mark.parametrize(
+    ("excerpt", "name"),
+    [
+        ("<tool_call>\\n<function=' + name + '>\\n<parameter='", "qwen3_coder"),
+        ("'<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments", "deepseek_v31"),
+        ("'[TOOL_CALLS]' + name + '[ARGS]' + arguments", "mistral_v11"),
+        ("{{- '\"parameters\": ' }}{{- arguments | tojson }}<|eot_id|>", "llama3"),
+        ("", "hermes"),
+    ],
+)
+def test_an_excerpt_of_a_template_tells_its_format(excerpt: str, name: str) -> None:
+    assert detect_format(excerpt).name == name
+
+
 def test_the_setting_names_a_format() -> None:
     for name in ("auto", *NAMES):
         assert TokenizerConfig(model=("m=/m",), tool_format=name).tool_format == name
+    with pytest.raises(ConfigError) as raised:
+        TokenizerConfig(model=("m=/m",), tool_format="morse")
+    assert raised.value.param == "tool_format"
+
+
+def test_the_setting_goes_before_the_template() -> None:
+    tokenizer = next(one.tokenizer for one in chat_templates.FAMILIES if one.name == "mistral")
+    config = {"max_position_embeddings": 64, "vocab_size": len(tokenizer)}
+    assert Vocabulary("m", tokenizer, config, {}).tool_format.name == "mistral"
+    chosen = Vocabulary("m", tokenizer, config, {}, tool_format="llama3")
+    assert chosen.tool_format.name == "llama3"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        ({"type": "string"}, "\n5\n", "5"),
+        ({"type": "integer"}, "\n5\n", 5),
+        ({"type": "integer"}, "five", "five"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "5", "5"),
+        ({"anyOf": [{"type": "string"}, {"type": "number"}]}, "5", 5),
+        ({"enum": ["5", "6"]}, "5", "5"),
+        ({}, '{"a": [1]}', {"a": [1]}),
+        ({}, "plain", "plain"),
+        ({"type": {"of": "nothing"}, "anyOf": 3, "enum": None}, "true", True),
+        ({"type": "array"}, "[" * 100_000, "[" * 100_000),
+    ],
+)
+def test_the_schema_tells_strings_from_json(schema: dict[str, Any], text: str, value: Any) -> None:
+    assert parameter_value(text, schema) == value
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm4"])
+def test_raw_strings_cannot_be_held_to_a_pattern(name: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "x+"}}}
+    request = Chat(model="m", messages=[], sampling=Sampling())
+    for strict in (True, False):
+        tools = [{"function": {"name": "f", "parameters": schema, "strict": strict}}]
+        if not strict:
+            assert grammar_of(request, tools, find_format(name)) is None
+            continue
+        with pytest.raises(UnsupportedParameter) as raised:
+            grammar_of(request, tools, find_format(name))
+        assert raised.value.param == "tools"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=30)
+@given(
+    calls=st.lists(
+        st.fixed_dictionaries(
+            {"shape": st.sampled_from(["circle", "star"])},
+            optional={
+                "label": st.text('ab"\\{}[]é\n ', min_size=1).map(lambda text: f"<{text}>"),
+                "size": st.integers(-9, 9),
+                "at": st.lists(st.integers(0, 9), max_size=3),
+            },
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_what_is_written_is_read(name: str, calls: list[dict[str, Any]]) -> None:
+    text, found = find_format(name).parse(WRITERS[name](calls), FUNCTIONS)
+    assert text == ""
+    assert [(one, json.loads(arguments)) for one, arguments in found] == [
+        ("draw", arguments) for arguments in calls
+    ]

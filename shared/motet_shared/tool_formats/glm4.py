@@ -1,0 +1,48 @@
+"""GLM-4.5 and later: the name of a function, then keys and values between tags.
+
+<tool_call>draw
+<arg_key>shape</arg_key>
+<arg_value>circle</arg_value>
+</tool_call>
+
+(The chat template of zai-org/GLM-4.5.)
+"""
+
+from __future__ import annotations
+
+import re
+
+from .expected import SPACE, Expected
+from .parameter_calls import ParameterCallParser, parameter_rules
+from .tool import Tool
+from .tool_format import CallGrammar, ToolFormat, literal
+
+OPENING, CLOSING = "<tool_call>", "</tool_call>"
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+
+
+class Glm4Parser(ParameterCallParser):
+    opening = OPENING
+    head = Expected(SPACE, re.compile(r"(?P<name>[^\s<{]+)"), re.compile(r"(?=[\s<])"))
+    mark = re.compile(rf"{KEY}([^<]*){KEY_END}\s*{VALUE}|{CLOSING}")
+    value_close = VALUE_END
+
+
+def _call_rules(rule: str, tool: Tool) -> list[str]:
+    return parameter_rules(
+        rule,
+        tool,
+        head=f"{tool.name}\n",
+        opening=lambda key: f"{KEY}{key}{KEY_END}\n{VALUE}",
+        close=f"{VALUE_END}\n",
+        tail=CLOSING,
+    )
+
+
+GLM4 = ToolFormat(
+    name="glm4",
+    markers=(KEY,),
+    tags=(OPENING, CLOSING, KEY, KEY_END, VALUE, VALUE_END),
+    parser=Glm4Parser,
+    grammar=CallGrammar(opening=OPENING, call=_call_rules, separator=literal("\n" + OPENING)),
+)
