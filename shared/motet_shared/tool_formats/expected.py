@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
 SPACE = re.compile(r"\s*")  # never last in a pattern: it would match before it is complete
 
@@ -16,16 +17,22 @@ class Expected:
     """
 
     def __init__(self, *parts: str | re.Pattern[str]):
-        steps = [
+        self._steps = [
             step
             for part in parts
             for step in (map(re.escape, part) if isinstance(part, str) else [part.pattern])
         ]
+
+    @cached_property
+    def _whole(self) -> re.Pattern[str]:
+        return re.compile("".join(self._steps), re.DOTALL)
+
+    @cached_property
+    def _partial(self) -> re.Pattern[str]:
         partial = ""
-        for step in reversed(steps):
+        for step in reversed(self._steps):
             partial = rf"{step}(?:\Z|{partial})" if partial else step
-        self._whole = re.compile("".join(steps), re.DOTALL)
-        self._partial = re.compile(partial, re.DOTALL)
+        return re.compile(partial, re.DOTALL)
 
     def match(self, text: str) -> re.Match[str] | None:
         """Return the match, which starts at the beginning of `text`."""
