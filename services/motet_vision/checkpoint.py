@@ -26,7 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from motet_kernels import gpu
 from motet_kernels.runtime.device import dtype_name, find_dtype
 from motet_models.checkpoints import check_checkpoint
-from motet_models.seeing import MODEL_TYPES
+from motet_models.image_support import MODEL_TYPES
 from motet_shared.errors import ConfigError
 
 from .families import Family, Fixed

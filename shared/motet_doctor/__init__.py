@@ -1,6 +1,6 @@
 """Diagnose bottlenecks of a stack by pure rules over heartbeats and reply timings.
 
-    window = Window.of(looks, timings)      # samples of the directory, and timings of replies
+    window = Window.of(snapshots, timings)      # samples of the directory, and timings of replies
     for finding in diagnose(window):        # highest cost first; none: healthy
         print(finding.what, finding.knob)
 
@@ -12,6 +12,6 @@ to slow and fast machines.
 
 from .finding import Finding, Layer
 from .rules import diagnose
-from .window import Look, Window
+from .window import Snapshot, Window
 
-__all__ = ["Finding", "Layer", "Look", "Window", "diagnose"]
+__all__ = ["Finding", "Layer", "Snapshot", "Window", "diagnose"]

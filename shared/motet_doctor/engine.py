@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .finding import Finding, Layer, found
-from .window import Seen, Window
+from .window import InstanceWindow, Window
 
 # Prefill delays decoding if mixed steps (with both) take STRETCH times as long as decode-only
 # steps, and engines spend STRETCHED_SHARE of their decoding time in them. `decode_slowdown` keeps
@@ -23,24 +23,24 @@ PREEMPTIONS_EVERY = 2.0
 def prefill_blocks_decode(window: Window) -> list[Finding]:
     """Find engines whose streams stall while prompts are computed in the same steps."""
     findings = []
-    for seen in window.ready("decode"):
-        steps = seen.growth("mixed_steps")
-        alone = _step_alone(seen)
+    for instance in window.ready("decode"):
+        steps = instance.growth("mixed_steps")
+        alone = _step_alone(instance)
         if steps < STRETCHED_STEPS or not alone:
             continue
-        seconds, tokens = seen.growth("mixed_seconds"), seen.growth("mixed_tokens") / steps
+        seconds, tokens = instance.growth("mixed_seconds"), instance.growth("mixed_tokens") / steps
         stretch = seconds / steps / alone
-        share = seconds / (seconds + seen.growth("decode_seconds"))
+        share = seconds / (seconds + instance.growth("decode_seconds"))
         if stretch < STRETCH or share < STRETCHED_SHARE:
             continue
-        lost = (seconds - steps * alone) / max(seen.seconds, seconds)
+        lost = (seconds - steps * alone) / max(instance.seconds, seconds)
         findings.append(
             found(
                 "prefill_blocks_decode",
                 "Replies stand still while prompts are computed: steps that do both are much longer.",
                 Layer.L3,
                 "steps of the engine",
-                [seen.name],
+                [instance.name],
                 {
                     "stretch": stretch,
                     "share_of_decoding": share,
@@ -48,22 +48,22 @@ def prefill_blocks_decode(window: Window) -> list[Finding]:
                 },
                 f"decode: --decode-slowdown 1.8 or --token-budget {_budget(tokens, stretch)} "
                 f"(MOTET_DECODE_SLOWDOWN, MOTET_TOKEN_BUDGET); or compute prompts elsewhere: motet up --prefill 1",
-                cost=lost * max(seen.mean("running"), 1.0),
+                cost=lost * max(instance.mean("running"), 1.0),
                 requests=window.requests,
             )
         )
     return findings
 
 
-def _step_alone(seen: Seen) -> float:
+def _step_alone(instance: InstanceWindow) -> float:
     """Return the seconds of a decode-only step in the window.
 
     If the window has too few of them, this is the mean over the instance's lifetime.
     """
-    steps = seen.growth("decode_steps")
+    steps = instance.growth("decode_steps")
     if steps >= STRETCHED_STEPS:
-        return seen.growth("decode_seconds") / steps
-    return seen.now("decode_seconds") / max(seen.now("decode_steps"), 1.0)
+        return instance.growth("decode_seconds") / steps
+    return instance.now("decode_seconds") / max(instance.now("decode_steps"), 1.0)
 
 
 def _budget(tokens: float, stretch: float) -> int:
@@ -77,22 +77,24 @@ def _budget(tokens: float, stretch: float) -> int:
 def cache_too_small(window: Window) -> list[Finding]:
     """Find engines that recompute evicted prefixes, or whose requests wait for blocks."""
     findings = []
-    for seen in window.ready("decode"):
-        again = seen.growth("recomputed_tokens")
-        share = again / max(seen.growth("tokens"), again, 1.0)
-        preempted = seen.rate("preemptions")
-        waits = is_out_of_blocks(seen)
+    for instance in window.ready("decode"):
+        again = instance.growth("recomputed_tokens")
+        share = again / max(instance.growth("tokens"), again, 1.0)
+        preempted = instance.rate("preemptions")
+        waits = is_out_of_blocks(instance)
         lost = again >= RECOMPUTED_TOKENS and share >= RECOMPUTED_SHARE
         if not (lost or waits or preempted > 1 / PREEMPTIONS_EVERY):
             continue
         numbers = {
             "recomputed_share": share,
             "recomputed_tokens": again,
-            "evictions": seen.growth("evictions"),
-            "preemptions": seen.growth("preemptions"),
-            "free": seen.mean("kv_free"),
+            "evictions": instance.growth("evictions"),
+            "preemptions": instance.growth("preemptions"),
+            "free": instance.mean("kv_free"),
         }
-        computing = again * seen.now("prefill_token") / seen.seconds if seen.seconds else 0.0
+        computing = (
+            again * instance.now("prefill_token") / instance.seconds if instance.seconds else 0.0
+        )
         findings.append(
             found(
                 "cache_too_small",
@@ -101,28 +103,28 @@ def cache_too_small(window: Window) -> list[Finding]:
                 else "The KV cache loses what it is asked for again: beginnings of prompts are computed anew.",
                 Layer.L2,
                 "blocks of the KV cache",
-                [seen.name],
+                [instance.name],
                 numbers,
-                f"decode: --kv-memory {_twice(seen)} (MOTET_KV_MEMORY), or --host-cache {_twice(seen)} "
+                f"decode: --kv-memory {_twice(instance)} (MOTET_KV_MEMORY), or --host-cache {_twice(instance)} "
                 "(MOTET_HOST_CACHE) to keep what falls out; or another instance: motet scale decode="
                 f"{len(window.ready('decode')) + 1}",
-                cost=computing * max(seen.mean("running"), 1.0)
-                + (seen.mean("queued") if waits else 0.0),
+                cost=computing * max(instance.mean("running"), 1.0)
+                + (instance.mean("queued") if waits else 0.0),
                 requests=window.requests,
             )
         )
     return findings
 
 
-def is_out_of_blocks(seen: Seen) -> bool:
+def is_out_of_blocks(instance: InstanceWindow) -> bool:
     """Return True if requests wait at an instance because its KV cache is nearly full."""
     return (
-        "kv_free" in seen.last.load
-        and seen.mean("kv_free") < FREE_BLOCKS
-        and seen.mean("queued") >= 1
+        "kv_free" in instance.last.load
+        and instance.mean("kv_free") < FREE_BLOCKS
+        and instance.mean("queued") >= 1
     )
 
 
-def _twice(seen: Seen) -> str:
+def _twice(instance: InstanceWindow) -> str:
     """Return twice the size of the KV cache as a setting, in MiB."""
-    return f"{max(2, -(-2 * int(seen.now('kv_bytes')) // 2**20))}MiB"
+    return f"{max(2, -(-2 * int(instance.now('kv_bytes')) // 2**20))}MiB"

@@ -7,7 +7,7 @@ import statistics
 from .engine import is_out_of_blocks
 from .finding import Finding, Layer, found
 from .machine import has_free_core
-from .window import Seen, Window
+from .window import InstanceWindow, Window
 
 # An instance queues if on average QUEUED requests wait there, and some wait in QUEUED_SHARE of its
 # heartbeats.
@@ -20,9 +20,9 @@ COLD_QUEUE = 0.25
 CROWD = 8.0
 
 
-def queues(seen: Seen) -> bool:
+def queues(instance: InstanceWindow) -> bool:
     """Return True if requests regularly wait at an instance."""
-    return seen.mean("queued") >= QUEUED and seen.share("queued") >= QUEUED_SHARE
+    return instance.mean("queued") >= QUEUED and instance.share("queued") >= QUEUED_SHARE
 
 
 def hot_instance(window: Window) -> list[Finding]:
@@ -31,10 +31,10 @@ def hot_instance(window: Window) -> list[Finding]:
     for model, group in window.by_model("decode").items():
         if len(group) < 2:
             continue
-        hot = max(group, key=lambda seen: seen.mean("active"))
-        others = [seen for seen in group if seen is not hot]
-        rest = statistics.fmean(seen.mean("active") for seen in others)
-        cold = min(seen.mean("queued") for seen in others)
+        hot = max(group, key=lambda instance: instance.mean("active"))
+        others = [instance for instance in group if instance is not hot]
+        rest = statistics.fmean(instance.mean("active") for instance in others)
+        cold = min(instance.mean("queued") for instance in others)
         harmed = queues(hot) or hot.mean("active") >= CROWD
         if not harmed or hot.mean("active") < HOT * max(rest, 1.0) or cold > COLD_QUEUE:
             continue
@@ -67,15 +67,17 @@ def too_few_decode(window: Window) -> list[Finding]:
     waiting = _waiting_for_any(window)
     for model in sorted(groups.keys() | waiting.keys()):
         group = groups.get(model, [])
-        short = [seen for seen in group if queues(seen) and not is_out_of_blocks(seen)]
+        short = [
+            instance for instance in group if queues(instance) and not is_out_of_blocks(instance)
+        ]
         if len(short) < len(group) or not (short or waiting.get(model, 0.0) >= QUEUED):
             continue
-        queued = sum(seen.mean("queued") for seen in group) + waiting.get(model, 0.0)
+        queued = sum(instance.mean("queued") for instance in group) + waiting.get(model, 0.0)
         findings.append(_too_few(window, model, group, queued))
     return findings
 
 
-def _too_few(window: Window, model: str, group: list[Seen], queued: float) -> Finding:
+def _too_few(window: Window, model: str, group: list[InstanceWindow], queued: float) -> Finding:
     where = (
         ""
         if not group or any(map(has_free_core(window), group))
@@ -91,10 +93,10 @@ def _too_few(window: Window, model: str, group: list[Seen], queued: float) -> Fi
         what,
         Layer.L4,
         "decode instances",
-        [seen.name for seen in group],
+        [instance.name for instance in group],
         {
             "queued": queued,
-            "running": sum(seen.mean("running") for seen in group),
+            "running": sum(instance.mean("running") for instance in group),
             "instances": len(group),
             "queue_seconds": window.stage("decode.queue"),
         },
@@ -107,9 +109,9 @@ def _too_few(window: Window, model: str, group: list[Seen], queued: float) -> Fi
 def _waiting_for_any(window: Window) -> dict[str, float]:
     """Return the requests that tokenizers hold because no instance is available, by model."""
     found: dict[str, float] = {}
-    for seen in window.ready("tokenizer"):
-        for name in seen.last.load:
+    for instance in window.ready("tokenizer"):
+        for name in instance.last.load:
             if name.startswith("waiting_for_decode/"):
                 model = name.partition("/")[2]
-                found[model] = found.get(model, 0.0) + seen.mean(name)
+                found[model] = found.get(model, 0.0) + instance.mean(name)
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from .finding import Finding, Layer, found
-from .window import Seen, Window
+from .window import InstanceWindow, Window
 
 # An event loop is full if it computes for LOOP of the time in which it could have a core, and uses
 # at least LOOP_CPU of a core: below that, other processes take its time.
@@ -19,9 +19,9 @@ ENCODING_CPU = 0.6
 UNREAD = 0.5
 
 
-def is_full(seen: Seen) -> bool:
+def is_full(instance: InstanceWindow) -> bool:
     """Return True if the instance's event loop has no spare time."""
-    return seen.loop >= LOOP and seen.rate("loop_cpu") >= LOOP_CPU
+    return instance.loop >= LOOP and instance.rate("loop_cpu") >= LOOP_CPU
 
 
 def gateway_bound(window: Window) -> list[Finding]:
@@ -33,23 +33,26 @@ def gateway_bound(window: Window) -> list[Finding]:
             "A gateway computes all the time: what passes through it waits for its one thread.",
             Layer.L5,
             "event loop of the gateway",
-            [seen.name],
-            _loop_numbers(seen)
-            | {"streams": seen.mean("streams"), "requests_per_second": seen.rate("http_requests")},
+            [instance.name],
+            _loop_numbers(instance)
+            | {
+                "streams": instance.mean("streams"),
+                "requests_per_second": instance.rate("http_requests"),
+            },
             f"motet scale gateway={len(gateways) + 1}: it takes connections from the same socket",
-            cost=max(seen.mean("streams"), 1.0) * seen.loop,
+            cost=max(instance.mean("streams"), 1.0) * instance.loop,
             requests=window.requests,
         )
-        for seen in gateways
-        if is_full(seen)
+        for instance in gateways
+        if is_full(instance)
     ]
 
 
-def _loop_numbers(seen: Seen) -> dict[str, float]:
+def _loop_numbers(instance: InstanceWindow) -> dict[str, float]:
     return {
-        "loop": min(seen.loop, 1.0),
-        "core_share": seen.rate("loop_cpu"),
-        "late_share": seen.rate("timer_lag"),
+        "loop": min(instance.loop, 1.0),
+        "core_share": instance.rate("loop_cpu"),
+        "late_share": instance.rate("timer_lag"),
     }
 
 
@@ -57,22 +60,24 @@ def tokenizer_bound(window: Window) -> list[Finding]:
     """Find tokenizers without spare time, on event loops or on threads that encode long prompts."""
     tokenizers = window.ready("tokenizer")
     encoding = _encoding(window)
-    full = [seen for seen in tokenizers if is_full(seen)]
+    full = [instance for instance in tokenizers if is_full(instance)]
     busy = [
-        seen for seen in tokenizers if encoding >= ENCODING and seen.rate("cpu") >= ENCODING_CPU
+        instance
+        for instance in tokenizers
+        if encoding >= ENCODING and instance.rate("cpu") >= ENCODING_CPU
     ]
     if not full and (not busy or len(busy) < len(tokenizers)):
         return []
-    held = full or busy
-    worst = max(held, key=lambda seen: seen.rate("cpu"))
-    active = sum(seen.mean("active") for seen in held)
+    affected = full or busy
+    worst = max(affected, key=lambda instance: instance.rate("cpu"))
+    active = sum(instance.mean("active") for instance in affected)
     return [
         found(
             "tokenizer_bound",
             "Tokenizers compute all the time: prompts wait to be encoded, and tokens to become text.",
             Layer.L5,
             "CPU of the tokenizer",
-            [seen.name for seen in held],
+            [instance.name for instance in affected],
             _loop_numbers(worst)
             | {"cores": worst.rate("cpu"), "encoding_share": encoding, "active": active},
             f"motet scale tokenizer={len(tokenizers) + 1}",
@@ -94,10 +99,14 @@ def _encoding(window: Window) -> float:
 
 def slow_client(window: Window) -> list[Finding]:
     """Find gateways whose replies wait for clients that do not read them."""
-    held = [seen for seen in window.ready("gateway") if seen.mean("unread_replies") >= UNREAD]
-    if not held:
+    affected = [
+        instance
+        for instance in window.ready("gateway")
+        if instance.mean("unread_replies") >= UNREAD
+    ]
+    if not affected:
         return []
-    unwritten = sum(seen.mean("unread_replies") for seen in held)
+    unread = sum(instance.mean("unread_replies") for instance in affected)
     engines = window.ready("decode")
     return [
         found(
@@ -105,22 +114,26 @@ def slow_client(window: Window) -> list[Finding]:
             "Clients do not read: their replies stand still, and keep their places in the cache.",
             Layer.L6,
             "connections of clients",
-            [seen.name for seen in held],
+            [instance.name for instance in affected],
             {
-                "unread_replies": unwritten,
+                "unread_replies": unread,
                 "unread_at_tokenizers": sum(
-                    seen.mean("unread") for seen in window.ready("tokenizer")
+                    instance.mean("unread") for instance in window.ready("tokenizer")
                 ),
-                "unread_at_decode": sum(seen.mean("unread") for seen in engines),
+                "unread_at_decode": sum(instance.mean("unread") for instance in engines),
                 "cache_free": min(
-                    (seen.mean("kv_free") for seen in engines if "kv_free" in seen.last.load),
+                    (
+                        instance.mean("kv_free")
+                        for instance in engines
+                        if "kv_free" in instance.last.load
+                    ),
                     default=1.0,
                 ),
             },
             "nothing here is short: have the client read, or ask without stream; gateway: --request-timeout 60s ends "
             "such replies sooner (MOTET_REQUEST_TIMEOUT), tokenizer: --window 16 computes less ahead for them "
             "(MOTET_WINDOW)",
-            cost=unwritten,
+            cost=unread,
             requests=window.requests,
         )
     ]

@@ -11,7 +11,7 @@ SAVED = 0.5
 
 def kernels_fallback(window: Window) -> list[Finding]:
     """Return a finding for instances whose CPU kernels run on torch without a native library."""
-    slow = [seen for seen in window.instances if seen.now("kernels_on_torch")]
+    slow = [instance for instance in window.instances if instance.now("kernels_on_torch")]
     if not slow:
         return []
     return [
@@ -20,11 +20,11 @@ def kernels_fallback(window: Window) -> list[Finding]:
             "Kernels run on torch, several times slower than native ones: there is no library for this processor.",
             Layer.L1,
             "kernels",
-            [seen.name for seen in slow],
+            [instance.name for instance in slow],
             {"instances": float(len(slow))},
             "install a C++ compiler (Debian, Ubuntu: apt-get install g++), let the kernels choose, "
             "and start again; the log gives the cause at `kernels run on torch`",
-            cost=SAVED * sum(seen.mean("active") for seen in slow),
+            cost=SAVED * sum(instance.mean("active") for instance in slow),
             requests=window.requests,
         )
     ]

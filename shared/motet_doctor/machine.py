@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .finding import Finding, Layer, found
-from .window import Seen, Window
+from .window import InstanceWindow, Window
 
 # A process is starved if its threads wait for a core for STARVED of the time that they want one,
 # and for at least STARVED_RATE seconds per second.
@@ -18,34 +18,39 @@ OTHERS_SHARE = 0.5
 FREE_CORES = 0.5  # a machine with fewer has no free core
 
 
-def starved(seen: Seen) -> bool:
+def starved(instance: InstanceWindow) -> bool:
     """Return True if the process waits too much for cores."""
-    waited = seen.rate("cpu_wait")
-    return waited >= STARVED_RATE and waited >= STARVED * (waited + seen.rate("cpu"))
+    waited = instance.rate("cpu_wait")
+    return waited >= STARVED_RATE and waited >= STARVED * (waited + instance.rate("cpu"))
 
 
-def taken_by_others(machine: Sequence[Seen]) -> float:
+def taken_by_others(machine: Sequence[InstanceWindow]) -> float:
     """Return the cores used by other processes, including time stolen from the machine."""
-    everybody = max(seen.rate("machine_cpu") + seen.rate("machine_steal") for seen in machine)
-    return max(0.0, everybody - sum(seen.rate("cpu") for seen in machine))
+    everybody = max(
+        instance.rate("machine_cpu") + instance.rate("machine_steal") for instance in machine
+    )
+    return max(0.0, everybody - sum(instance.rate("cpu") for instance in machine))
 
 
-def free_cores(machine: Sequence[Seen]) -> float:
+def free_cores(machine: Sequence[InstanceWindow]) -> float:
     """Return the unused cores of a machine."""
     return machine[0].now("cores") - max(
-        seen.rate("machine_cpu") + seen.rate("machine_steal") for seen in machine
+        instance.rate("machine_cpu") + instance.rate("machine_steal") for instance in machine
     )
 
 
-def has_free_core(window: Window) -> Callable[[Seen], bool]:
+def has_free_core(window: Window) -> Callable[[InstanceWindow], bool]:
     """Return a predicate for instances whose machine has a free core.
 
     It is True for instances whose machine is unknown.
     """
     crowded = [
-        seen for machine in window.machines if free_cores(machine) < FREE_CORES for seen in machine
+        instance
+        for machine in window.machines
+        if free_cores(machine) < FREE_CORES
+        for instance in machine
     ]
-    return lambda seen: seen not in crowded
+    return lambda instance: instance not in crowded
 
 
 def cpu_short(window: Window) -> list[Finding]:
@@ -58,25 +63,31 @@ def cpu_short(window: Window) -> list[Finding]:
     ]
 
 
-def _short(window: Window, machine: Sequence[Seen]) -> Finding | None:
-    waiting = [seen for seen in machine if starved(seen)]
+def _short(window: Window, machine: Sequence[InstanceWindow]) -> Finding | None:
+    waiting = [instance for instance in machine if starved(instance)]
     if not waiting:
         return None
-    others, waited = taken_by_others(machine), sum(seen.rate("cpu_wait") for seen in waiting)
-    had = sum(seen.rate("cpu") for seen in waiting)
+    others, waited = (
+        taken_by_others(machine),
+        sum(instance.rate("cpu_wait") for instance in waiting),
+    )
+    had = sum(instance.rate("cpu") for instance in waiting)
     foreign = others >= OTHERS and others >= OTHERS_SHARE * had
     if not foreign and free_cores(machine) >= FREE_CORES:
         return None
     share = waited / (waited + had)
-    held = max(seen.mean("active") for seen in waiting)
+    affected = max(instance.mean("active") for instance in waiting)
     numbers = {
         "waiting_share": share,
         "waiting": waited,
         "cores_of_others": others,
-        "stolen": max(seen.rate("machine_steal") for seen in machine),
+        "stolen": max(instance.rate("machine_steal") for instance in machine),
         "cores": machine[0].now("cores"),
     }
-    names = [seen.name for seen in sorted(waiting, key=lambda seen: -seen.rate("cpu_wait"))]
+    names = [
+        instance.name
+        for instance in sorted(waiting, key=lambda instance: -instance.rate("cpu_wait"))
+    ]
     return found(
         "cpu_neighbour" if foreign else "cpu_full",
         "Others on this machine have the cores that these processes are ready to run on."
@@ -90,6 +101,6 @@ def _short(window: Window, machine: Sequence[Seen]) -> Finding | None:
         "taskset -pc CORES PID, compose's cpuset"
         if foreign
         else "another machine for some of it, or fewer threads: decode --threads N (MOTET_THREADS)",
-        cost=share * max(held, 1.0),
+        cost=share * max(affected, 1.0),
         requests=window.requests,
     )

@@ -12,7 +12,7 @@ from .kernels import kernels_fallback
 from .machine import cpu_short
 from .window import Window
 
-LEAST = 1.0  # seconds; findings from shorter observations are noise
+MIN_SECONDS = 1.0  # seconds; findings from shorter observations are noise
 
 Rule = Callable[[Window], list[Finding]]
 
@@ -47,14 +47,14 @@ def diagnose(window: Window) -> list[Finding]:
 
     Instances that were observed for less than `LEAST` are ignored.
     """
-    known = [seen for seen in window.instances if seen.seconds >= LEAST]
-    names = {seen.name for seen in known}
+    known = [instance for instance in window.instances if instance.seconds >= MIN_SECONDS]
+    names = {instance.name for instance in known}
     machines = [
         kept
         for machine in window.machines
-        if (kept := [seen for seen in machine if seen.name in names])
+        if (kept := [instance for instance in machine if instance.name in names])
     ]
-    judged = Window(known, window.timings, machines)
+    observed = Window(known, window.timings, machines)
     return sorted(
-        (finding for rule in RULES for finding in rule(judged)), key=lambda finding: -finding.cost
+        (finding for rule in RULES for finding in rule(observed)), key=lambda finding: -finding.cost
     )

@@ -13,23 +13,23 @@ Timing = Mapping[str, float]  # of one reply: seconds by `<role>.<stage>`
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """Snapshot of a directory at a time, in seconds of any clock."""
 
     time: float
-    beats: Sequence[Heartbeat]
+    heartbeats: Sequence[Heartbeat]
 
 
 @dataclass(frozen=True)
-class Seen:
+class InstanceWindow:
     """One instance with its heartbeats in order of arrival, at least one."""
 
-    beats: Sequence[Heartbeat]
+    heartbeats: Sequence[Heartbeat]
 
     @property
     def last(self) -> Heartbeat:
         """Return the last heartbeat."""
-        return self.beats[-1]
+        return self.heartbeats[-1]
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Seen:
 
     def growth(self, name: str) -> float:
         """Return the growth of a counter."""
-        return max(0.0, self.now(name) - self.beats[0].load.get(name, 0.0))
+        return max(0.0, self.now(name) - self.heartbeats[0].load.get(name, 0.0))
 
     def rate(self, name: str) -> float:
         """Return the growth of a counter per second, 0 if no time has passed."""
@@ -55,11 +55,13 @@ class Seen:
 
     def mean(self, name: str) -> float:
         """Return the mean of a gauge over all heartbeats."""
-        return statistics.fmean(beat.load.get(name, 0.0) for beat in self.beats)
+        return statistics.fmean(heartbeat.load.get(name, 0.0) for heartbeat in self.heartbeats)
 
     def share(self, name: str, least: float = 0.0) -> float:
         """Return the share of heartbeats in which a number was more than `least`."""
-        return statistics.fmean(beat.load.get(name, 0.0) > least for beat in self.beats)
+        return statistics.fmean(
+            heartbeat.load.get(name, 0.0) > least for heartbeat in self.heartbeats
+        )
 
     @property
     def loop(self) -> float:
@@ -77,46 +79,52 @@ class Window:
     `machines` groups instances that share a machine; those whose machine is unknown are left out.
     """
 
-    instances: Sequence[Seen]
+    instances: Sequence[InstanceWindow]
     timings: Sequence[Timing] = ()
-    machines: Sequence[Sequence[Seen]] = field(default=())
+    machines: Sequence[Sequence[InstanceWindow]] = field(default=())
 
     @classmethod
-    def of(cls, looks: Iterable[Look], timings: Sequence[Timing] = ()) -> Window:
+    def of(cls, snapshots: Iterable[Snapshot], timings: Sequence[Timing] = ()) -> Window:
         """Build a window of the instances in the last look.
 
         Instances that left before are ignored; repeated heartbeats (with equal `seq`) are dropped.
         """
-        beats: dict[str, list[Heartbeat]] = {}
+        heartbeats: dict[str, list[Heartbeat]] = {}
         present: set[str] = set()
-        for look in sorted(looks, key=lambda look: look.time):
-            present = {beat.instance for beat in look.beats}
-            for beat in look.beats:
-                known = beats.setdefault(beat.instance, [])
-                if not known or known[-1].seq != beat.seq:
-                    known.append(beat)
-        instances = [Seen(told) for name, told in sorted(beats.items()) if name in present]
+        for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.time):
+            present = {heartbeat.instance for heartbeat in snapshot.heartbeats}
+            for heartbeat in snapshot.heartbeats:
+                known = heartbeats.setdefault(heartbeat.instance, [])
+                if not known or known[-1].seq != heartbeat.seq:
+                    known.append(heartbeat)
+        instances = [
+            InstanceWindow(history)
+            for name, history in sorted(heartbeats.items())
+            if name in present
+        ]
         return cls(instances, timings, _by_machine(instances))
 
-    def ready(self, role: str) -> list[Seen]:
+    def ready(self, role: str) -> list[InstanceWindow]:
         """Return the instances of a role that take work."""
         return [
-            seen for seen in self.instances if seen.last.role == role and seen.last.state == "ready"
+            instance
+            for instance in self.instances
+            if instance.last.role == role and instance.last.state == "ready"
         ]
 
-    def by_model(self, role: str) -> dict[str, list[Seen]]:
+    def by_model(self, role: str) -> dict[str, list[InstanceWindow]]:
         """Return the ready instances of a role by model name."""
-        groups: dict[str, list[Seen]] = {}
-        for seen in self.ready(role):
-            for card in seen.last.models:
-                groups.setdefault(card.name, []).append(seen)
+        groups: dict[str, list[InstanceWindow]] = {}
+        for instance in self.ready(role):
+            for card in instance.last.models:
+                groups.setdefault(card.name, []).append(instance)
         return groups
 
     @property
     def requests(self) -> float:
         """Return the mean number of concurrent replies, as counted by gateways or by tokenizers."""
-        streams = sum(seen.mean("streams") for seen in self.ready("gateway"))
-        return max(streams, sum(seen.mean("active") for seen in self.ready("tokenizer")))
+        streams = sum(instance.mean("streams") for instance in self.ready("gateway"))
+        return max(streams, sum(instance.mean("active") for instance in self.ready("tokenizer")))
 
     def stage(self, name: str) -> float:
         """Return the median seconds of a stage of a reply; 0 without replies."""
@@ -127,7 +135,9 @@ class Window:
         )
 
 
-def _by_machine(instances: Sequence[Seen]) -> list[list[Seen]]:
-    known = [seen for seen in instances if "machine_id" in seen.last.load]
-    known.sort(key=lambda seen: seen.now("machine_id"))
-    return [list(group) for _, group in groupby(known, key=lambda seen: seen.now("machine_id"))]
+def _by_machine(instances: Sequence[InstanceWindow]) -> list[list[InstanceWindow]]:
+    known = [instance for instance in instances if "machine_id" in instance.last.load]
+    known.sort(key=lambda instance: instance.now("machine_id"))
+    return [
+        list(group) for _, group in groupby(known, key=lambda instance: instance.now("machine_id"))
+    ]

@@ -154,9 +154,9 @@ class Resampler:
         self._up, self._down = _ratio(source, target)
         self._taps = _filter(self._up, self._down)
         self._half = (self._taps.shape[1] - 1) // 2
-        self._torn = b""  # first byte of an incomplete sample
+        self._partial_sample = b""  # first byte of an incomplete sample
         # Input from index `_first` on; silence precedes the beginning.
-        self._heard = np.zeros(self._half)
+        self._buffered = np.zeros(self._half)
         self._first = -self._half
         self._received = 0  # samples
         self._made = 0  # samples
@@ -165,12 +165,12 @@ class Resampler:
         """Return the output that `pcm` completes."""
         import numpy as np
 
-        whole = self._torn + pcm
-        cut = len(whole) - len(whole) % SAMPLE_BYTES
-        self._torn = whole[cut:]
-        fresh = np.frombuffer(whole[:cut], "<i2")
+        received = self._partial_sample + pcm
+        cut = len(received) - len(received) % SAMPLE_BYTES
+        self._partial_sample = received[cut:]
+        fresh = np.frombuffer(received[:cut], "<i2")
         self._received += len(fresh)
-        self._heard = np.concatenate([self._heard, fresh])
+        self._buffered = np.concatenate([self._buffered, fresh])
         centres = self._received - self._half  # an output may be centred on inputs below it
         return self._make(-(-centres * self._up // self._down))
 
@@ -178,7 +178,7 @@ class Resampler:
         """Return the remaining output, as if silence followed; the resampler is then used up."""
         import numpy as np
 
-        self._heard = np.concatenate([self._heard, np.zeros(self._half)])
+        self._buffered = np.concatenate([self._buffered, np.zeros(self._half)])
         return self._make(-(-self._received * self._up // self._down))
 
     def _make(self, until: int) -> bytes:
@@ -188,11 +188,11 @@ class Resampler:
         if until <= self._made:
             return b""
         centre, phase = np.divmod(np.arange(self._made, until) * self._down, self._up)
-        windows = np.lib.stride_tricks.sliding_window_view(self._heard, self._taps.shape[1])
+        windows = np.lib.stride_tricks.sliding_window_view(self._buffered, self._taps.shape[1])
         sums = np.einsum("nk,nk->n", windows[centre - self._half - self._first], self._taps[phase])
         self._made = until
         spent = until * self._down // self._up - self._half - self._first
-        self._heard, self._first = self._heard[spent:], self._first + spent
+        self._buffered, self._first = self._buffered[spent:], self._first + spent
         made: NDArray[np.int16] = np.clip(np.floor(sums / _UNIT + 0.5), -32768, 32767).astype("<i2")
         return made.tobytes()
 
@@ -226,6 +226,6 @@ def _filter(up: int, down: int) -> NDArray[np.float64]:
     offsets = np.arange(-half, half + 1)[None, :] - np.arange(up)[:, None] / up  # in input samples
     window = np.i0(_KAISER * np.sqrt(np.clip(1 - (offsets / (half + 1)) ** 2, 0, None)))
     taps = np.sinc(offsets / stretch * _ROLL_OFF) * window
-    whole: NDArray[np.float64] = np.rint(taps / taps.sum(axis=1, keepdims=True) * _UNIT)
-    whole[:, half] += _UNIT - whole.sum(axis=1)  # a constant signal stays exactly the same
-    return whole
+    rounded: NDArray[np.float64] = np.rint(taps / taps.sum(axis=1, keepdims=True) * _UNIT)
+    rounded[:, half] += _UNIT - rounded.sum(axis=1)  # a constant signal stays exactly the same
+    return rounded

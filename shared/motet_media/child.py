@@ -23,22 +23,24 @@ _SOCKET = 3  # descriptor after standard input, output and error
 
 
 class Child:
-    """Serve orders until the service closes its end."""
+    """Serve jobs until the service closes its end."""
 
     def __init__(self, peer: socket.socket, window: mmap.mmap, tasks: dict[str, Task], base: int):
         self._peer, self._window, self._tasks, self._base = peer, window, tasks, base
-        self._lent = False  # the window holds a part that the service may not have copied yet
+        self._window_lent = (
+            False  # the window holds a part that the service may not have copied yet
+        )
 
     def serve(self) -> None:
-        """Receive and run orders, and answer each with Done or Refusal."""
+        """Receive and run jobs, and answer each with Done or Refusal."""
         while True:
-            self._own_window()
-            order = self._receive()
-            if not isinstance(order, wire.Order):
+            self._wait_for_window()
+            job = self._receive()
+            if not isinstance(job, wire.Job):
                 return
             try:
-                confine.limit_order(order.cpu, order.memory, self._base)
-                self._run(order)
+                confine.limit_job(job.cpu, job.memory, self._base)
+                self._run(job)
                 answer: wire.Answer = wire.Done()
             except BadRequest as error:
                 answer = wire.Refusal(error.code, error.message, error.param)
@@ -48,16 +50,16 @@ class Child:
                 answer = wire.Refusal("crash", type(error).__name__)
             self._send(answer)
 
-    def _run(self, order: wire.Order) -> None:
-        for meta, payload in self._tasks[order.task](self._input(order.nbytes), **order.args):
+    def _run(self, job: wire.Job) -> None:
+        for meta, payload in self._tasks[job.task](self._input(job.nbytes), **job.args):
             self._put(meta, payload)
 
     def _input(self, nbytes: int) -> bytes:
-        """Return the input of an order, received window by window."""
+        """Return the input of a job, received window by window."""
         parts = [self._window[: min(nbytes, wire.WINDOW)]]
         missing = nbytes - len(parts[0])
         while missing:
-            self._send(wire.Go())
+            self._send(wire.Continue())
             self._receive()
             parts.append(self._window[: min(missing, wire.WINDOW)])
             missing -= len(parts[-1])
@@ -68,34 +70,34 @@ class Child:
         view = memoryview(payload)
         for start in range(0, len(view) or 1, wire.WINDOW):
             part = view[start : start + wire.WINDOW]
-            self._own_window()
+            self._wait_for_window()
             self._window[: len(part)] = part
             self._send(wire.Part(len(part), start + len(part) < len(view), meta))
-            self._lent = True
+            self._window_lent = True
 
-    def _own_window(self) -> None:
+    def _wait_for_window(self) -> None:
         """Wait until the service has copied the last part.
 
         Decoding continues meanwhile, at most one part ahead.
         """
-        if self._lent:
-            self._lent = False
+        if self._window_lent:
+            self._window_lent = False
             self._receive()
 
     def _send(self, answer: wire.Answer) -> None:
         self._peer.send(wire.encode(answer))
 
-    def _receive(self) -> wire.Order | wire.Go | None:
-        data = self._peer.recv(wire.MOST)
-        if not data:  # the service has ended, or gives up this order
+    def _receive(self) -> wire.Job | wire.Continue | None:
+        data = self._peer.recv(wire.MAX_FRAME)
+        if not data:  # the service has ended, or gives up this job
             os._exit(0)
-        return wire.orders.decode(data)
+        return wire.jobs.decode(data)
 
 
 def main(argv: list[str]) -> None:
-    """Confine this process, load MODULE, and serve orders."""
+    """Confine this process, load MODULE, and serve jobs."""
     peer, window, parent, module = int(argv[0]), int(argv[1]), int(argv[2]), argv[3]
-    granted = confine.leave_parent(parent)
+    granted = confine.die_with_parent_process(parent)
     shared = mmap.mmap(window, wire.WINDOW)  # keeps its own descriptor, closed below
     decoders = importlib.import_module(module)
     decoders.warm()

@@ -23,7 +23,7 @@ _RIGHTS = (13, 14, 15, 15, 16)  # number of file rights that Landlock's versions
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def leave_parent(parent: int) -> dict[str, bool]:
+def die_with_parent_process(parent: int) -> dict[str, bool]:
     """Leave the network namespace, and die with the process `parent`.
 
     Must run before any thread starts.
@@ -50,10 +50,10 @@ def lock(descriptors: int) -> dict[str, bool]:
     }
 
 
-def limit_order(cpu: float, memory: int, base: int) -> None:
-    """Bound the next order: `cpu` further seconds, and `memory` bytes more than `base`.
+def limit_job(cpu: float, memory: int, base: int) -> None:
+    """Bound the next job: `cpu` further seconds, and `memory` bytes more than `base`.
 
-    Both are soft limits, which the next order may raise again. Beyond the CPU limit the kernel
+    Both are soft limits, which the next job may raise again. Beyond the CPU limit the kernel
     sends SIGXCPU, which kills.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)

@@ -1,7 +1,7 @@
 """Share a few decoding children among all callers that decode one kind of media.
 
-A child is started when it is first needed, kept for further orders, and replaced when it was
-killed, crashed or has served `_JOBS` orders. There are at most `size` children; further orders
+A child is started when it is first needed, kept for further jobs, and replaced when it was
+killed, crashed or has served `_JOBS` jobs. There are at most `size` children; further jobs
 wait.
 """
 
@@ -22,8 +22,8 @@ from . import wire
 from .worker import Data, Died, Limits, Refused, Result, Worker
 
 SIZE = max(2, min(4, os.cpu_count() or 1))
-_JOBS = 500  # orders per child: its leaks and leftover client data end with it
-_LOOK = 0.1  # seconds between checks whether a waiting order was cancelled
+_JOBS = 500  # jobs per child: its leaks and leftover client data end with it
+_CANCEL_CHECK = 0.1  # seconds between checks whether a waiting job was cancelled
 _DECODERS = {kind: f"motet_media.{kind}" for kind in ("sound", "picture", "video")}
 R = TypeVar("R")
 
@@ -94,7 +94,7 @@ class Pool:
         child.
         """
         scope = _scope.get(None) or Scope()
-        worker, whole = self._acquire(scope), False
+        worker, complete = self._acquire(scope), False
         try:
             results = worker.run(task, data, limits, args)
             while True:
@@ -108,15 +108,15 @@ class Pool:
                 if result is None:
                     break
                 yield result
-            whole = True
+            complete = True
         except Refused as error:
-            whole = error.refusal.code not in ("memory", "crash")
+            complete = error.refusal.code not in ("memory", "crash")
             raise _error(error.refusal, limits, refuse) from None
         except (Died, TimeoutError) as error:
             (_scope.get(None) or scope).hold(None)  # raises Cancelled if that is the cause
             raise refuse(_reason(error, limits)) from None
         finally:
-            self._release(worker, whole and worker.jobs < _JOBS)
+            self._release(worker, complete and worker.jobs < _JOBS)
 
     def close(self) -> None:
         """End all children; busy ones are released by the threads that wait for them."""
@@ -158,7 +158,7 @@ class Pool:
                 if len(self._workers) + self._starting < self._size:
                     self._starting += 1
                     break
-                self._free.wait(_LOOK)
+                self._free.wait(_CANCEL_CHECK)
         return self._begin()
 
     def _begin(self) -> Worker:
@@ -175,9 +175,9 @@ class Pool:
             self._workers.add(worker)
         return worker
 
-    def _release(self, worker: Worker, whole: bool) -> None:
+    def _release(self, worker: Worker, complete: bool) -> None:
         with self._free:
-            keep = whole and worker in self._workers
+            keep = complete and worker in self._workers
             if keep:
                 self._idle.append(worker)
             else:

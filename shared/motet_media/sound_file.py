@@ -49,10 +49,10 @@ def read_blocks(data: Data, longest: float, size: int) -> Generator[Samples, Non
         held.append(part)
         count += len(part)
         if count >= size:
-            whole = np.concatenate(held)
+            complete = np.concatenate(held)
             for start in range(0, count - count % size, size):
-                yield whole[start : start + size]
-            held, count = [whole[count - count % size :]], count % size
+                yield complete[start : start + size]
+            held, count = [complete[count - count % size :]], count % size
     if count:
         yield np.concatenate(held)
 

@@ -59,13 +59,13 @@ def frames(
 
 def warm() -> None:
     """Decode a video of one frame, so that nothing has to be imported later."""
-    film = BytesIO()
-    with av.open(film, "w", format="mp4") as out:
+    buffer = BytesIO()
+    with av.open(buffer, "w", format="mp4") as out:
         stream: Any = out.add_stream("mpeg4", rate=5)
         stream.width = stream.height = 32
         out.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((32, 32, 3), np.uint8))))
         out.mux(stream.encode(None))
-    list(frames(film.getvalue(), 1, 1 << 20, 10, "video"))
+    list(frames(buffer.getvalue(), 1, 1 << 20, 10, "video"))
 
 
 def _open(data: bytes) -> InputContainer:

@@ -4,10 +4,10 @@ Each frame is one SOCK_SEQPACKET packet; payloads are in the shared window.
 
 service                    child
                       <-   Hello            confined and ready
-Order (first input)   ->
-Go (further input)    <->  Go               as often as the input needs windows
+Job (first input)     ->
+Continue (more input) <->  Continue         as often as the input needs windows
                       <-   Part             a piece of a result lies in the window
-Go                    ->                    copied; the child is at most one part ahead
+Continue              ->                    copied; the child is at most one part ahead
                       <-   Done | Refusal
 """
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import msgspec
 
 WINDOW = 8 << 20  # bytes
-MOST = 65536  # maximum bytes of a frame
+MAX_FRAME = 65536  # maximum bytes of a frame
 Value = str | int | float
 
 
@@ -26,10 +26,10 @@ class Hello(msgspec.Struct, tag="hello"):
     confinement: dict[str, bool]
 
 
-class Order(msgspec.Struct, tag="order"):
+class Job(msgspec.Struct, tag="job"):
     """Request a task with `nbytes` of input.
 
-    `cpu` in seconds and `memory` in bytes apply to this order only.
+    `cpu` in seconds and `memory` in bytes apply to this job only.
     """
 
     task: str
@@ -39,7 +39,7 @@ class Order(msgspec.Struct, tag="order"):
     args: dict[str, Value] = msgspec.field(default_factory=dict)
 
 
-class Go(msgspec.Struct, tag="go"):
+class Continue(msgspec.Struct, tag="continue"):
     """Hand the window over to the other side."""
 
 
@@ -52,11 +52,11 @@ class Part(msgspec.Struct, tag="part"):
 
 
 class Done(msgspec.Struct, tag="done"):
-    """End an order successfully."""
+    """End a job successfully."""
 
 
 class Refusal(msgspec.Struct, tag="refusal"):
-    """End an order with an error.
+    """End a job with an error.
 
     `code` is one of `motet_shared.errors`, "memory" or "crash".
     """
@@ -66,7 +66,7 @@ class Refusal(msgspec.Struct, tag="refusal"):
     param: str | None = None
 
 
-Answer = Hello | Go | Part | Done | Refusal
+Answer = Hello | Continue | Part | Done | Refusal
 encode = msgspec.json.encode
 answers: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
-orders: msgspec.json.Decoder[Order | Go] = msgspec.json.Decoder(Order | Go)
+jobs: msgspec.json.Decoder[Job | Continue] = msgspec.json.Decoder(Job | Continue)

@@ -25,7 +25,7 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one order.
+    """Limits of one job.
 
     `cpu` and `wall` in seconds (only while the child works), `memory` in bytes beyond its start.
     """
@@ -36,7 +36,7 @@ class Limits:
 
 
 class Died(Exception):
-    """Report that a child ended, or was ended, during an order.
+    """Report that a child ended, or was ended, during a job.
 
     The message completes "it could not be decoded: ".
     """
@@ -46,12 +46,12 @@ class Worker:
     """Talk to one child, from one thread at a time; only `kill` may be called from any thread."""
 
     def __init__(self, module: str):
-        self._peer, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._peer, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         file = os.memfd_create("motet-media", os.MFD_CLOEXEC)
         try:
             os.ftruncate(file, wire.WINDOW)
             self._window = mmap.mmap(file, wire.WINDOW)
-            fds = (theirs.fileno(), file)
+            fds = (child_end.fileno(), file)
             self.process = subprocess.Popen(
                 [
                     sys.executable,
@@ -73,7 +73,7 @@ class Worker:
             self._peer.close()
             raise
         finally:
-            theirs.close()
+            child_end.close()
             os.close(file)
         self.confinement: dict[str, bool] = {}
         self.jobs = 0
@@ -111,26 +111,26 @@ class Worker:
         self.jobs += 1
         view, left = memoryview(data).cast("B"), limits.wall
         self._window[: min(len(view), wire.WINDOW)] = view[: wire.WINDOW]
-        self._send(wire.Order(task, len(view), limits.cpu, limits.memory, dict(args)))
+        self._send(wire.Job(task, len(view), limits.cpu, limits.memory, dict(args)))
         place, held = wire.WINDOW, []
         while True:
             began = time.monotonic()
             answer = self._receive(began + left)
             left -= time.monotonic() - began
-            if isinstance(answer, wire.Go):
+            if isinstance(answer, wire.Continue):
                 part = view[place : place + wire.WINDOW]
                 self._window[: len(part)] = part
                 place += len(part)
             elif isinstance(answer, wire.Part):
                 held.append(self._window[: max(0, min(answer.nbytes, wire.WINDOW))])
                 if not answer.more:
-                    whole, held = b"".join(held), []
-                    yield answer.meta, whole
+                    complete, held = b"".join(held), []
+                    yield answer.meta, complete
             elif isinstance(answer, wire.Refusal):
                 raise Refused(answer)
             else:
                 return
-            self._send(wire.Go())
+            self._send(wire.Continue())
 
     def kill(self) -> None:
         """Kill the child at once; the thread that waits for it notices."""
@@ -143,7 +143,7 @@ class Worker:
         self._peer.close()
         self._window.close()
 
-    def _send(self, frame: wire.Order | wire.Go) -> None:
+    def _send(self, frame: wire.Job | wire.Continue) -> None:
         try:
             self._peer.send(wire.encode(frame))
         except OSError:
@@ -152,7 +152,7 @@ class Worker:
     def _receive(self, deadline: float) -> wire.Answer:
         self._peer.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
-            data = self._peer.recv(wire.MOST)
+            data = self._peer.recv(wire.MAX_FRAME)
         except TimeoutError:
             raise
         except OSError:

@@ -45,7 +45,7 @@ class KvGroup:
     recent: Recent | None = None
 
     @property
-    def sees_everything(self) -> bool:
+    def full_attention(self) -> bool:
         """Return True if every query sees all tokens up to itself."""
         return self.window is None and self.recent is None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from motet_cli.hub.reference import parse_reference
-from motet_models.seeing import sees
+from motet_models.image_support import accepts_images
 from motet_shared.errors import ConfigError
 
 BUILT_IN = "pocket-chat"
@@ -35,9 +35,9 @@ class ModelFolder:
     path: Path
 
     @property
-    def sees(self) -> bool:
+    def accepts_images(self) -> bool:
         """Return True for a language model that also takes images."""
-        return sees(_config(self.path))
+        return accepts_images(_config(self.path))
 
 
 def model_dirs(env: dict[str, str] | None = None) -> list[Path]:

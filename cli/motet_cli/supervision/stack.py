@@ -145,7 +145,7 @@ class Stack:
                 for role, model in (voices | others).items()
                 if model is not None
             ),
-            *(f"vision={model.name}" for model in self.models if model.sees),
+            *(f"vision={model.name}" for model in self.models if model.accepts_images),
             *([f"vad={_VAD_MODEL}"] if hears else []),
         ]
 
@@ -169,7 +169,7 @@ class Stack:
                 )
 
     def _eyes(self) -> Iterator[ChildSpec]:
-        seeing = [model for model in self.models if model.sees]
+        seeing = [model for model in self.models if model.accepts_images]
         for name, model in zip(_numbered("vision", len(seeing)), seeing, strict=True):
             argv = ["--model", str(model.path), "--name", model.name]
             yield self._spec(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from motet_doctor import Look
+from motet_doctor import Snapshot
 from motet_shared.wire.discovery import HEARTBEAT_EVERY, Directory
 
 LONGEST = 60.0  # seconds that are kept
@@ -21,7 +21,7 @@ class HeartbeatHistory:
 
     def __init__(self, directory: Directory):
         self._directory = directory
-        self._kept: deque[tuple[int, Look]] = deque()
+        self._kept: deque[tuple[int, Snapshot]] = deque()
         self._count = 0
         self._now = 0.0
 
@@ -29,7 +29,7 @@ class HeartbeatHistory:
         self._now += elapsed
         if self._now >= self._count * HEARTBEAT_EVERY:
             self._count += 1
-            self._kept.append((self._count, Look(self._now, self._directory.everyone())))
+            self._kept.append((self._count, Snapshot(self._now, self._directory.everyone())))
             self._thin()
 
     def _thin(self) -> None:
@@ -41,7 +41,7 @@ class HeartbeatHistory:
         ]
         self._kept = deque(kept)
 
-    def last(self, seconds: float) -> list[Look]:
+    def last(self, seconds: float) -> list[Snapshot]:
         """Return the snapshots of the last `seconds`, oldest first; at least two if there are."""
         looks = [look for _, look in self._kept]
         inside = sum(look.time >= self._now - seconds for look in looks)

@@ -50,7 +50,7 @@ class BlockTables:
         self._null = pool.num_blocks
         self.longest_in_pool = layout.longest(pool.num_blocks, step_tokens)
         self._spill = spill
-        self._whole = [g for g, group in enumerate(self._groups) if group.sees_everything]
+        self._whole = [g for g, group in enumerate(self._groups) if group.full_attention]
         self._most_kept = self._most_held = 0
         if spill is not None:
             self._share_pool()
@@ -61,7 +61,7 @@ class BlockTables:
         Raises ConfigError if the pool does not hold one step.
         """
         size, count = self.block_size, len(self._whole)
-        passing = [group for group in self._groups if not group.sees_everything]
+        passing = [group for group in self._groups if not group.full_attention]
         passed = sum(group.most_blocks(1 << 40, self._step_tokens, size) for group in passing)
         step = (self._step_tokens + size - 2) // size + 1
         room = (self.pool.num_blocks - passed) // count

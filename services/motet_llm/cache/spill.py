@@ -129,7 +129,7 @@ class Spill:
     def __init__(self, kv: KvCache, offload: Offload):
         self._kv = kv
         self._offload = offload
-        self._groups = [g for g, group in enumerate(kv.groups) if group.sees_everything]
+        self._groups = [g for g, group in enumerate(kv.groups) if group.full_attention]
         if not self._groups:
             raise ConfigError(
                 "long_context=true: no layer of the model sees everything, so it needs no more; leave it off"

@@ -397,7 +397,7 @@ class ModelRunner:
                 spans,
                 self.kv.block_size,
             )
-            if group.sees_everything
+            if group.full_attention
             else None
             for g, group in enumerate(self.kv.groups)
         ]

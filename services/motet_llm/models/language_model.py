@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
-from motet_models.seeing import MODEL_TYPES, placeholder
+from motet_models.image_support import MODEL_TYPES, placeholder
 
 # Old and new names of the language model's parts, and the names in a text-only checkpoint.
 RENAMED = {

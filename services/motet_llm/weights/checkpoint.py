@@ -28,7 +28,7 @@ from motet_llm.attention import paged as attention
 from motet_llm.models import language_model as language_part
 from motet_llm.models import mixers, support
 from motet_models.checkpoints import check_numbers, check_weights
-from motet_models.seeing import MODEL_TYPES
+from motet_models.image_support import MODEL_TYPES
 from motet_shared.errors import ConfigError
 
 from . import quantized_checkpoint as quantized

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
 from motet_models.checkpoints import check_numbers
-from motet_models.seeing import placeholder, sees
+from motet_models.image_support import accepts_images, placeholder
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
 from motet_shared.text.pieces import build_pieces, hidden_ids
@@ -69,7 +69,7 @@ class Vocabulary:
         self.size = max(int(text_config.get("vocab_size") or 0), known)
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
-        self.placeholder = placeholder(config) if sees(config) else None
+        self.placeholder = placeholder(config) if accepts_images(config) else None
         self.template = ChatTemplate(tokenizer, name, self.placeholder)
         self.tool_format = (
             detect_format(self.template.source)

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class Lender(Protocol):
-    """Define the blob source of the server (`blobs.shelf.Shelf`). All calls are quick."""
+    """Define the blob source of the server (`blobs.published.PublishedBlobs`). All calls are quick."""
 
     def lend(self, request: Get) -> AbstractContextManager[memoryview]:
         """Return the bytes in a context in which they cannot be overwritten. Raises BlobError."""
@@ -49,14 +49,14 @@ class Lender(Protocol):
 
 
 class BlobServer:
-    """Serve a shelf with at most `connections` connections and `transfers` concurrent transfers.
+    """Serve published blobs with at most `connections` connections and `transfers` concurrent transfers.
 
     Further connections are refused as Overloaded.
     """
 
     def __init__(
         self,
-        shelf: Lender,
+        published: Lender,
         *,
         connections: int = 64,
         transfers: int = 4,
@@ -64,7 +64,12 @@ class BlobServer:
         idle: float = 120.0,
         tls: ssl.SSLContext | None = None,
     ):
-        self._shelf, self._limit, self._patience, self._idle = shelf, connections, patience, idle
+        self._published, self._limit, self._patience, self._idle = (
+            published,
+            connections,
+            patience,
+            idle,
+        )
         self._tls = tls
         self._transfers = asyncio.Semaphore(transfers)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,9 +139,9 @@ class BlobServer:
                 prepare(sock),
                 Overloaded(f"blob server has its {self._limit} connections; try again"),
             )
-            await self._part(sock)
+            await self._close_gracefully(sock)
 
-    async def _part(self, sock: socket.socket) -> None:
+    async def _close_gracefully(self, sock: socket.socket) -> None:
         """Let the peer read the last message before closing.
 
         Closing with its bytes unread would reset the connection.
@@ -172,16 +177,16 @@ class BlobServer:
         except (BlobError, msgspec.MsgspecError) as error:
             self.refused += 1
             await self._fail(sock, BlobError(f"malformed blob request: {error}"))
-            await self._part(sock)
+            await self._close_gracefully(sock)
             return False
         try:
             if isinstance(request, Get):
                 await self._transfer(sock, request)
                 return True
             if isinstance(request, Release):
-                self._shelf.release(request.keys[:MAX_KEYS], request.reader)
+                self._published.release(request.keys[:MAX_KEYS], request.reader)
             else:
-                self._shelf.renew(request.key, request.reader)
+                self._published.renew(request.key, request.reader)
         except MotetError as error:
             await self._fail(sock, error)
         else:
@@ -198,7 +203,7 @@ class BlobServer:
         except TimeoutError:
             raise Overloaded("blob server has all its transfers under way; try again") from None
         try:
-            with self._shelf.lend(request) as data:
+            with self._published.lend(request) as data:
                 await send(sock, message(Ok(len(data))), self._patience)
                 await send(sock, data, self._patience)
         finally:

@@ -10,7 +10,7 @@ for callers. A blob lives until all its readers have released it (`get` does), a
 (`forget`), or let its ttl pass without `renew`. Published bytes outlive their owner until they are
 swept: reading a dead owner's blob gives the whole blob or a BlobError.
 
-Modules: `blobs.lease` decides on lifetimes, `blobs.shm` maps memory, `blobs.shelf` joins the two
+Modules: `blobs.lease` decides on lifetimes, `blobs.shm` maps memory, `blobs.published` joins the two
 for the owner, `blobs.tcp` and `blobs.server` transfer, `blobs.buffer` copies.
 """
 
@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 
 from motet_shared.blobs import shm as blobs_shm
 from motet_shared.blobs.buffer import check_shape, digest_of, flat, fresh, target
+from motet_shared.blobs.published import PublishedBlobs
 from motet_shared.blobs.server import BlobServer
-from motet_shared.blobs.shelf import Shelf
 from motet_shared.blobs.shm import SHM, AttachFailed, Segment
 from motet_shared.blobs.tcp import MAX_KEYS, BlobClient, Get, Release, Renew
 from motet_shared.errors import BlobError, MotetError
@@ -79,7 +79,7 @@ class BlobStore:
         self._host, self._port, self._advertise, self._patience = host, port, advertise, patience
         self._tls = tls
         self._client = BlobClient(patience=patience, tls=None if tls is None else tls.client)
-        self._shelf: Shelf | None = None
+        self._published: PublishedBlobs | None = None
         self._mappings: OrderedDict[str, Segment] = OrderedDict()
         self._pending: dict[str, list[str]] = {}  # address → keys to release
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,16 +114,16 @@ class BlobStore:
         segment = await asyncio.to_thread(
             Segment.create, self.instance, self.capacity, self._slots, folder
         )
-        self._shelf = Shelf(segment, self.capacity)
+        self._published = PublishedBlobs(segment, self.capacity)
         tls = None if self._tls is None else self._tls.server
-        self._server = BlobServer(self._shelf, patience=self._patience, tls=tls)
+        self._server = BlobServer(self._published, patience=self._patience, tls=tls)
         try:
             port = await self._server.start(self._host, self._port)
         except BlobError:
             segment.close()
             raise
         self.address = f"{self._advertise or _reachable(self._host)}:{port}"
-        self._spawn(self._expire_forever(self._shelf))
+        self._spawn(self._expire_forever(self._published))
         return self
 
     async def close(self) -> None:
@@ -139,13 +139,13 @@ class BlobStore:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._client.close()
-        if self._shelf is not None:
+        if self._published is not None:
             await self._server.close()
         for pool in (self._readers, self._writers):
             await asyncio.to_thread(pool.shutdown, cancel_futures=True)
         self._mappings.clear()
-        if self._shelf is not None:
-            self._shelf.segment.close()
+        if self._published is not None:
+            self._published.segment.close()
 
     async def __aenter__(self) -> BlobStore:
         return await self.start()
@@ -172,15 +172,17 @@ class BlobStore:
         seconds for room: do not call it with a wait on the event loop, use `put_async`. Raises
         Overloaded if the store is full, BlobError for data that can never be stored.
         """
-        shelf = self._own_shelf()
+        published = self._own_blobs()
         source = flat(data)
         check_shape(dtype, shape, len(source))
         if not readers or (isinstance(readers, int) and readers < 0):
             raise BlobError(f"readers: {readers!r}; a blob needs at least one")
-        key, computed = shelf.put(
+        key, computed = published.put(
             source, readers, self.ttl if ttl is None else ttl, time.monotonic() + wait, digest
         )
-        transport, address = ("shm", shelf.segment.name) if self._shared else ("tcp", self.address)
+        transport, address = (
+            ("shm", published.segment.name) if self._shared else ("tcp", self.address)
+        )
         return BlobRef(
             transport=transport,  # type: ignore[arg-type]
             address=address,
@@ -218,14 +220,14 @@ class BlobStore:
 
     def drop(self, ref: BlobRef) -> None:
         """Free an own blob regardless of its readers: they get a BlobError, never other bytes."""
-        self._own_shelf().drop(ref.key)
+        self._own_blobs().drop(ref.key)
 
-    def _own_shelf(self) -> Shelf:
-        if self._shelf is None:
+    def _own_blobs(self) -> PublishedBlobs:
+        if self._published is None:
             raise BlobError(
                 f"{self.instance} has no room for blobs; give its store a capacity, and start it"
             )
-        return self._shelf
+        return self._published
 
     # --------------------------------------------------------------------------------------- reader
     async def get(self, ref: BlobRef, into: Any = None, *, release: bool = True) -> memoryview:
@@ -264,20 +266,20 @@ class BlobStore:
         Its owner is notified in the background, with many keys in one message.
         """
         address = ref.fallback or (ref.address if ref.transport == "tcp" else "")
-        if self._shelf is not None and ref.owner == self.instance:
-            self._shelf.release([ref.key], self.instance)
+        if self._published is not None and ref.owner == self.instance:
+            self._published.release([ref.key], self.instance)
         elif address in self._pending:
             self._pending[address].append(ref.key)
         elif address:
             self._pending[address] = [ref.key]
-            self._spawn(self._tell_released(address), "blob-release")
+            self._spawn(self._notify_released(address), "blob-release")
 
     async def renew(self, ref: BlobRef) -> None:
         """Restart the ttl of `ref`, which is still to be read; raise BlobError if it is gone."""
-        if self._shelf is not None and ref.owner == self.instance:
-            self._shelf.renew(ref.key, self.instance)
+        if self._published is not None and ref.owner == self.instance:
+            self._published.renew(ref.key, self.instance)
         else:
-            await self._client.tell(_server(ref), Renew(ref.key, self.instance))
+            await self._client.notify(_server(ref), Renew(ref.key, self.instance))
 
     def _attach(self, ref: BlobRef) -> Segment | None:
         """Return the segment that holds `ref`; None if its bytes must come over TCP.
@@ -319,13 +321,13 @@ class BlobStore:
             await asyncio.wait([future])
             raise
 
-    async def _tell_released(self, address: str) -> None:
+    async def _notify_released(self, address: str) -> None:
         pending = self._pending[address]
         try:
             while pending:
                 keys = pending[:MAX_KEYS]
                 try:
-                    await self._client.tell(address, Release(keys, self.instance))
+                    await self._client.notify(address, Release(keys, self.instance))
                 except MotetError:
                     self.lost_releases += len(keys)
                 del pending[: len(keys)]
@@ -335,8 +337,8 @@ class BlobStore:
     # ----------------------------------------------------------------------------------------- both
     def forget(self, instance: str) -> None:
         """End a dead instance's leases on this store's blobs, and unmap its segments."""
-        if self._shelf is not None:
-            self._shelf.forget(instance)
+        if self._published is not None:
+            self._published.forget(instance)
         for name in [name for name in self._mappings if blobs_shm.owner_of(name) == instance]:
             del self._mappings[name]
 
@@ -346,25 +348,25 @@ class BlobStore:
         As a reader: mapped, lost_releases.
         """
         stats = {"mapped": len(self._mappings), "lost_releases": self.lost_releases}
-        if self._shelf is not None:
-            stats |= self._shelf.stats()
+        if self._published is not None:
+            stats |= self._published.stats()
             stats |= {"connections": self._server.open_connections, "refused": self._server.refused}
         return stats
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if bytes were lost or are held twice."""
-        if self._shelf is not None:
-            self._shelf.check_integrity()
+        if self._published is not None:
+            self._published.check_integrity()
 
     def _spawn(self, work: Any, name: str | None = None) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _expire_forever(self, shelf: Shelf) -> None:
+    async def _expire_forever(self, published: PublishedBlobs) -> None:
         while True:
             await asyncio.sleep(_EXPIRE_EVERY)
-            shelf.expire()
+            published.expire()
 
 
 def _server(ref: BlobRef) -> str:

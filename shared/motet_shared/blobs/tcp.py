@@ -170,7 +170,7 @@ class BlobClient:
         async with self._transfers:
             await self._call(address, request, into)
 
-    async def tell(self, address: str, request: Release | Renew) -> None:
+    async def notify(self, address: str, request: Release | Renew) -> None:
         """Send a request without a body in its reply. Raises BlobError."""
         await self._call(address, request, None)
 

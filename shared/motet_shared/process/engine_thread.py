@@ -146,7 +146,7 @@ class EngineThread(ABC, Generic[Engine, Output]):
         self._commands.put(command)
 
     @property
-    def stuck_for(self) -> float:
+    def step_seconds(self) -> float:
         """Return the seconds that the current step has taken, 0 between steps; from any thread."""
         began = self._step_began
         return 0.0 if began is None else time.monotonic() - began
@@ -158,11 +158,11 @@ class EngineThread(ABC, Generic[Engine, Output]):
         detected separately.
         """
 
-        async def look(elapsed: float) -> None:
-            if (seconds := self.stuck_for) > longest:
+        async def check(elapsed: float) -> None:
+            if (seconds := self.step_seconds) > longest:
                 self._on_crash(InternalError(f"a step has taken {seconds:.0f} s (step_timeout)"))
 
-        return look
+        return check
 
     def stats(self) -> dict[str, float]:
         """Return the engine's statistics and the queued commands, without waiting for a step.
@@ -200,7 +200,7 @@ class EngineThread(ABC, Generic[Engine, Output]):
     def _run(self) -> None:
         try:
             while True:
-                self._obey()
+                self._run_commands()
                 if self._stopping:
                     return
                 self._step_began = time.monotonic()
@@ -209,7 +209,7 @@ class EngineThread(ABC, Generic[Engine, Output]):
         except BaseException as error:
             self._on_crash(error)
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         """Run all queued commands; without work, sleep until one arrives or the patience ends."""
         try:
             if not self.engine.has_work:

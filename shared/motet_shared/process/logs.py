@@ -82,7 +82,7 @@ class _Formatter(logging.Formatter):
         super().__init__()
         self.role, self.instance, self.redact = role, instance, redact
 
-    def _trouble(self, record: logging.LogRecord) -> str:
+    def _error_text(self, record: logging.LogRecord) -> str:
         text = self.formatException(record.exc_info) if record.exc_info else ""
         return text + (self.formatStack(record.stack_info) if record.stack_info else "")
 
@@ -109,8 +109,8 @@ class JsonFormatter(_Formatter):
         context = trace.get_current_span().get_span_context()
         if context.is_valid:
             entry["trace_id"] = trace.format_trace_id(context.trace_id)
-        if trouble := self._trouble(record):
-            entry["error"] = trouble
+        if error := self._error_text(record):
+            entry["error"] = error
         return self.redact(_to_json({**_fields(record), **entry}))
 
 
@@ -138,8 +138,8 @@ class TextFormatter(_Formatter):
             parts.append(f"[{current}]")
         parts.append(record.getMessage())
         parts += [f"{name}={value}" for name, value in _fields(record).items()]
-        trouble = self._trouble(record)
-        return self.redact(" ".join(parts) + (f"\n{trouble}" if trouble else ""))
+        error = self._error_text(record)
+        return self.redact(" ".join(parts) + (f"\n{error}" if error else ""))
 
 
 def install(role: str, instance: str, config: ProcessConfig) -> None:

@@ -23,7 +23,7 @@ READINGS = {
     "timer_lag": "seconds that periodic duties came too late",
     "machine_id": "which machine it is: processes with the same number share cores",
     "cores": "of the machine",
-    "machine_cpu": "CPU seconds of everybody on the machine, on all cores",
+    "machine_cpu": "CPU seconds of all processes of the machine, on all cores",
     "machine_steal": "seconds that the machine's cores ran something else than the machine",
 }
 _FRESH = 0.4  # seconds for which a reading is cached: less than the heartbeat period
@@ -59,7 +59,7 @@ class Vitals:
                 "cpu": time.process_time(),
                 "timer_lag": self._late(),
             }
-            self._last = own | self._machine | self._threads() | self._everybody()
+            self._last = own | self._machine | self._threads() | self._machine_usage()
         return self._last
 
     def _threads(self) -> dict[str, float]:
@@ -88,11 +88,11 @@ class Vitals:
         loop_cpu, loop_wait = found[self._loop]
         return {"cpu_wait": self._waited, "loop_cpu": loop_cpu, "loop_wait": loop_wait}
 
-    def _everybody(self) -> dict[str, float]:
+    def _machine_usage(self) -> dict[str, float]:
         try:
-            with (self._proc / "stat").open("rb") as told:
+            with (self._proc / "stat").open("rb") as file:
                 user, nice, system, _, _, irq, softirq, steal = (
-                    int(ticks) for ticks in told.readline().split()[1:9]
+                    int(ticks) for ticks in file.readline().split()[1:9]
                 )
         except (OSError, ValueError):
             return {}
@@ -108,10 +108,10 @@ def _machine(proc: Path) -> dict[str, float]:
     Containers on one machine have different host names but share the boot id.
     """
     try:
-        told = (proc / "sys/kernel/random/boot_id").read_text()
+        boot_id = (proc / "sys/kernel/random/boot_id").read_text()
     except OSError:
         return {}
     return {
-        "machine_id": float(int(told.replace("-", "")[:12], 16)),
+        "machine_id": float(int(boot_id.replace("-", "")[:12], 16)),
         "cores": float(os.cpu_count() or 1),
     }

@@ -57,7 +57,7 @@ from . import subjects
 from .epochs import Epoch, Epochs
 from .outbox import Outbox
 from .transport import Message, Transport
-from .uplink import Intake
+from .uplink import InputBuffer
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class Call:
         self.starved = 0.0  # seconds without credit, in ticks of the monitor
         self._subject = subjects.frames_to(request.caller)
         # Bypasses `_put`: a grant carries no item count, so it must not replace a keepalive.
-        self.intake = Intake(self.stream, functools.partial(calls.outbox.put, self._subject))
+        self.intake = InputBuffer(self.stream, functools.partial(calls.outbox.put, self._subject))
         self._credit: asyncio.Event = asyncio.Event()
         self._status = "stop"
         self._usage: Usage | None = None

@@ -52,7 +52,7 @@ class Monitor:
         self.broker = broker or Broker([control])
         self._probing: dict[str, asyncio.Task[None]] = {}
         # second probes, sent while the first is unanswered
-        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._second_probes: dict[str, asyncio.Task[None]] = {}
         self._unanswered: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
         self._probe = encode(Controls(PROTOCOL, caller.instance, []))
@@ -68,7 +68,7 @@ class Monitor:
         """Cancel the monitor's task and all probes."""
         tasks = [
             *self._probing.values(),
-            *self._looking.values(),
+            *self._second_probes.values(),
             *([self._task] if self._task else []),
         ]
         for task in tasks:
@@ -95,9 +95,9 @@ class Monitor:
         if self.broker.answers:
             for peer in self._calls.callers() | self._caller.by_peer.keys():
                 if peer not in self._probing:
-                    self._probe_with(self._probing, peer, self._ask)
-                elif peer not in self._looking:
-                    self._probe_with(self._looking, peer, self._look)
+                    self._probe_with(self._probing, peer, self._probe_peer)
+                elif peer not in self._second_probes:
+                    self._probe_with(self._second_probes, peer, self._probe_again)
         for duty in self.duties:
             try:
                 await duty(PERIOD)
@@ -113,7 +113,7 @@ class Monitor:
         tasks[peer] = asyncio.get_running_loop().create_task(probe(peer))
         tasks[peer].add_done_callback(lambda _: tasks.pop(peer, None))
 
-    async def _look(self, peer: str) -> None:
+    async def _probe_again(self, peer: str) -> None:
         """Probe a peer again while a probe is unanswered, since that one may reach a dying process.
 
         Until its memory is freed, which takes a tenth of a second or more, the system accepts
@@ -122,7 +122,7 @@ class Monitor:
         with suppress(TimeoutError, MotetError):  # the pending probe decides
             await self._answers(peer, PERIOD)
 
-    async def _ask(self, peer: str) -> None:
+    async def _probe_peer(self, peer: str) -> None:
         """Probe a peer; declare it lost after `CALLER_SILENCE` seconds without an answer."""
         before = self.broker.counted
         try:
@@ -170,7 +170,7 @@ class Monitor:
 
     def _lost(self, peer: str, why: str) -> None:
         log.warning("lost %s: %s", peer, why)
-        for tasks in (self._probing, self._looking):
+        for tasks in (self._probing, self._second_probes):
             if (task := tasks.get(peer)) is not None and task is not asyncio.current_task():
                 task.cancel()
         self._unanswered.pop(peer, None)

@@ -59,7 +59,7 @@ from . import subjects
 from .epochs import NO_EPOCH, Epoch
 from .outbox import Outbox
 from .transport import Message, Transport
-from .uplink import Uplink, split
+from .uplink import InputSender, split
 
 RESEND_AFTER = 0.25  # seconds without Accepted; doubles with each attempt
 OPEN_ATTEMPTS = 5
@@ -95,7 +95,7 @@ class Stream:
         self._kinds = ANSWERS.get(type(request.body))
         self._waiter: asyncio.Future[None] | None = None
         self._error: MotetError | None = None
-        self._uplink: Uplink | None = None
+        self._uplink: InputSender | None = None
         self._started = False
         self.attempts = 0
         self.next_resend = 0.0
@@ -169,11 +169,11 @@ class Stream:
         if not uplink.ended and not self.done:
             uplink.end()
 
-    async def _input(self) -> Uplink:
+    async def _input(self) -> InputSender:
         if not self.done:
             await self.start()
         if self._uplink is None:
-            self._uplink = Uplink(self.number)
+            self._uplink = InputSender(self.number)
             self._bind_uplink()
         return self._uplink
 
@@ -182,7 +182,7 @@ class Stream:
         if self._uplink is not None and self.instance is not None and not self.done:
             self._uplink.bind(functools.partial(self._caller.feed, self.instance))
 
-    def _check_open(self, uplink: Uplink) -> None:
+    def _check_open(self, uplink: InputSender) -> None:
         if self._error is not None:
             raise self._error
         if self.done:
@@ -215,7 +215,7 @@ class Stream:
             self._bind_uplink()
         if isinstance(frame, Item):
             if self._kinds is not None and type(frame.body) not in self._kinds:
-                self._misunderstood(frame.body)
+                self._reject_item(frame.body)
             elif frame.seq == self.received:
                 self.received += 1
                 self._items.append(frame.body)
@@ -250,7 +250,7 @@ class Stream:
         )
         self._caller.cancel(self)
 
-    def _misunderstood(self, body: Body) -> None:
+    def _reject_item(self, body: Body) -> None:
         due = " or ".join(kind.__name__ for kind in self._kinds or ())
         self.fail(
             StreamBroken(

@@ -8,7 +8,7 @@
 
 Feeds are numbered and granted like items, in the other direction. A caller sends at most
 `FEED_WINDOW` feeds more than the worker has read, which bounds the buffers of both ends. After
-`TELL_AFTER` seconds without a feed the caller reports how many it has sent: the worker detects a
+`REPORT_AFTER` seconds without a feed the caller reports how many it has sent: the worker detects a
 lost tail, and repeats its last grant in case that was lost.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from motet_shared.errors import BadRequest, MotetError, StreamGap
 from motet_shared.messages import FEED_SIZE, FEED_WINDOW, Feed, FeedCredit
 
-TELL_AFTER = 0.2  # seconds without a feed
+REPORT_AFTER = 0.2  # seconds without a feed
 
 
 def split(data: bytes) -> Iterator[bytes]:
@@ -33,7 +33,7 @@ def split(data: bytes) -> Iterator[bytes]:
         yield data[start : start + FEED_SIZE]
 
 
-class Uplink:
+class InputSender:
     """Send the caller's input of one stream.
 
     Feeds are kept until the worker is known, since an open may reach several instances.
@@ -93,9 +93,9 @@ class Uplink:
                 waiter.set_result(None)
 
     def tick(self, elapsed: float) -> None:
-        """Advance time by `elapsed` seconds; report the position after `TELL_AFTER` of silence."""
+        """Advance time by `elapsed` seconds; report the position after `REPORT_AFTER` of silence."""
         self._quiet += elapsed
-        if self._put is not None and self._quiet >= TELL_AFTER - 0.01:
+        if self._put is not None and self._quiet >= REPORT_AFTER - 0.01:
             self._send(self._position())
 
     def _position(self) -> Feed:
@@ -109,7 +109,7 @@ class Uplink:
             self._put(feed)
 
 
-class Intake:
+class InputBuffer:
     """Buffer the worker's input of one stream: unread feeds, never more than were granted."""
 
     def __init__(self, stream: int, put: Callable[[FeedCredit], None]):

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from motet_cli.commands import doctor
 from motet_cli.main import main
-from motet_doctor import Finding, Layer, Look, Window, diagnose
+from motet_doctor import Finding, Layer, Snapshot, Window, diagnose
 from motet_doctor.rules import NAMES
 from motet_gateway.http.readers import PATIENCE, SlowReaders
 from motet_gateway.operations.heartbeat_history import LONGEST, HeartbeatHistory
@@ -94,7 +94,7 @@ def test_long_prompts_on_a_tokenizers_threads_are_seen_in_replies() -> None:
 def test_what_an_instance_was_before_it_began_anew_does_not_count() -> None:
     before = instance("decode-1", recomputed_tokens=1e6)[1]
     after = instance("decode-2")[0]
-    assert diagnose(Window.of([Look(0.0, [before]), Look(10.0, [after])])) == []
+    assert diagnose(Window.of([Snapshot(0.0, [before]), Snapshot(10.0, [after])])) == []
 
 
 Load = dict[str, float]
@@ -163,7 +163,7 @@ async def test_looks_are_close_at_the_end_and_sparse_before() -> None:
         assert len(looks.last(0.1)) == 2, "a look alone says nothing"
         times = [look.time for look in looks.last(LONGEST)]
         assert times == sorted(times)
-        assert {beat.instance for beat in looks.last(1.0)[-1].beats} == {
+        assert {beat.instance for beat in looks.last(1.0)[-1].heartbeats} == {
             gateway.instance,
             tokenizer.instance,
         }

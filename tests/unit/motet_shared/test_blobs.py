@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from motet_shared.blobs import buffer as blobs_buffer
-from motet_shared.blobs import shelf as blobs_shelf
+from motet_shared.blobs import published as blobs_shelf
 from motet_shared.blobs import shm as blobs_shm
 from motet_shared.blobs.lease import ALIGNMENT, Lease, Leases
 from motet_shared.blobs.server import BlobServer
@@ -651,8 +651,8 @@ async def test_the_server_survives_garbage(
 
 
 async def test_connections_are_bounded_and_the_rest_told_to_come_back(owner: BlobStore) -> None:
-    shelf = owner._own_shelf()
-    server = BlobServer(shelf, connections=2, patience=1.0)
+    published = owner._own_blobs()
+    server = BlobServer(published, connections=2, patience=1.0)
     port = await server.start("127.0.0.1", 0)
     held = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
     await until(lambda: server.open_connections == 2)
@@ -673,7 +673,7 @@ async def test_a_reader_that_stops_reading_loses_its_transfer_only(reader: BlobS
         big = store.put(
             bytes(30 * MB), readers=2, digest=False
         )  # more than the socket buffers hold
-        server = BlobServer(store._own_shelf(), transfers=1, patience=0.4)
+        server = BlobServer(store._own_blobs(), transfers=1, patience=0.4)
         port = await server.start("127.0.0.1", 0)
         body = msgspec.msgpack.encode(Get(big.key, big.nbytes, "stuck-1"))
         with socket.create_connection(("127.0.0.1", port)) as stuck:
@@ -689,7 +689,7 @@ async def test_a_lease_that_ends_during_a_transfer_frees_its_bytes_afterwards(
     owner: BlobStore,
 ) -> None:
     ref = owner.put(b"first", digest=False)
-    with owner._own_shelf().lend(Get(ref.key, 5, "reader-1")) as data:
+    with owner._own_blobs().lend(Get(ref.key, 5, "reader-1")) as data:
         owner.drop(ref)
         other = owner.put(b"other", digest=False)
         assert bytes(data) == b"first"

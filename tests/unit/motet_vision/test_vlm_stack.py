@@ -10,7 +10,7 @@ import pytest
 
 from motet_cli.supervision.model_folders import ModelFolder
 from motet_cli.supervision.stack import Stack
-from motet_models.seeing import placeholder, sees
+from motet_models.image_support import accepts_images, placeholder
 
 
 def folder(path: Path, **config: Any) -> ModelFolder:
@@ -54,6 +54,6 @@ def test_a_stack_without_such_models_has_none(tmp_path: Path) -> None:
     ],
 )
 def test_what_sees(config: dict[str, Any], token: int | None) -> None:
-    assert sees(config) is (token is not None)
+    assert accepts_images(config) is (token is not None)
     if token is not None:
         assert placeholder(config) == token

@@ -19,7 +19,7 @@ from motet_shared.errors import BlobError, Overloaded
 _LOOK = 0.05  # seconds between checks for expired leases while a put waits for room
 
 
-class Shelf:
+class PublishedBlobs:
     """Put blobs into `segment` and lend them out until their leases end."""
 
     def __init__(self, segment: Segment, capacity: int):

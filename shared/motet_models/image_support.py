@@ -13,7 +13,7 @@ from typing import Any
 MODEL_TYPES = frozenset({"idefics3", "llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"})
 
 
-def sees(config: Mapping[str, Any]) -> bool:
+def accepts_images(config: Mapping[str, Any]) -> bool:
     """Return True if the checkpoint with this config.json accepts and is served with images."""
     return config.get("model_type") in MODEL_TYPES and placeholder(config) is not None
 
