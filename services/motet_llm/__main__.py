@@ -7,7 +7,7 @@ from motet_shared.process.starts import importing
 # torch's profiler reads this when torch is imported; by default it logs a line per recording.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 with importing():
-    from motet_llm.serving.prefill_service import PrefillWorker
+    from motet_llm.serving.prefill_service import Prefill
     from motet_shared.errors import ConfigError
     from motet_shared.process.actor import Actor, run
     from motet_shared.process.config import load
@@ -20,7 +20,7 @@ def main() -> None:
     worker: type[Actor] = Decode
     try:
         if load(DecodeConfig, prog="motet-llm").role == "prefill":
-            worker = PrefillWorker
+            worker = Prefill
     except ConfigError:
         pass  # `run` reports it
     run(worker, DecodeConfig)

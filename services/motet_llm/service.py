@@ -17,7 +17,7 @@ from motet_llm.cache.cache_events import CacheReporter
 from motet_llm.disaggregation.remote_prefill import RemotePrefill
 from motet_llm.engine.engine import StepOutput
 from motet_llm.engine.request import Key
-from motet_llm.grammar.compiler import Grammars
+from motet_llm.grammar.compiler import GrammarCache
 from motet_llm.grammar.grammar import GrammarState
 from motet_llm.grammar.token_spelling import Spelling
 from motet_llm.models.image_embeddings import ImageEmbedding
@@ -45,7 +45,7 @@ class Decode(EngineActor):
         self._reporter: CacheReporter | None = None
         self._remote: RemotePrefill | None = None
         self._image_reader = ImageEmbeddingReader(self.store, config.image_memory)
-        self._grammars = Grammars(
+        self._grammars = GrammarCache(
             self._spelling, timeout=config.grammar_timeout, capacity=config.grammar_cache
         )
 

@@ -20,8 +20,8 @@ from motet_shared.errors import DeadlineExceeded
 
 from .bank import Adapter, AdapterBank
 
-PATIENCE = 1.0  # seconds for which requests of resident adapters may overtake
-Later = Callable[[Callable[[], None]], None]
+OVERTAKING_SECONDS = 1.0  # seconds for which requests of resident adapters may overtake
+AfterStep = Callable[[Callable[[], None]], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,16 +39,16 @@ class AdapterCache:
     `after_step` calls a function once no step computes with requests that were cancelled before.
     """
 
-    def __init__(self, bank: AdapterBank, after_step: Later):
+    def __init__(self, bank: AdapterBank, after_step: AfterStep):
         self._bank = bank
         self._after_step = after_step
         self._thread = ThreadPoolExecutor(1, "motet-adapters")
         self._by_name: OrderedDict[str, _Resident] = OrderedDict()  # least recently used first
         self._free = list(range(bank.slots))
-        self._door = asyncio.Lock()
+        self._queue = asyncio.Lock()
         self._freed = asyncio.Event()
-        self._stuck_since: float | None = None  # when the first in the queue found no free slot
-        self._loads = self._evictions = self._waiting = self._leaving = 0
+        self._stalled_since: float | None = None  # when the first in the queue found no free slot
+        self._loads = self._evictions = self._waiting = self._ending = 0
         self._seconds = 0.0
 
     def close(self) -> None:
@@ -75,8 +75,8 @@ class AdapterCache:
         try:
             yield resident.loading.result()
         finally:
-            self._leaving += 1
-            self._after_step(lambda: self._leave(resident))
+            self._ending += 1
+            self._after_step(lambda: self._end_use(resident))
 
     async def _wait(self, name: str, deadline: float | None) -> _Resident:
         self._waiting += 1
@@ -84,7 +84,7 @@ class AdapterCache:
             async with asyncio.timeout(
                 None if deadline is None else max(deadline - time.monotonic(), 0)
             ):
-                return await self._enter(name)
+                return await self._acquire(name)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"the deadline passed before adapter {name!r} was loaded"
@@ -92,11 +92,11 @@ class AdapterCache:
         finally:
             self._waiting -= 1
 
-    async def _enter(self, name: str) -> _Resident:
+    async def _acquire(self, name: str) -> _Resident:
         resident = self._by_name.get(name)
-        if resident is None or self._is_stuck():
-            async with self._door:
-                resident = await self._at_the_door(name)
+        if resident is None or self._is_queue_stalled():
+            async with self._queue:
+                resident = await self._wait_for_slot(name)
                 resident.holders += 1
         else:
             resident.holders += 1
@@ -108,21 +108,24 @@ class AdapterCache:
             raise
         return resident
 
-    def _is_stuck(self) -> bool:
-        return self._stuck_since is not None and time.monotonic() - self._stuck_since > PATIENCE
+    def _is_queue_stalled(self) -> bool:
+        return (
+            self._stalled_since is not None
+            and time.monotonic() - self._stalled_since > OVERTAKING_SECONDS
+        )
 
-    async def _at_the_door(self, name: str) -> _Resident:
+    async def _wait_for_slot(self, name: str) -> _Resident:
         try:
             while (resident := self._by_name.get(name)) is None:
                 slot = self._take_slot()
                 if slot is not None:
                     return self._load(name, slot)
-                self._stuck_since = self._stuck_since or time.monotonic()
+                self._stalled_since = self._stalled_since or time.monotonic()
                 self._freed.clear()
                 await self._freed.wait()
             return resident
         finally:
-            self._stuck_since = None
+            self._stalled_since = None
 
     def _take_slot(self) -> int | None:
         if self._free:
@@ -157,8 +160,8 @@ class AdapterCache:
         self._loads += 1
         self._seconds += seconds
 
-    def _leave(self, resident: _Resident) -> None:
-        self._leaving -= 1
+    def _end_use(self, resident: _Resident) -> None:
+        self._ending -= 1
         self._release(resident)
 
     def _release(self, resident: _Resident) -> None:
@@ -189,7 +192,7 @@ class AdapterCache:
         """
         slots = sorted([*self._free, *(one.slot for one in self._by_name.values())])
         held = sum(one.holders for one in self._by_name.values())
-        if slots != list(range(self._bank.slots)) or held != self._leaving:
+        if slots != list(range(self._bank.slots)) or held != self._ending:
             raise RuntimeError(
                 f"adapters: slots {slots} of {self._bank.slots}, held {held} times though nothing runs"
             )

@@ -136,12 +136,12 @@ class AdapterBank:
         shapes = {name: matrix.shape for name, matrix in matrices.items()}
         self._folders: dict[str, AdapterFolder] = {}
         for name, path in folders.items():
-            self._look(name, path, shapes, max_rank)
+            self._read_folder(name, path, shapes, max_rank)
         self.slots = min(slots, max(len(self._folders), 1))
         self._factors = self._make_factors(shapes, dtype)
         self._attach(matrices)
 
-    def _look(
+    def _read_folder(
         self, name: str, path: Path, shapes: Mapping[str, tuple[int, int]], max_rank: int
     ) -> None:
         try:

@@ -49,23 +49,23 @@ class HeavyHitters:
 
     def check(self, layers: Mapping[int, LayerShape], states: Mapping[int, StateShape]) -> None:
         """Raise ConfigError for a model whose layers do not keep keys and values of all tokens."""
-        told = f"attention_budget={self.kept}"
+        setting = f"attention_budget={self.kept}"
         if states:
             raise ConfigError(
-                f"{told}: layer {min(states)} has a recurrent state, of which no token can be left out"
+                f"{setting}: layer {min(states)} has a recurrent state, of which no token can be left out"
             )
         if latent := [layer for layer, shape in layers.items() if not shape.value_dim]:
             raise ConfigError(
-                f"{told}: layer {latent[0]} keeps latents (MLA), which its heads share; leave it at 0"
+                f"{setting}: layer {latent[0]} keeps latents (MLA), which its heads share; leave it at 0"
             )
         if all(shape.window is not None for shape in layers.values()):
             raise ConfigError(
-                f"{told}: every layer has a sliding window, and forgets by itself; leave it at 0"
+                f"{setting}: every layer has a sliding window, and forgets by itself; leave it at 0"
             )
 
 
 @dataclass(slots=True)
-class _Asked:
+class _Queries:
     """Queries of a layer, piece by piece, and how it computes scores."""
 
     scale: float
@@ -79,7 +79,7 @@ class Watch:
     def __init__(self, rule: HeavyHitters, num_prompt: int):
         self.kept, self.num_prompt = rule.kept, num_prompt
         self.start = num_prompt - rule.watched
-        self._asked: dict[int, _Asked] = {}
+        self._queries: dict[int, _Queries] = {}
 
     @property
     def num_left_out(self) -> int:
@@ -92,21 +92,21 @@ class Watch:
 
     def note(self, layer: int, query_NHD: Tensor, scale: float, options: AttentionOptions) -> None:
         """Copy the queries of the next watched tokens, after those of earlier calls."""
-        self._asked.setdefault(layer, _Asked(scale, options)).pieces.append(query_NHD.clone())
+        self._queries.setdefault(layer, _Queries(scale, options)).pieces.append(query_NHD.clone())
 
     def heaviest(self, layer: int, kv: KvCache, slots_T: Tensor) -> Tensor:
         """Return positions `[K, J]`, in order, that each head of a layer keeps.
 
         slots_T: the slots of the whole prompt.
         """
-        asked = self._asked[layer]
-        query_QHD = torch.cat(asked.pieces).float()
+        queries = self._queries[layer]
+        query_QHD = torch.cat(queries.pieces).float()
         heads = kv.layer(layer)[0].shape[1]
         query_KGQD = query_QHD.unflatten(1, (heads, -1)).permute(1, 2, 0, 3)
         sinks_KG = (
             None
-            if asked.options.sinks_H is None
-            else asked.options.sinks_H.float().unflatten(0, (heads, -1))
+            if queries.options.sinks_H is None
+            else queries.options.sinks_H.float().unflatten(0, (heads, -1))
         )
         watched = torch.arange(self.start, self.num_prompt, device=slots_T.device)
         rows = []
@@ -114,8 +114,8 @@ class Watch:
             weight_T = attention(
                 query_KGQD[head],
                 kv.keys(layer, head, slots_T),
-                asked.scale,
-                softcap=asked.options.softcap,
+                queries.scale,
+                softcap=queries.options.softcap,
                 sinks_G=None if sinks_KG is None else sinks_KG[head],
             ).sum((0, 1))[: self.start]
             rows.append(torch.cat((top(weight_T, self.kept - len(watched)), watched)))
@@ -123,7 +123,7 @@ class Watch:
 
     def clear(self) -> None:
         """Drop the queries: the prompt was compressed, or is computed again."""
-        self._asked = {}
+        self._queries = {}
 
 
 def attention(
@@ -154,5 +154,5 @@ def top(weight_T: Tensor, count: int) -> Tensor:
 
     Of equal weights the first positions are taken.
     """
-    around_T = max_pool1d(weight_T[None], POOL, stride=1, padding=POOL // 2)[0]
-    return around_T.sort(descending=True, stable=True).indices[:count].sort().values
+    pooled_T = max_pool1d(weight_T[None], POOL, stride=1, padding=POOL // 2)[0]
+    return pooled_T.sort(descending=True, stable=True).indices[:count].sort().values

@@ -71,15 +71,15 @@ class LatentHeads(nn.Module):
         latent of every head.
         """
         if self.to_latent is None:
-            form = form if form in FORMATS else self._narrow()
+            form = form if form in FORMATS else self._half_precision()
             self.to_latent = HeadLinear.pack(self.key_HRD, form, device)
             self.from_latent = HeadLinear.pack(self.value_HVR, form, device)
             del self.key_HRD, self.value_HVR
 
-    def _narrow(self) -> str:
+    def _half_precision(self) -> str:
         return "float16" if self.key_HRD.dtype == torch.float16 else "bfloat16"
 
-    def keep(self, latent_11NR: Tensor, rope_11Nr: Tensor) -> tuple[Tensor, Tensor]:
+    def join_latent(self, latent_11NR: Tensor, rope_11Nr: Tensor) -> tuple[Tensor, Tensor]:
         """Replace `expand_kv`: keys `[1, 1, N, C]` and values `[1, 1, N, R]`, one head for all."""
         return torch.cat((latent_11NR, rope_11Nr), dim=-1), latent_11NR
 
@@ -158,7 +158,7 @@ def install(model: PreTrainedModel) -> int:
         _check(module)
         heads = LatentHeads(module)
         _compare(module, heads)
-        module.expand_kv = heads.keep
+        module.expand_kv = heads.join_latent
         module.kv_b_proj = heads
         # transformers finds the attention function in the module's config, which all modules share.
         config = module.config
@@ -187,17 +187,25 @@ def _check(module: nn.Module) -> None:
 def _compare(module: nn.Module, heads: LatentHeads) -> None:
     """Raise ConfigError unless the module expands a token of small integers as the heads do."""
     rope_dim: int = module.qk_rope_head_dim  # type: ignore[assignment]
-    like = heads.value_HVR
-    latent = (torch.arange(heads.rank, device=like.device) % 5 - 2).to(like.dtype).view(1, 1, 1, -1)
-    rope = torch.arange(1, rope_dim + 1, device=like.device).to(like.dtype).view(1, 1, 1, -1)
+    value_HVR = heads.value_HVR
+    latent = (
+        (torch.arange(heads.rank, device=value_HVR.device) % 5 - 2)
+        .to(value_HVR.dtype)
+        .view(1, 1, 1, -1)
+    )
+    rope = (
+        torch.arange(1, rope_dim + 1, device=value_HVR.device).to(value_HVR.dtype).view(1, 1, 1, -1)
+    )
     with torch.inference_mode():
         keys, values = module.expand_kv(latent, rope)  # type: ignore[operator]
-        ours = torch.cat((latent[0, 0] @ heads.key_HRD, rope[0].expand(len(like), 1, -1)), dim=-1)
-        pairs = [(keys[0], ours), (values[0], latent[0, 0] @ like.mT)]
-    for theirs, mine in pairs:
-        tolerance = 0.05 if like.dtype.itemsize < 4 else 1e-4
-        if theirs.shape != mine.shape or not torch.allclose(
-            theirs, mine, tolerance, tolerance, equal_nan=True
+        expanded = torch.cat(
+            (latent[0, 0] @ heads.key_HRD, rope[0].expand(len(value_HVR), 1, -1)), dim=-1
+        )
+        pairs = [(keys[0], expanded), (values[0], latent[0, 0] @ value_HVR.mT)]
+    for actual, expected in pairs:
+        tolerance = 0.05 if value_HVR.dtype.itemsize < 4 else 1e-4
+        if actual.shape != expected.shape or not torch.allclose(
+            actual, expected, tolerance, tolerance, equal_nan=True
         ):
             raise ConfigError(
                 f"{type(module).__name__}.expand_kv is not a product with kv_b_proj: not supported"

@@ -116,14 +116,14 @@ class LongRows:
                 (self._places_N, attend(query_NHD[self._places_N], *kv.layer(layer), batch))
             )
         for row in self._long:
-            keys, values = self._bring(kv, layer, row)
+            keys, values = self._stage(kv, layer, row)
             parts.append((row.places, attend(query_NHD[row.places], keys, values, row.batch)))
         out_NHV = parts[0][1].new_empty(len(query_NHD), *parts[0][1].shape[1:])
         for places, part in parts:
             out_NHV[places] = part
         return out_NHV
 
-    def _bring(self, kv: KvCache, layer: int, row: _LongRow) -> tuple[Tensor, Tensor]:
+    def _stage(self, kv: KvCache, layer: int, row: _LongRow) -> tuple[Tensor, Tensor]:
         """Stage one layer's keys and values of a row.
 
         Blocks that cannot be read are left as they are: the row is lost then.

@@ -80,7 +80,7 @@ class KvReceiver:
         )
         self._transfers: dict[Key, Transfer] = {}
         self._arrived: list[tuple[Transfer, KvPart, Tensor, torch.dtype]] = []
-        self._news: list[Handover] = []
+        self._pending_handovers: list[Handover] = []
         self._handovers = self._pieces = self._bytes = 0
         self._seconds = 0.0
         scheduler.hand_over = self._offer
@@ -91,9 +91,9 @@ class KvReceiver:
         return sum(token_bytes(self._kv, layer) for layer in self._kv.group_of)
 
     @property
-    def has_news(self) -> bool:
+    def has_pending(self) -> bool:
         """Return True if `settle` has anything to do."""
-        return bool(self._arrived or self._news)
+        return bool(self._arrived or self._pending_handovers)
 
     def _offer(self, request: Request) -> bool:
         """Return True if the prompt is prefilled remotely; called once, at admission."""
@@ -104,18 +104,18 @@ class KvReceiver:
             or request.images is not None
         ):
             return False
-        instance = self.choose(request, self._here(request))
+        instance = self.choose(request, self._local_load(request))
         if instance is None:
             return False
         request.was_handed_over = request.receiving = True
         self._transfers[request.key] = Transfer(request, time.monotonic())
-        self._news.append(
+        self._pending_handovers.append(
             Handover(request.key, instance, tuple(request.tokens[:-1]), request.num_computed)
         )
         self._handovers += 1
         return True
 
-    def _here(self, request: Request) -> LocalPrefill:
+    def _local_load(self, request: Request) -> LocalPrefill:
         others = [r for r in self._scheduler.running if r is not request and not r.is_idle]
         ahead = sum(r.num_uncomputed for r in others if r.num_uncomputed > 1)
         streams = sum(r.num_uncomputed == 1 for r in others)
@@ -143,7 +143,7 @@ class KvReceiver:
                 "keys and values from another worker are not what is due",
                 extra={"reason": error.message},
             )
-            self._news.append(Handover(key, ""))
+            self._pending_handovers.append(Handover(key, ""))
             self.end(key, "damaged")
             return
         if part.last:
@@ -183,10 +183,10 @@ class KvReceiver:
         for transfer in [t for t in self._transfers.values() if not t.request.receiving]:
             is_alive = transfer.request.status is not Status.FINISHED
             if is_alive:
-                self._news.append(Handover(transfer.request.key, ""))
+                self._pending_handovers.append(Handover(transfer.request.key, ""))
             self._forget(transfer, "preempted" if is_alive else "")
-        news, self._news = self._news, []
-        return news
+        handovers, self._pending_handovers = self._pending_handovers, []
+        return handovers
 
     def _store_arrived(self) -> None:
         arrived, self._arrived = self._arrived, []
@@ -243,10 +243,12 @@ class KvReceiver:
     def check_integrity(self) -> None:
         """Raise InternalError unless the requests that wait for transfers are those in transfer."""
         waiting = {r.key for r in self._scheduler.running if r.receiving}
-        coming = {key for key, transfer in self._transfers.items() if transfer.request.receiving}
-        if waiting != coming:
+        in_transfer = {
+            key for key, transfer in self._transfers.items() if transfer.request.receiving
+        }
+        if waiting != in_transfer:
             raise InternalError(
-                f"{len(waiting)} requests wait for keys and values, {len(coming)} transfers are known"
+                f"{len(waiting)} requests wait for keys and values, {len(in_transfer)} transfers are known"
             )
 
 

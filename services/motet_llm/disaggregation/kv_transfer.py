@@ -189,7 +189,7 @@ def adapted(kv: str, digest: str) -> str:
     return hashlib.blake2b(f"{kv} {digest}".encode(), digest_size=8).hexdigest() if kv else ""
 
 
-class Computes(Protocol):
+class Fingerprinted(Protocol):
     """Require the parts of a `ModelRunner` that a fingerprint covers."""
 
     kv: KvCache
@@ -197,7 +197,7 @@ class Computes(Protocol):
     def describe(self) -> dict[str, str]: ...
 
 
-def fingerprint(runner: Computes, deterministic: bool) -> str:
+def fingerprint(runner: Fingerprinted, deterministic: bool) -> str:
     """Return a fingerprint: engines of one model exchange keys and values if theirs are equal.
 
     It covers shapes and the dtypes of weights and activations; where tokens must not differ by a

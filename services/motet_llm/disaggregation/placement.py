@@ -65,24 +65,24 @@ class Delay:
     pay is tried again later.
     """
 
-    GUESS = 0.010
-    COUNT = 15
-    AGE = 60.0
+    DEFAULT = 0.010
+    SAMPLES = 15
+    MAX_AGE = 60.0
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._noted: deque[tuple[float, float]] = deque(maxlen=self.COUNT)
+        self._samples: deque[tuple[float, float]] = deque(maxlen=self.SAMPLES)
 
     def note(self, seconds: float) -> None:
         """Record by how many seconds a handover exceeded its expected time without a delay."""
-        self._noted.append((self._clock(), max(0.0, seconds)))
+        self._samples.append((self._clock(), max(0.0, seconds)))
 
     @property
     def seconds(self) -> float:
-        since = self._clock() - self.AGE
-        while self._noted and self._noted[0][0] < since:
-            self._noted.popleft()
-        return median(seconds for _, seconds in self._noted) if self._noted else self.GUESS
+        since = self._clock() - self.MAX_AGE
+        while self._samples and self._samples[0][0] < since:
+            self._samples.popleft()
+        return median(seconds for _, seconds in self._samples) if self._samples else self.DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ class Choice:
 def choose(
     policy: Policy,
     tokens: int,
-    here: LocalPrefill,
-    there: Sequence[RemotePrefillOffer],
+    local: LocalPrefill,
+    remote: Sequence[RemotePrefillOffer],
     transfer_token: float,
-    delay: float = Delay.GUESS,
+    delay: float = Delay.DEFAULT,
 ) -> Choice | None:
     """Return the instance that prefills `tokens` tokens; None for this engine.
 
@@ -110,19 +110,19 @@ def choose(
     worker whose speed is not known yet is assumed to be as fast as this engine, or as the fastest
     remote worker if that is not known either.
     """
-    if policy == "never" or not there or tokens < 1:
+    if policy == "never" or not remote or tokens < 1:
         return None
-    known = [worker.prefill_token for worker in there if worker.prefill_token > 0]
-    guess = here.prefill_token or (min(known) if known else 0.0)
+    known = [worker.prefill_token for worker in remote if worker.prefill_token > 0]
+    guess = local.prefill_token or (min(known) if known else 0.0)
 
-    def elsewhere(worker: RemotePrefillOffer) -> float:
+    def remote_seconds(worker: RemotePrefillOffer) -> float:
         return worker.seconds(tokens, worker.prefill_token or guess, transfer_token)
 
-    best = min(there, key=elsewhere)
-    choice = Choice(best.instance, elsewhere(best) if guess else math.nan)
+    best = min(remote, key=remote_seconds)
+    choice = Choice(best.instance, remote_seconds(best) if guess else math.nan)
     if policy == "always":
         return choice
-    limit = here.seconds(tokens, here.prefill_token or guess)
-    if not here.streams:  # with local streams, their shorter steps are worth the margin
+    limit = local.seconds(tokens, local.prefill_token or guess)
+    if not local.streams:  # with local streams, their shorter steps are worth the margin
         limit *= 1 - MARGIN
     return choice if choice.seconds + delay < limit else None

@@ -46,19 +46,23 @@ class RemotePrefill:
         thread: EngineThread,
         cards: Sequence[ModelCard],
         policy: Policy,
-        patience: float,
+        part_timeout: float,
         on_bug: Callable[[BaseException], None],
     ):
         """Initialize with `cards` of the model and then of its adapters."""
         self._bus, self._store, self._thread = bus, store, thread
         self._name = cards[0].name
         self._kv = {card.name: card.kv_format for card in cards if card.kv_format}
-        self._policy, self._patience, self._on_bug = policy, patience, on_bug
+        self._policy, self._part_timeout, self._on_bug = policy, part_timeout, on_bug
         # By name of model or adapter; replaced as a whole, since the engine's thread reads it.
         self._workers: dict[str, tuple[Heartbeat, ...]] = {}
         self._tasks: dict[Key, asyncio.Task[None]] = {}
-        self._given: Counter[str] = Counter()  # tokens by worker; written by the engine's thread
-        self._back: Counter[str] = Counter()  # those whose transfer has ended; written by the loop
+        self._handed_over_tokens: Counter[str] = (
+            Counter()
+        )  # tokens by worker; written by the engine's thread
+        self._ended_tokens: Counter[str] = (
+            Counter()
+        )  # those whose transfer has ended; written by the loop
         self._speed = Speed()  # of reading blobs of other processes
         self._delay = Delay()
         self._expected: dict[Key, float] = {}  # seconds; used by the engine's thread
@@ -67,7 +71,7 @@ class RemotePrefill:
     def start(self) -> None:
         """Begin to hand over, if the policy allows it and the KV cache can be transferred."""
         if self._policy != "never" and self._kv:
-            self._bus.monitor.duties.append(self._look)
+            self._bus.monitor.duties.append(self._update_workers)
             self._bus.directory.on_gone.append(self._store.forget)
             self._thread.engine.receiver.choose = self._choose
             self._thread.engine.receiver.on_end = self._note
@@ -88,7 +92,7 @@ class RemotePrefill:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # --------------------------------------------------------------------------------------------------------- choosing
-    async def _look(self, _elapsed: float) -> None:
+    async def _update_workers(self, _elapsed: float) -> None:
         """Update the ready prefill workers whose keys and values are compatible."""
         found: dict[str, list[Heartbeat]] = {}
         for beat in self._bus.directory.ready(ROLE, model=self._name):
@@ -97,16 +101,16 @@ class RemotePrefill:
                     found.setdefault(card.name, []).append(beat)
         self._workers = {name: tuple(beats) for name, beats in found.items()}
 
-    def _choose(self, request: Request, here: LocalPrefill) -> str | None:
+    def _choose(self, request: Request, local: LocalPrefill) -> str | None:
         """Choose the prefill worker of a request, on the engine's thread."""
         tokens = request.num_uncomputed - 1
         name = self._name if request.adapter is None else request.adapter.name
-        there = [self._there(beat, request.priority) for beat in self._workers.get(name, ())]
+        remote = [self._remote_load(beat, request.priority) for beat in self._workers.get(name, ())]
         transfer_token = self._speed.seconds_per_byte * self._token_bytes
-        choice = choose(self._policy, tokens, here, there, transfer_token, self._delay.seconds)
+        choice = choose(self._policy, tokens, local, remote, transfer_token, self._delay.seconds)
         if choice is None:
             return None
-        self._given[choice.instance] += tokens
+        self._handed_over_tokens[choice.instance] += tokens
         self._expected[request.key] = choice.seconds
         return choice.instance
 
@@ -119,9 +123,9 @@ class RemotePrefill:
         if seconds is not None and not math.isnan(expected):
             self._delay.note(seconds - expected)
 
-    def _there(self, beat: Heartbeat, priority: int) -> RemotePrefillOffer:
+    def _remote_load(self, beat: Heartbeat, priority: int) -> RemotePrefillOffer:
         """Return a worker's load: its last heartbeat may not include what was handed over since."""
-        ours = self._given[beat.instance] - self._back[beat.instance]
+        ours = self._handed_over_tokens[beat.instance] - self._ended_tokens[beat.instance]
         ahead = max(beat.load.get(f"prefill_{tier_of(priority)}", 0.0), float(ours))
         return RemotePrefillOffer(beat.instance, ahead, beat.load.get("prefill_token", 0.0))
 
@@ -132,10 +136,10 @@ class RemotePrefill:
             self.stop(call.id)
             return
         task = asyncio.get_running_loop().create_task(
-            self._follow(call, handover), name=f"prefill {call.id}"
+            self._run_transfer(call, handover), name=f"prefill {call.id}"
         )
         self._tasks[call.id] = task
-        task.add_done_callback(lambda done: self._ended(call.id, handover, done))
+        task.add_done_callback(lambda done: self._on_task_done(call.id, handover, done))
 
     def stop(self, key: Key) -> None:
         """Cancel the remote prefill of a request that has left or continues locally."""
@@ -143,13 +147,13 @@ class RemotePrefill:
         if task is not None:
             task.cancel()
 
-    def _ended(self, key: Key, handover: Handover, task: asyncio.Task[None]) -> None:
-        self._back[handover.instance] += len(handover.tokens) - handover.start
+    def _on_task_done(self, key: Key, handover: Handover, task: asyncio.Task[None]) -> None:
+        self._ended_tokens[handover.instance] += len(handover.tokens) - handover.start
         self._tasks.pop(key, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_bug(error)
 
-    async def _follow(self, call: Call, handover: Handover) -> None:
+    async def _run_transfer(self, call: Call, handover: Handover) -> None:
         request = cast(Generate, call.request)
         prefill = Prefill(
             model=request.model,
@@ -179,7 +183,7 @@ class RemotePrefill:
         Raises BadRequest for anything else, and TimeoutError if no part comes within the patience.
         """
         clock = asyncio.get_running_loop().time
-        async with asyncio.timeout(self._patience) as limit:
+        async with asyncio.timeout(self._part_timeout) as limit:
             async for body in stream:
                 if not isinstance(body, KvChunk):
                     raise BadRequest(
@@ -193,6 +197,6 @@ class RemotePrefill:
                 )
                 content = torch.frombuffer(data, dtype=torch.uint8)
                 self._thread.receive(handover.key, part, content, body.ref.dtype)
-                limit.reschedule(clock() + self._patience)
+                limit.reschedule(clock() + self._part_timeout)
                 if body.last and body.stop == len(handover.tokens):
                     await stream.end_input()

@@ -342,7 +342,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Return True if `step` would do something. False while all requests wait for credit."""
-        return bool(self._pending) or self.receiver.has_news or self.scheduler.has_work
+        return bool(self._pending) or self.receiver.has_pending or self.scheduler.has_work
 
     @property
     def next_deadline(self) -> float:

@@ -17,11 +17,11 @@ from motet_shared.errors import BadRequest, DeadlineExceeded, MotetError, Unsupp
 from motet_shared.process.fair_slots import FairSlots
 
 from .grammar import Grammar, GrammarState
-from .lark import shown
+from .lark import describe
 from .token_spelling import Spelling
 
 THREADS = 3  # one tenant gets all but one, so that its slow grammars hold up no other tenant
-Name = tuple[str, str, str]  # kind, text and the request's field, since errors name it
+GrammarKey = tuple[str, str, str]  # kind, text and the request's field, since errors name it
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Counts:
     waiting: int = 0  # requests at present
 
 
-class Grammars:
+class GrammarCache:
     """Compile and cache grammars.
 
     `load` reads the spelling of the model's tokens; it is called once, on one of the threads, when
@@ -50,7 +50,7 @@ class Grammars:
         self._threads = ThreadPoolExecutor(THREADS, "motet-grammar")
         self._slots = FairSlots(THREADS)
         self._spelling: Future[Spelling] | None = None
-        self._kept: OrderedDict[Name, asyncio.Future[Grammar]] = OrderedDict()
+        self._cached: OrderedDict[GrammarKey, asyncio.Future[Grammar]] = OrderedDict()
         self._counts = Counts()
 
     def prepare(self) -> Future[Spelling]:
@@ -63,13 +63,13 @@ class Grammars:
         return self._spelling
 
     def close(self) -> None:
-        for future in list(self._kept.values()):
+        for future in list(self._cached.values()):
             future.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def grammar_state(
         self,
-        wish: messages.Grammar,
+        constraint: messages.Grammar,
         output: Sequence[int] = (),
         deadline: float | None = None,
         tenant: str = "",
@@ -80,64 +80,66 @@ class Grammars:
         `deadline` is on the clock of `time.monotonic()`. Raises BadRequest that names `wish.param`,
         or DeadlineExceeded.
         """
-        patience = (
+        timeout = (
             self._timeout if deadline is None else min(self._timeout, deadline - time.monotonic())
         )
         self._counts.waiting += 1
         try:
-            async with asyncio.timeout(max(patience, 0)):
-                grammar = await asyncio.shield(self._compiled(wish, tenant))
+            async with asyncio.timeout(max(timeout, 0)):
+                grammar = await asyncio.shield(self._compiled(constraint, tenant))
                 return await asyncio.wrap_future(self._threads.submit(grammar.start, output))
         except TimeoutError:
-            raise self._late(wish, patience) from None
+            raise self._timeout_error(constraint, timeout) from None
         except MotetError as error:
-            raise _named(error, wish) from None
+            raise _with_param(error, constraint) from None
         finally:
             self._counts.waiting -= 1
 
-    def _late(self, wish: messages.Grammar, patience: float) -> MotetError:
-        if patience < self._timeout:
+    def _timeout_error(self, constraint: messages.Grammar, timeout: float) -> MotetError:
+        if timeout < self._timeout:
             return DeadlineExceeded("the deadline passed before the grammar was compiled")
-        message = f"{shown(wish)}: does not compile within {self._timeout:g} s; simplify it"
-        return BadRequest(message, param=wish.param or None)
+        message = (
+            f"{describe(constraint)}: does not compile within {self._timeout:g} s; simplify it"
+        )
+        return BadRequest(message, param=constraint.param or None)
 
-    def _compiled(self, wish: messages.Grammar, tenant: str) -> asyncio.Future[Grammar]:
-        name = wish.kind, wish.text, wish.param
-        future = self._kept.get(name)
+    def _compiled(self, constraint: messages.Grammar, tenant: str) -> asyncio.Future[Grammar]:
+        name = constraint.kind, constraint.text, constraint.param
+        future = self._cached.get(name)
         if future is not None:
-            self._kept.move_to_end(name)
+            self._cached.move_to_end(name)
             self._counts.hits += 1
             return future
-        future = asyncio.ensure_future(self._compile_in_turn(wish, tenant))
-        self._kept[name] = future
+        future = asyncio.ensure_future(self._compile_in_turn(constraint, tenant))
+        self._cached[name] = future
         future.add_done_callback(lambda done: self._note(name, done))
         return future
 
-    async def _compile_in_turn(self, wish: messages.Grammar, tenant: str) -> Grammar:
+    async def _compile_in_turn(self, constraint: messages.Grammar, tenant: str) -> Grammar:
         async with self._slots.slot(tenant):
-            job = self._threads.submit(self._compile, wish, self.prepare())
+            job = self._threads.submit(self._compile, constraint, self.prepare())
             return await asyncio.wrap_future(job)
 
-    def _compile(self, wish: messages.Grammar, loading: Future[Spelling]) -> Grammar:
+    def _compile(self, constraint: messages.Grammar, loading: Future[Spelling]) -> Grammar:
         spelling = loading.result(self._timeout)
         began = time.perf_counter()
         try:
-            return Grammar(wish, spelling)
+            return Grammar(constraint, spelling)
         finally:
             self._counts.seconds += time.perf_counter() - began
 
-    def _note(self, name: Name, done: asyncio.Future[Grammar]) -> None:
+    def _note(self, name: GrammarKey, done: asyncio.Future[Grammar]) -> None:
         """Count a compilation, and evict what exceeds the capacity.
 
         Refusals are not cached: the text may be long, and compiling it again gives the same answer.
         """
         if done.cancelled() or done.exception() is not None:
             self._counts.refused += 1
-            self._kept.pop(name, None)
+            self._cached.pop(name, None)
             return
         self._counts.compiled += 1
-        while len(self._kept) > self._capacity:
-            self._kept.popitem(last=False)
+        while len(self._cached) > self._capacity:
+            self._cached.popitem(last=False)
 
     def stats(self) -> dict[str, float]:
         """Return counts of compiled, refused, cached and awaited grammars, and compile seconds."""
@@ -150,10 +152,11 @@ class Grammars:
         }
 
 
-def _named(error: MotetError, wish: messages.Grammar) -> MotetError:
+def _with_param(error: MotetError, constraint: messages.Grammar) -> MotetError:
     """Return the error with the request's field, where it is about the model and names none."""
     if isinstance(error, UnsupportedParameter) and error.param is None:
         return UnsupportedParameter(
-            f"`{wish.param or wish.kind}`: {error.message}", param=wish.param or None
+            f"`{constraint.param or constraint.kind}`: {error.message}",
+            param=constraint.param or None,
         )
     return error

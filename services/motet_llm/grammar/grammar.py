@@ -18,28 +18,28 @@ from llguidance import LLMatcher, LLParserLimits
 from motet_shared import messages
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
-from .lark import lark, shown
+from .lark import describe, lark
 from .token_spelling import Spelling
 
 STEP_SECONDS = (
     2.0  # CPU time for the mask of one step; a slower grammar would hold up other streams
 )
 _LIMITS = LLParserLimits(verbose_errors=False)
-_PLACE = re.compile(r"^at 1\(\d+\): (?:failed to compile JSON schema: )?")
-_QUOTE = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)  # the quoted grammar, below the message
+_LOCATION = re.compile(r"^at 1\(\d+\): (?:failed to compile JSON schema: )?")
+_QUOTED_GRAMMAR = re.compile(r"\n\s+\d+ \|.*", re.DOTALL)  # the quoted grammar, below the message
 _UNKNOWN_KEYS = re.compile(r"Unimplemented keys: (\[.*\])")
-_STUCK = "NoExtension"  # llguidance's error where no token can follow
-_MOST_SHOWN = 300
+_NO_EXTENSION = "NoExtension"  # llguidance's error where no token can follow
+_MAX_SHOWN = 300
 
 
 class GrammarState:
     """Hold the position of a reply in its grammar. Used by one thread at a time."""
 
-    __slots__ = ("_matcher", "_problem", "_seconds", "_wish")
+    __slots__ = ("_constraint", "_matcher", "_problem", "_seconds")
 
-    def __init__(self, matcher: LLMatcher, wish: messages.Grammar, step_seconds: float):
+    def __init__(self, matcher: LLMatcher, constraint: messages.Grammar, step_seconds: float):
         self._matcher = matcher
-        self._wish = wish
+        self._constraint = constraint
         self._seconds = step_seconds
         self._problem = ""
 
@@ -66,7 +66,7 @@ class GrammarState:
 
     def copy(self) -> GrammarState:
         """Return an independent copy at the same position."""
-        return GrammarState(self._matcher.deep_copy(), self._wish, self._seconds)
+        return GrammarState(self._matcher.deep_copy(), self._constraint, self._seconds)
 
     @property
     def failed(self) -> bool:
@@ -87,39 +87,45 @@ class GrammarState:
 
     def error(self, place: str) -> BadRequest:
         """Return the error of a reply that no token can continue; `place` names the position."""
-        told = _reason(self._matcher.get_error())
-        if not told or told.startswith(_STUCK):
-            told = "no token of this model can follow"
-        reason = self._problem or told
-        return _refusal(self._wish, f"{reason} {place}; simplify it")
+        message = _reason(self._matcher.get_error())
+        if not message or message.startswith(_NO_EXTENSION):
+            message = "no token of this model can follow"
+        reason = self._problem or message
+        return _refusal(self._constraint, f"{reason} {place}; simplify it")
 
 
 class Grammar:
     """Compile a grammar, the starting point of all replies that are constrained by it."""
 
     def __init__(
-        self, wish: messages.Grammar, spelling: Spelling, *, step_seconds: float = STEP_SECONDS
+        self,
+        constraint: messages.Grammar,
+        spelling: Spelling,
+        *,
+        step_seconds: float = STEP_SECONDS,
     ):
         """Raise BadRequest for what does not compile, no text satisfies, or cannot end."""
-        self._wish = wish
+        self._constraint = constraint
         self._step_seconds = step_seconds
-        self._matcher = LLMatcher(spelling.engine, lark(wish), log_level=0, limits=_LIMITS)
+        self._matcher = LLMatcher(spelling.engine, lark(constraint), log_level=0, limits=_LIMITS)
         if self._matcher.is_error():
-            raise _not_compiled(wish, _reason(self._matcher.get_error()))
-        first_W = np.zeros(words(spelling.vocab), np.uint32)
+            raise _not_compiled(constraint, _reason(self._matcher.get_error()))
+        first_W = np.zeros(mask_words(spelling.vocab), np.uint32)
         grammar_state = self.start()
         grammar_state.fill(first_W, ())
         if grammar_state.failed:
             raise grammar_state.error("at its beginning")
         if not first_W.any() and not grammar_state.may_end:
-            raise _refusal(wish, "no text that this model can write satisfies it; loosen it")
+            raise _refusal(constraint, "no text that this model can write satisfies it; loosen it")
 
     def start(self, output: Sequence[int] = ()) -> GrammarState:
         """Return the state of a reply that begins with `output`, which was generated elsewhere.
 
         Raises BadRequest if `output` is not in the grammar.
         """
-        grammar_state = GrammarState(self._matcher.deep_copy(), self._wish, self._step_seconds)
+        grammar_state = GrammarState(
+            self._matcher.deep_copy(), self._constraint, self._step_seconds
+        )
         if not grammar_state.accept(output):
             raise BadRequest(
                 "output: is no beginning of a sentence of `grammar`; send what it gave",
@@ -128,25 +134,25 @@ class Grammar:
         return grammar_state
 
 
-def words(vocab: int) -> int:
+def mask_words(vocab: int) -> int:
     """Return the number of 32-bit words in a mask of `vocab` tokens and the grammar's end token."""
     return vocab // 32 + 1
 
 
 def _reason(error: str) -> str:
     """Return llguidance's message without its dumps of the grammar and of its own state."""
-    plain = _QUOTE.sub("", error.partition("\n<state>")[0])
-    plain = " ".join(_PLACE.sub("", plain).split())
-    return plain if len(plain) <= _MOST_SHOWN else plain[: _MOST_SHOWN - 3] + "..."
+    plain = _QUOTED_GRAMMAR.sub("", error.partition("\n<state>")[0])
+    plain = " ".join(_LOCATION.sub("", plain).split())
+    return plain if len(plain) <= _MAX_SHOWN else plain[: _MAX_SHOWN - 3] + "..."
 
 
-def _not_compiled(wish: messages.Grammar, reason: str) -> BadRequest:
+def _not_compiled(constraint: messages.Grammar, reason: str) -> BadRequest:
     if unknown := _UNKNOWN_KEYS.search(reason):
         keys = ", ".join(f"`{key}`" for key in json.loads(unknown[1]))
-        message = f"{shown(wish)} has {keys}, which no reply can be held to; leave it out or say it otherwise"
-        return UnsupportedParameter(message, param=wish.param or None)
-    return _refusal(wish, f"{reason}; correct it")
+        message = f"{describe(constraint)} has {keys}, which cannot constrain a reply; rephrase it without"
+        return UnsupportedParameter(message, param=constraint.param or None)
+    return _refusal(constraint, f"{reason}; correct it")
 
 
-def _refusal(wish: messages.Grammar, reason: str) -> BadRequest:
-    return BadRequest(f"{shown(wish)}: {reason}", param=wish.param or None)
+def _refusal(constraint: messages.Grammar, reason: str) -> BadRequest:
+    return BadRequest(f"{describe(constraint)}: {reason}", param=constraint.param or None)

@@ -13,44 +13,51 @@ from motet_shared.text.grammars import LONGEST, json_rule
 
 from .termination import lark_ends
 
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60
 # The model spells forced text itself. Otherwise llguidance looks ahead for all of it, which may
 # be a million characters.
 _OPTIONS = '%llguidance {"no_forcing": true}'
 
 
-def lark(wish: messages.Grammar) -> str:
+def lark(constraint: messages.Grammar) -> str:
     """Return the grammar of a constraint.
 
     Raises BadRequest for an invalid schema, expression, list or grammar, and for one that is too
     long or cannot end.
     """
-    if len(wish.text) > LONGEST:
+    if len(constraint.text) > LONGEST:
         raise BadRequest(
-            f"{shown(wish)}: has {len(wish.text)} characters; give at most {LONGEST}",
-            param=wish.param or None,
+            f"{describe(constraint)}: has {len(constraint.text)} characters; give at most {LONGEST}",
+            param=constraint.param or None,
         )
     try:
         text = {"json_schema": _schema, "regex": _regex, "choice": _choice, "grammar": _grammar}[
-            wish.kind
-        ](wish.text)
+            constraint.kind
+        ](constraint.text)
         endless = not lark_ends(text)
     except (ValueError, GbnfToLarkError) as error:
-        raise BadRequest(f"{shown(wish)}: {error}; correct it", param=wish.param or None) from None
+        raise BadRequest(
+            f"{describe(constraint)}: {error}; correct it", param=constraint.param or None
+        ) from None
     except RecursionError:
         raise BadRequest(
-            f"{shown(wish)}: is nested too deeply; flatten it", param=wish.param or None
+            f"{describe(constraint)}: is nested too deeply; flatten it",
+            param=constraint.param or None,
         ) from None
     if endless:
-        message = f"{shown(wish)}: no text that satisfies it ever ends; give what recurs a way out"
-        raise BadRequest(message, param=wish.param or None)
+        message = f"{describe(constraint)}: no text that satisfies it ever ends; give its recursion an end"
+        raise BadRequest(message, param=constraint.param or None)
     return f"{text}\n{_OPTIONS}\n"
 
 
-def shown(wish: messages.Grammar) -> str:
+def describe(constraint: messages.Grammar) -> str:
     """Return the name of the field and its value, shortened for error messages."""
-    text = wish.text if len(wish.text) <= _MOST_SHOWN else wish.text[: _MOST_SHOWN - 3] + "..."
-    return f"`{wish.param or wish.kind}` {text}"
+    text = (
+        constraint.text
+        if len(constraint.text) <= _MAX_SHOWN
+        else constraint.text[: _MAX_SHOWN - 3] + "..."
+    )
+    return f"`{constraint.param or constraint.kind}` {text}"
 
 
 def _schema(text: str) -> str:

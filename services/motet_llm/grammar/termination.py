@@ -18,7 +18,7 @@ Name = TypeVar("Name")
 _PASSES = 64  # over all rules; what is undecided after them is taken to end
 
 
-def _least(
+def _fixpoint(
     names: Callable[[], Iterable[Name]], ends: Callable[[Name, set[Name]], bool], wanted: Name
 ) -> bool:
     """Return True if `wanted` is in the least fixed point of `ends`; `names` may grow meanwhile."""
@@ -44,7 +44,7 @@ def schema_ends(schema: Any) -> bool:
     size = -1
     while size < len(references):  # a pass may find references that were not known before
         size = len(references)
-        found = _least(lambda: references, ends, "#")
+        found = _fixpoint(lambda: references, ends, "#")
     return found
 
 
@@ -144,25 +144,25 @@ def lark_ends(text: str) -> bool:
     """Return True if some finite text satisfies the rule `start`."""
     try:
         rules = _Lark(text).rules()
-    except _NotUnderstood:
+    except _UnsupportedSyntax:
         return True
 
     def ends(name: str, known: set[str]) -> bool:
-        return _holds(rules[name], rules, known)
+        return _rule_ends(rules[name], rules, known)
 
-    return "start" not in rules or _least(lambda: rules, ends, "start")
+    return "start" not in rules or _fixpoint(lambda: rules, ends, "start")
 
 
-def _holds(rule: Rule, rules: dict[str, Rule], known: set[str]) -> bool:
+def _rule_ends(rule: Rule, rules: dict[str, Rule], known: set[str]) -> bool:
     if isinstance(rule, bool):
         return rule
     if isinstance(rule, str):
         return rule in known or rule not in rules
     kind, parts = rule
-    return (any if kind == "any" else all)(_holds(part, rules, known) for part in parts)
+    return (any if kind == "any" else all)(_rule_ends(part, rules, known) for part in parts)
 
 
-class _NotUnderstood(Exception):
+class _UnsupportedSyntax(Exception):
     """Signal syntax beyond what is analyzed here."""
 
 
@@ -178,7 +178,7 @@ class _Lark:
         while self._at < len(self._tokens):
             kind, value = self._next()
             if kind != "head":
-                raise _NotUnderstood
+                raise _UnsupportedSyntax
             found[str(value).lstrip("?!")] = self._any()
         return found
 
@@ -204,7 +204,7 @@ class _Lark:
                 continue
             if kind == "count" or value in ("?", "*", "+"):
                 if not parts:
-                    raise _NotUnderstood
+                    raise _UnsupportedSyntax
                 parts[-1] = True if value in ("?", "*", 0) else parts[-1]
             else:
                 parts.append(self._part(kind, value))
@@ -216,10 +216,10 @@ class _Lark:
         if kind == "mark" and value in ("(", "["):
             inner = self._any()
             if self._peek() != ("mark", ")" if value == "(" else "]"):
-                raise _NotUnderstood
+                raise _UnsupportedSyntax
             self._next()
             return True if value == "[" else inner
-        raise _NotUnderstood
+        raise _UnsupportedSyntax
 
 
 def _tokens(text: str) -> Iterable[tuple[str, Any]]:
@@ -232,14 +232,14 @@ def _tokens(text: str) -> Iterable[tuple[str, Any]]:
     while at < len(text):
         match = _TOKEN.match(text, at)
         if match is None:
-            raise _NotUnderstood
+            raise _UnsupportedSyntax
         at = match.end()
         kind = str(match.lastgroup)
         if match["embedded"]:
             try:
                 value, at = decoder.raw_decode(text, at + len(text[at:]) - len(text[at:].lstrip()))
             except ValueError:
-                raise _NotUnderstood from None
+                raise _UnsupportedSyntax from None
             if match["embedded"] != "%llguidance":
                 yield "ends", match["embedded"] == "%regex" or schema_ends(value)
         elif match["name"]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from motet_kernels.spans import upload
 from motet_llm.speculation.speculative_row import Row, SpeculativeRow
 
-from .grammar import GrammarState, words
+from .grammar import GrammarState, mask_words
 
 
 class TokenMask:
@@ -28,7 +28,7 @@ class TokenMask:
     """
 
     def __init__(self, requests: Sequence[Row], vocab: int, device: torch.device):
-        self._held = [
+        self._constrained = [
             (row, request)
             for row, request in enumerate(requests)
             if request.grammar_state is not None
@@ -43,22 +43,22 @@ class TokenMask:
     @property
     def empty(self) -> bool:
         """Return True if no row is held to a grammar."""
-        return not self._held
+        return not self._constrained
 
     def compute(self) -> None:
         """Compute the masks of all rows; return at once if none is held to a grammar."""
         began = time.perf_counter()
         try:
-            if self._held:
-                self._mask = self._ask()
+            if self._constrained:
+                self._mask = self._compute_mask()
         finally:
             self.seconds = time.perf_counter() - began
             self._done.set()
 
-    def _ask(self) -> Tensor:
-        bits_RW = np.full((self._rows, words(self._vocab)), 0xFFFFFFFF, np.uint32)
+    def _compute_mask(self) -> Tensor:
+        bits_RW = np.full((self._rows, mask_words(self._vocab)), 0xFFFFFFFF, np.uint32)
         ahead: GrammarState | None = None
-        for row, request in self._held:
+        for row, request in self._constrained:
             ahead = _next(ahead, request)
             if ahead is not None:
                 ahead.fill(bits_RW[row], request.stop_ids)

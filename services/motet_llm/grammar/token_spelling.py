@@ -32,14 +32,14 @@ class Spelling:
                 "grammar; leave the grammar out"
             )
         self.vocab = vocab
-        silent = hidden_ids(tokenizer) | set(eos_ids)
-        tokens = [b"" if token in silent else data for token, data in enumerate(pieces.data)]
+        textless = hidden_ids(tokenizer) | set(eos_ids)
+        tokens = [b"" if token in textless else data for token, data in enumerate(pieces.data)]
         specials = [token for token, data in enumerate(tokens) if not data]
         for token in specials:
             tokens[token] = (tokenizer.id_to_token(token) or f"<unused {token}>").encode()
-        words = _Words([*tokens, b"<end of the grammar>"], [*specials, vocab])
+        adapter = _TokenizerAdapter([*tokens, b"<end of the grammar>"], [*specials, vocab])
         self.engine = LLTokenizer(
-            TokenizerWrapper(words), n_vocab=vocab + 1, eos_token=[vocab], slices=_KINDS
+            TokenizerWrapper(adapter), n_vocab=vocab + 1, eos_token=[vocab], slices=_KINDS
         )
 
     @classmethod
@@ -63,7 +63,7 @@ class Spelling:
         return cls(backend, vocab, eos_ids)
 
 
-class _Words:
+class _TokenizerAdapter:
     """Provide the attributes that `TokenizerWrapper` reads."""
 
     bos_token_id = None

@@ -21,8 +21,8 @@ from motet_shared.messages import Sampling
 
 PROMPT = 21
 OUTPUT = 3
-COMPANY = (1, 2, 5, 13, 30)  # prompt lengths of the other sequences in the batch
-CUTS = (4, 16, 1)  # sizes of the prompt's chunks
+BATCH_LENGTHS = (1, 2, 5, 13, 30)  # prompt lengths of the other sequences in the batch
+CHUNK_SIZES = (4, 16, 1)  # sizes of the prompt's chunks
 
 
 def check(runner: ModelRunner, *, speculates: bool = False) -> None:
@@ -30,19 +30,19 @@ def check(runner: ModelRunner, *, speculates: bool = False) -> None:
 
     speculates: also if it depends on whether the output is computed token by token or as drafts.
     """
-    num_sequences = 1 + 3 * len(COMPANY)
-    longest = max(PROMPT, *COMPANY) + OUTPUT + len(CUTS)
+    num_sequences = 1 + 3 * len(BATCH_LENGTHS)
+    longest = max(PROMPT, *BATCH_LENGTHS) + OUTPUT + len(CHUNK_SIZES)
     with runner.other_caches(num_sequences, longest):
         alone = _Trial(runner).run((PROMPT,), ())
-        for cuts, others in (
-            ((PROMPT,), COMPANY),
-            (CUTS, ()),
-            (CUTS, COMPANY),
-            (CUTS, COMPANY * 3),
+        for chunk_sizes, others in (
+            ((PROMPT,), BATCH_LENGTHS),
+            (CHUNK_SIZES, ()),
+            (CHUNK_SIZES, BATCH_LENGTHS),
+            (CHUNK_SIZES, BATCH_LENGTHS * 3),
         ):
-            if not torch.equal(alone, _Trial(runner).run(cuts, others)):
+            if not torch.equal(alone, _Trial(runner).run(chunk_sizes, others)):
                 raise ConfigError(
-                    f"deterministic=true: {runner.model_type} computes other bits in company than alone; "
+                    f"deterministic=true: {runner.model_type} computes other bits in a batch than alone; "
                     "leave it off for this model"
                 )
         if speculates and not torch.equal(alone, _Trial(runner).run_drafted()):
@@ -60,16 +60,16 @@ class _Trial:
         self._blocks = count()
         self._slots = count()
 
-    def run(self, cuts: tuple[int, ...], others: tuple[int, ...]) -> Tensor:
+    def run(self, chunk_sizes: tuple[int, ...], others: tuple[int, ...]) -> Tensor:
         """Return logits after the prompt and after each of `OUTPUT` tokens, `[1 + OUTPUT, V]`."""
         subject = self._sequence(0, PROMPT)
-        company = [self._sequence(1 + i, length) for i, length in enumerate(others)]
-        found = [self._step(subject, size, company) for size in (*cuts, *[1] * OUTPUT)]
-        return torch.cat(found[len(cuts) - 1 :])
+        batch = [self._sequence(1 + i, length) for i, length in enumerate(others)]
+        found = [self._step(subject, size, batch) for size in (*chunk_sizes, *[1] * OUTPUT)]
+        return torch.cat(found[len(chunk_sizes) - 1 :])
 
     def run_drafted(self) -> Tensor:
         """Return the same logits with the output as a draft, batched with another draft."""
-        subject, other = self._sequence(0, PROMPT), self._sequence(1, COMPANY[-1])
+        subject, other = self._sequence(0, PROMPT), self._sequence(1, BATCH_LENGTHS[-1])
         found = [self._step(subject, PROMPT, [other])]
         draft, token = [], subject.tokens[-1]
         for _ in range(OUTPUT - 1):
@@ -85,7 +85,7 @@ class _Trial:
         vocab, size = self._runner.vocab, self._runner.kv.block_size
         tokens = [(1 + 7 * number + 3 * i * i) % vocab for i in range(length)]
         request = Request(
-            number, number, tokens, Sampling(), max_length=length + OUTPUT + len(CUTS)
+            number, number, tokens, Sampling(), max_length=length + OUTPUT + len(CHUNK_SIZES)
         )
         needed = -(-request.max_length // size)
         request.tables = [
@@ -96,12 +96,12 @@ class _Trial:
             self._runner.states.scrub(request.state_slot)
         return request
 
-    def _step(self, subject: Request, size: int, company: list[Request]) -> Tensor:
+    def _step(self, subject: Request, size: int, batch: list[Request]) -> Tensor:
         """Compute `size` tokens of the subject and all that is left of each other sequence.
 
         Returns the subject's logits, `[1, V]`, or `[0, V]` if it does not draw.
         """
-        sizes = {request: request.num_uncomputed for request in company} | {subject: size}
+        sizes = {request: request.num_uncomputed for request in batch} | {subject: size}
         works = sorted((Work(r, n) for r, n in sizes.items()), key=lambda work: work.num_tokens > 1)
         logits_RV = self._runner.forward(works).logits_RV
         drawing = [work.request for work in works if work.draws]

@@ -25,7 +25,7 @@ from motet_llm.attention.latent import LatentHeads
 from motet_llm.cache.kv_cache import CPU
 from motet_llm.weights import coded_linear as coded
 
-from . import fused_layers as lean
+from . import fused_layers
 from .joined_linear import Joined, Part
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -69,13 +69,13 @@ def optimize(
     head = model.get_output_embeddings()
     if tied and weights in EXACT and isinstance(head, Linear) and type(embedding) is nn.Embedding:
         model.set_input_embeddings(TiedEmbedding(head, dtype))
-    _settle(model, dtype, device)
+    _convert_rest(model, dtype, device)
     if (
         matrices is not None
     ):  # before layers are replaced: modules still have the checkpoint's names
         matrices |= find_matrices(model)
     return counts | (
-        lean.install(model, device) if dtype == torch.float32 or gpu.is_gpu(device) else {}
+        fused_layers.install(model, device) if dtype == torch.float32 or gpu.is_gpu(device) else {}
     )
 
 
@@ -141,17 +141,17 @@ class TiedEmbedding(nn.Module):
 class NarrowEmbedding(nn.Module):
     """Look up rows of a table that stays in 16 bits, and convert them to `dtype`."""
 
-    def __init__(self, theirs: nn.Embedding, dtype: torch.dtype):
+    def __init__(self, embedding: nn.Embedding, dtype: torch.dtype):
         super().__init__()
-        self.theirs = theirs
+        self.embedding = embedding
         self.dtype = dtype
 
     def forward(self, ids: Tensor) -> Tensor:
-        output: Tensor = self.theirs(ids).to(self.dtype)
+        output: Tensor = self.embedding(ids).to(self.dtype)
         return output
 
 
-def _settle(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+def _convert_rest(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
     """Convert what is left (norms, biases, experts) to `dtype`; an embedding table keeps its dtype.
 
     In a 16-bit model, parameters that transformers keeps in float32 stay so. All of it is copied: a

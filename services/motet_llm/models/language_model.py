@@ -20,7 +20,7 @@ RENAMED = {
     r"^model\.text_model": "model",
 }
 # Parts of a checkpoint that `motet_vision` loads.
-_EYES = r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\."
+_VISION_PARTS = r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector)\."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +66,12 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     return text
 
 
-def without_eyes(found: type[PreTrainedModel]) -> type[PreTrainedModel]:
+def without_vision(found: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """Return a subclass that ignores the checkpoint's vision weights when it is loaded."""
-    members = {"_keys_to_ignore_on_load_unexpected": [_EYES], "__module__": found.__module__}
+    members = {
+        "_keys_to_ignore_on_load_unexpected": [_VISION_PARTS],
+        "__module__": found.__module__,
+    }
     return type(found.__name__, (found,), members)
 
 

@@ -145,7 +145,7 @@ def examine(model: PreTrainedModel, context: int) -> dict[int, LayerProbe]:
     try:
         probe = _probe(model, context)
         if not all(seen.complete for seen in probe.layers.values()):
-            _bring_back(model, probe)
+            _restore_layout(model, probe)
             probe = _probe(model, context)
             if incomplete := [s for s in probe.layers.values() if not s.complete]:
                 raise Refusal(f"{type(incomplete[0].module).__name__} drops keyword arguments")
@@ -183,10 +183,10 @@ def _probe(model: PreTrainedModel, context: int) -> Probe:
             "its logits are NaN or infinite; repair the numbers of config.json, or give the original weights"
         )
     order = torch.tensor(ORDER)
-    moved_NV = _run(model, Probe(context, in_order=False), ids[order], positions[order])
-    apart_N = (moved_NV - logits_NV[order]).norm(dim=-1) / logits_NV[order].norm(dim=-1)
+    reordered_NV = _run(model, Probe(context, in_order=False), ids[order], positions[order])
+    deviation_N = (reordered_NV - logits_NV[order]).norm(dim=-1) / logits_NV[order].norm(dim=-1)
     # The median, because a token whose experts tie may be routed either way.
-    if apart_N.median() > TOLERANCE.get(model.dtype, COARSE_TOLERANCE):
+    if deviation_N.median() > TOLERANCE.get(model.dtype, COARSE_TOLERANCE):
         raise Refusal(
             "its tokens see each other outside of attention, or their positions do not come from position_ids"
         )
@@ -322,10 +322,10 @@ class _Relay:
 
     layout: Any = None
 
-    def catch(self, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    def record(self, _module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self.layout = kwargs.get("layout")
 
-    def hand_over(
+    def restore(
         self, _module: nn.Module, args: Any, kwargs: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
         return args, {**kwargs, "layout": self.layout}
@@ -337,12 +337,12 @@ def _with_window(
     return args, {**kwargs, "sliding_window": window}
 
 
-def _bring_back(model: PreTrainedModel, probe: Probe) -> None:
+def _restore_layout(model: PreTrainedModel, probe: Probe) -> None:
     relay = _Relay()
-    model.register_forward_pre_hook(relay.catch, with_kwargs=True)
+    model.register_forward_pre_hook(relay.record, with_kwargs=True)
     for seen in probe.layers.values():
         if not seen.has_layout:
-            seen.module.register_forward_pre_hook(relay.hand_over, with_kwargs=True)
+            seen.module.register_forward_pre_hook(relay.restore, with_kwargs=True)
         if seen.window != seen.passed:
             seen.module.register_forward_pre_hook(
                 partial(_with_window, window=seen.window), with_kwargs=True

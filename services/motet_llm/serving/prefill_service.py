@@ -14,21 +14,24 @@ from motet_llm.config import DecodeConfig
 from motet_llm.disaggregation.kv_sender import Packed
 from motet_llm.engine.engine import StepOutput
 from motet_llm.engine.request import Key
+from motet_shared import messages
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest
-from motet_shared.messages import BlobRef, KvChunk, Prefill, Sampling
+from motet_shared.messages import BlobRef, KvChunk, Sampling
 from motet_shared.process.actor import operation
 from motet_shared.wire.bus import HOST, Bus
 from motet_shared.wire.call import Call
 
 from .engine_actor import EngineActor
 
-AHEAD = 2  # chunks of a request that may be computed before the first of them is in the store
-PARTS = 8  # minimum capacity of the store in parts
-WAIT = 5.0  # seconds to wait for room in the store
+CHUNKS_AHEAD = (
+    2  # chunks of a request that may be computed before the first of them is in the store
+)
+MIN_STORE_PARTS = 8  # minimum capacity of the store in parts
+STORE_TIMEOUT = 5.0  # seconds to wait for room in the store
 
 
-class PrefillWorker(EngineActor):
+class Prefill(EngineActor):
     """Prefill prompts of one model for decode workers of the same model."""
 
     role = "prefill"
@@ -40,10 +43,10 @@ class PrefillWorker(EngineActor):
 
     async def warm(self) -> None:
         await super().warm()
-        self.thread.engine.sender.part_bytes = self.config.transfer_memory // PARTS
+        self.thread.engine.sender.part_bytes = self.config.transfer_memory // MIN_STORE_PARTS
 
-    @operation(Prefill)
-    async def prefill(self, call: Call, request: Prefill) -> None:
+    @operation(messages.Prefill)
+    async def prefill(self, call: Call, request: messages.Prefill) -> None:
         """Send `KvChunk` items while the prompt is computed; end when their blobs are read.
 
         Raises BadRequest if the caller's keys and values are incompatible, or `start` is no token
@@ -54,33 +57,35 @@ class PrefillWorker(EngineActor):
         async with self.adapter_of(request.model, call.expires) as adapter:
             await self._prefill(call, request, adapter)
 
-    async def _prefill(self, call: Call, request: Prefill, adapter: Adapter | None) -> None:
+    async def _prefill(
+        self, call: Call, request: messages.Prefill, adapter: Adapter | None
+    ) -> None:
         outputs = self._outputs[call.id] = asyncio.Queue()
         self.thread.submit(
             call.id,
             request.prompt,
             Sampling(max_tokens=1),
-            credit=AHEAD,
+            credit=CHUNKS_AHEAD,
             deadline=call.expires,
             priority=request.priority,
             tenant=request.tenant,
             adapter=adapter,
             send_from=request.start,
         )
-        lent: list[BlobRef] = []
+        published: list[BlobRef] = []
         try:
-            last = await self._send(call, outputs, lent)
+            last = await self._send(call, outputs, published)
             async for _ in call.received():
                 pass
         finally:
             del self._outputs[call.id]
             self.thread.cancel(call.id)
-            for ref in lent:
+            for ref in published:
                 self.store.drop(ref)
         timing = {f"prefill.{stage}": seconds for stage, seconds in (last.timing or {}).items()}
         call.finish("stop", last.usage, timing)
 
-    def _check(self, request: Prefill) -> None:
+    def _check(self, request: messages.Prefill) -> None:
         card = next(card for card in self.models() if card.name == request.model)
         if not card.kv_format or request.kv_format != card.kv_format:
             raise BadRequest(
@@ -96,20 +101,20 @@ class PrefillWorker(EngineActor):
             )
 
     async def _send(
-        self, call: Call, outputs: asyncio.Queue[StepOutput], lent: list[BlobRef]
+        self, call: Call, outputs: asyncio.Queue[StepOutput], published: list[BlobRef]
     ) -> StepOutput:
         """Send all parts as they are computed, and return the last output.
 
-        `lent` grows by each blob that is put into the store.
+        `published` grows by each blob that is put into the store.
         """
         digest = not self._shares_memory(call.caller)
-        granted = AHEAD
+        granted = CHUNKS_AHEAD
         while True:
             output = await outputs.get()
             if output.error is not None:
                 raise output.error
             for packed in output.packed or ():
-                await call.send(await self._lend(call, packed, lent, digest=digest))
+                await call.send(await self._publish(call, packed, published, digest=digest))
             if output.finish is not None:
                 return output
             granted += 1
@@ -125,12 +130,14 @@ class PrefillWorker(EngineActor):
             for beat in self.bus.directory.everyone()
         )
 
-    async def _lend(self, call: Call, packed: Packed, lent: list[BlobRef], digest: bool) -> KvChunk:
+    async def _publish(
+        self, call: Call, packed: Packed, published: list[BlobRef], digest: bool
+    ) -> KvChunk:
         data, part = packed.content.numpy().data, packed.part
         ref = await self.store.put_async(
-            data, packed.dtype, wait=WAIT, readers=[call.caller], digest=digest
+            data, packed.dtype, wait=STORE_TIMEOUT, readers=[call.caller], digest=digest
         )
-        lent.append(ref)
+        published.append(ref)
         return KvChunk(
             part.start, part.stop, list(part.layers), part.first, part.end, ref, part.last
         )

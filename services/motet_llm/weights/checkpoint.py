@@ -280,7 +280,7 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     _check_readable(folder)
     disable_progress_bar()  # stderr is the service's log
     if sees:
-        found, options = language_part.without_eyes(found), {"key_mapping": language_part.RENAMED}
+        found, options = language_part.without_vision(found), {"key_mapping": language_part.RENAMED}
     try:
         model, report = found.from_pretrained(
             folder,

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from motet_llm.adapters import adapter_cache as residents
 from motet_llm.config import DecodeConfig
 from motet_llm.service import Decode
-from motet_llm.serving.prefill_service import PrefillWorker
+from motet_llm.serving import prefill_service
 from motet_shared.errors import BadRequest, DeadlineExceeded, UnknownModel
 from motet_shared.messages import Chat, Generate, Sampling, Text, Tokens
 from motet_shared.testing import memory_buses, running
@@ -193,7 +193,7 @@ async def test_who_waits_for_a_slot_may_leave_or_be_late(
 async def test_who_waits_long_is_not_passed_for_ever(
     folder: Path, adapters: Path, due: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residents, "PATIENCE", 0.2)
+    monkeypatch.setattr(residents, "OVERTAKING_SECONDS", 0.2)
     ended: list[str] = []
 
     async def note(model: str) -> None:
@@ -265,7 +265,7 @@ async def test_prompts_are_prefilled_elsewhere_with_the_adapter(
     make_adapter(model, tmp_path / "three", seed=77)  # another one of this name
     common: dict[str, Any] = {"remote_prefill": "always"}
     async with memory_buses("tokenizer", "decode", "prefill") as (tokenizer, bus, other):
-        there = PrefillWorker(
+        there = prefill_service.Prefill(
             config(folder, tmp_path, role="prefill", transfer_memory=1 << 20), other
         )
         async with (

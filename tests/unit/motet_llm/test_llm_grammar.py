@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from motet_llm.grammar.compiler import Grammars
-from motet_llm.grammar.grammar import Grammar, GrammarState, words
+from motet_llm.grammar.compiler import GrammarCache
+from motet_llm.grammar.grammar import Grammar, GrammarState, mask_words
 from motet_llm.grammar.termination import lark_ends, schema_ends
 from motet_llm.grammar.token_spelling import Spelling
 from motet_shared import messages
@@ -45,7 +45,7 @@ def wish(kind: Any, text: str) -> messages.Grammar:
 def allowed(
     grammar_state: GrammarState, stop_ids: frozenset[int] = frozenset({EOS}), vocab: int = VOCAB
 ) -> set[int]:
-    row_W = np.zeros(words(vocab), np.uint32)
+    row_W = np.zeros(mask_words(vocab), np.uint32)
     grammar_state.fill(row_W, stop_ids)
     bits = np.unpackbits(row_W.view(np.uint8), bitorder="little")[:vocab]
     return set(np.flatnonzero(bits).tolist())
@@ -304,7 +304,7 @@ def test_looking_for_an_end_is_quick_however_long_the_schema() -> None:
 
 # ------------------------------------------------------------------------------------------------- compiled in the back
 async def test_what_is_compiled_is_kept_and_counted(spelling: Spelling) -> None:
-    grammars = Grammars(lambda: spelling, timeout=60, capacity=2)
+    grammars = GrammarCache(lambda: spelling, timeout=60, capacity=2)
     try:
         request = schema(type="object")
         await grammars.grammar_state(request)
@@ -326,7 +326,7 @@ async def test_what_is_compiled_is_kept_and_counted(spelling: Spelling) -> None:
 
 
 async def test_a_refusal_and_a_limit_reach_their_request_only(spelling: Spelling) -> None:
-    grammars = Grammars(lambda: spelling, timeout=60, capacity=8)
+    grammars = GrammarCache(lambda: spelling, timeout=60, capacity=8)
     try:
         with pytest.raises(BadRequest, match="unclosed"):
             await grammars.grammar_state(wish("regex", "(open"))
@@ -346,7 +346,7 @@ async def test_a_grammar_that_compiles_for_too_long_is_refused(
         time.sleep(0.5)
         return spelling
 
-    grammars = Grammars(slow, timeout=0.1, capacity=8)
+    grammars = GrammarCache(slow, timeout=0.1, capacity=8)
     try:
         with pytest.raises(BadRequest, match="within") as raised:
             await grammars.grammar_state(wish("regex", "abc"))

@@ -34,7 +34,7 @@ def test_a_slow_way_is_not_worth_it() -> None:
 def test_a_short_prompt_stays() -> None:
     """The way itself takes longer."""
     here = LocalPrefill(ahead=0, prefill_token=0.001, streams=4, slowdown=1.5)
-    assert choose("auto", int(Delay.GUESS / 0.004), here, [IDLE], ON_THE_WAY) is None
+    assert choose("auto", int(Delay.DEFAULT / 0.004), here, [IDLE], ON_THE_WAY) is None
     assert choose("auto", 100, here, [IDLE], ON_THE_WAY) == "prefill-1"
 
 
@@ -49,8 +49,8 @@ def test_what_asking_costs_is_measured() -> None:
     assert delay.seconds == 0.25
     assert choose("auto", 100, here, [IDLE], ON_THE_WAY, delay.seconds) is None
     assert choose("auto", 1000, here, [IDLE], ON_THE_WAY, delay.seconds) == "prefill-1"
-    now = Delay.AGE + 1
-    assert delay.seconds == Delay.GUESS
+    now = Delay.MAX_AGE + 1
+    assert delay.seconds == Delay.DEFAULT
 
 
 def test_what_is_expected_leaves_the_delay_out() -> None:

@@ -17,8 +17,8 @@ from motet_llm.config import DecodeConfig
 from motet_llm.disaggregation.placement import Delay
 from motet_llm.engine.engine import Emit, StepOutput
 from motet_llm.service import Decode
+from motet_llm.serving import prefill_service
 from motet_llm.serving import prefill_service as prefill
-from motet_llm.serving.prefill_service import PrefillWorker
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import BadRequest
 from motet_shared.messages import BlobRef, Generate, KvChunk, Prefill, Sampling, Tokens
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class World:
     tokenizer: Bus
     decode: Decode
-    prefill: PrefillWorker
+    prefill: prefill_service.Prefill
 
     async def tokens(self, **fields: Any) -> tuple[Reply, dict[str, float]]:
         """And seconds by stage."""
@@ -114,7 +114,7 @@ async def stage(
         | (there or {})
     )
     async with memory_buses("tokenizer", "decode", "prefill") as (tokenizer, decode, prefill):
-        worker = PrefillWorker(other, prefill)
+        worker = prefill_service.Prefill(other, prefill)
         async with running(worker), running(Decode(config, decode)) as actor:
             world = World(tokenizer, actor, worker)
             await decode.directory.wait_for(lambda d: d.ready("prefill", model="tiny"), PATIENT)
@@ -267,15 +267,15 @@ async def test_what_leaves_the_host_has_a_checksum(
 
 
 async def test_what_asking_costs_is_measured(world: World) -> None:
-    assert world.decode.stats()["prefill_delay"] == Delay.GUESS
+    assert world.decode.stats()["prefill_delay"] == Delay.DEFAULT
     for turn in range(
         50
     ):  # the first has nothing to be compared with: nobody has told yet how fast it is
         await world.tokens(prompt=PROMPT[turn:])
-        if world.decode.stats()["prefill_delay"] != Delay.GUESS:
+        if world.decode.stats()["prefill_delay"] != Delay.DEFAULT:
             break
         await asyncio.sleep(0.1)
-    assert 0 <= world.decode.stats()["prefill_delay"] != Delay.GUESS
+    assert 0 <= world.decode.stats()["prefill_delay"] != Delay.DEFAULT
 
 
 async def test_a_worker_of_another_kind_is_not_asked(folder: Path, due: Reply) -> None:
