@@ -121,7 +121,7 @@ def test_damaged_exif_is_overlooked() -> None:
 @pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "TIFF", "BMP"])
 def test_a_truncated_picture_says_so(format: str) -> None:
     data = encoded(pattern(64, 64), format)
-    with pytest.raises(BadRequest, match=r"image: .* (cut short|no picture)") as caught:
+    with pytest.raises(BadRequest) as caught:
         open_picture(data[: len(data) // 2], max_pixels=LIMIT)
     assert caught.value.param == "image"
 
@@ -137,15 +137,14 @@ def test_a_truncated_picture_says_so(format: str) -> None:
     ],
 )
 def test_no_picture_at_all(data: bytes) -> None:
-    with pytest.raises(BadRequest, match="PNG, JPEG, WEBP, GIF, BMP, TIFF"):
+    with pytest.raises(BadRequest) as caught:
         open_picture(data, max_pixels=LIMIT, param="image[1]")
+    assert caught.value.param == "image[1]"
 
 
 def test_a_bomb_costs_nothing() -> None:
     tracemalloc.start()
-    with pytest.raises(
-        PayloadTooLarge, match=r"30000×30000 pixels are more than 1000000 \(max_pixels\)"
-    ):
+    with pytest.raises(PayloadTooLarge):
         open_picture(bomb(30_000, 30_000), max_pixels=LIMIT)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -171,8 +170,9 @@ def test_a_mask_is_what_is_transparent_else_what_is_white() -> None:
         255,
         255,
     ]
-    with pytest.raises(PayloadTooLarge, match="mask: 16×8"):
+    with pytest.raises(PayloadTooLarge) as caught:
         open_mask(encoded(pattern()), max_pixels=9)
+    assert caught.value.param == "mask"
 
 
 @pytest.mark.parametrize("format", ["png", "jpeg", "webp"])
