@@ -35,7 +35,7 @@ from motet_shared.messages import Generate, KvChunk, Prefill, Sampling
 from motet_shared.quantiles import quantile
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.discovery import Directory
-from motet_tokenizer.router import Load, Router
+from motet_tokenizer.router import PromptLoad, Router
 
 RESULTS = HERE / "results" / "disaggregation.json"
 ARRANGEMENTS = {"aggregated": ("decode", "decode"), "apart": ("decode", "prefill")}
@@ -161,7 +161,7 @@ class Client:
         ids = [self._chance.randrange(self._vocab) for _ in range(prompt)]
         sampling = Sampling(temperature=0, max_tokens=output, ignore_eos=True)
         times = [time.perf_counter()]
-        instance = self._router.pick(model, load=Load(ids))
+        instance = self._router.pick(model, load=PromptLoad(ids))
         async with self._bus.open(
             "decode", Generate(model=model, prompt=ids, sampling=sampling), instance=instance
         ) as s:

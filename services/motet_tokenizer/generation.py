@@ -27,15 +27,15 @@ from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.prefix_index import ROLE
-from motet_tokenizer.router import Load, Router
+from motet_tokenizer.router import PromptLoad, Router
 from motet_tokenizer.text import TextState
 
-Look = Callable[[], Awaitable[list[EncodedImage]]]
+EncodeImages = Callable[[], Awaitable[list[EncodedImage]]]
 
 PAUSE = 0.05  # seconds before another attempt after a failed one
 
 
-async def _blind() -> list[EncodedImage]:
+async def _no_images() -> list[EncodedImage]:
     """Return no image embeddings, for requests without pictures."""
     return []
 
@@ -75,23 +75,25 @@ class Generation:
     def __init__(
         self,
         call: Call,
-        around: GenerationContext,
+        shared: GenerationContext,
         vocabulary: Vocabulary,
         request: Generate,
         text: TextState,
-        watch: Stopwatch,
+        stopwatch: Stopwatch,
     ):
         self._call = call
-        self._around = around
+        self._shared = shared
         self._vocabulary = vocabulary
         self._request = request
         self._text = text
-        self._watch = watch
+        self._stopwatch = stopwatch
         self._end: End | None = None
         self._moves = 0
-        self.look: Look = _blind  # encodes the pictures again when decode finds them gone
+        self.encode_images: EncodeImages = (
+            _no_images  # encodes the pictures again when decode finds them gone
+        )
         # Loop time, set by a move, until which overload of other instances is retried.
-        self._give_up = 0.0
+        self._retry_until = 0.0
 
     def resume(self, resume: Resume) -> None:
         """Take over the stream of a client that lost its tokenizer.
@@ -120,16 +122,16 @@ class Generation:
                 avoid.add(instance)
                 await self._try_another(error, avoid)
             except BlobError as error:
-                await self._see_again(error)
+                await self._encode_images_again(error)
             except (StreamBroken, Unavailable) as error:
                 if not self._text.status:  # else only the stream's End is missing
                     await self._move(instance, error)
                     avoid.clear()
-        self._conclude()
+        self._finish_call()
 
     # ------------------------------------------------------------------------------------ instances
     async def _choose(self, avoid: set[str]) -> str:
-        router, counters = self._around.router, self._around.counters
+        router, counters = self._shared.router, self._shared.counters
         load = self._load()
         instance = router.pick(self._request.model, avoid, load)
         if instance is not None:
@@ -137,19 +139,19 @@ class Generation:
         model = self._vocabulary.name  # the planner counts adapters as their base model
         counters.note_waiting(model, 1)
         try:
-            with self._watch.stage("wait"):
-                return await router.wait(self._request.model, avoid, self._patience(), load)
+            with self._stopwatch.stage("wait"):
+                return await router.wait(self._request.model, avoid, self._wait_limit(), load)
         finally:
             counters.note_waiting(model, -1)
 
-    def _patience(self) -> float:
+    def _wait_limit(self) -> float:
         """Return the seconds to wait for decode: by its measured start or `decode_wait`."""
-        presence = self._around.bus.directory.presence
-        wait = presence.patience(ROLE, self._vocabulary.name, self._around.config.decode_wait)
+        presence = self._shared.bus.directory.presence
+        wait = presence.patience(ROLE, self._vocabulary.name, self._shared.config.decode_wait)
         left = self._call.remaining()
         return wait if left is None else max(0.0, min(wait, left))
 
-    def _load(self) -> Load:
+    def _load(self) -> PromptLoad:
         """Return what decode has to prefill: the prompt, and the output emitted before a move."""
         request, names = self._request, self._request.prompt
         if request.image_embeddings and self._vocabulary.placeholder is not None:
@@ -158,22 +160,22 @@ class Generation:
                 for embedding in request.image_embeddings
             ]
             names = prompt_names(names, self._vocabulary.placeholder, pictures)
-        return Load([*names, *request.output], request.priority)
+        return PromptLoad([*names, *request.output], request.priority)
 
     async def _try_another(self, error: Overloaded, avoid: set[str]) -> None:
         """Raise `error` if all instances are overloaded, but retry for some time after a move."""
-        if self._around.router.has(self._request.model, avoid):
+        if self._shared.router.has(self._request.model, avoid):
             return
-        if asyncio.get_running_loop().time() >= self._give_up:
+        if asyncio.get_running_loop().time() >= self._retry_until:
             raise error
         avoid.clear()
         await asyncio.sleep(PAUSE)
 
-    async def _see_again(self, error: BlobError) -> None:
+    async def _encode_images_again(self, error: BlobError) -> None:
         """Encode the pictures again: the vision instance has died, or evicted their embeddings."""
         self._count_move(error)
-        with self._watch.stage("vision"):
-            seen = await self.look()
+        with self._stopwatch.stage("vision"):
+            seen = await self.encode_images()
         if len(seen) != len(self._request.image_embeddings):
             raise error
         self._request.image_embeddings = [picture.embedding for picture in seen]
@@ -181,17 +183,17 @@ class Generation:
     def _count_move(self, error: MotetError) -> None:
         """Raise `error` after too many moves, as the request itself may kill its instances."""
         self._moves += 1
-        if self._moves > self._around.config.max_moves:
+        if self._moves > self._shared.config.max_moves:
             raise error
 
     async def _move(self, instance: str, error: MotetError) -> None:
         """Prepare to continue at another instance. Raises `error` after too many moves."""
         self._count_move(error)
-        self._around.counters.failovers += 1
+        self._shared.counters.failovers += 1
         # Unavailable: absent or draining. Broken streams are reported to the directory by the wire.
         if not isinstance(error, StreamBroken):
-            self._around.bus.directory.suspect(instance)
-        self._give_up = asyncio.get_running_loop().time() + self._patience()
+            self._shared.bus.directory.suspect(instance)
+        self._retry_until = asyncio.get_running_loop().time() + self._wait_limit()
         if self._moves > 1:
             await asyncio.sleep(PAUSE)
 
@@ -199,11 +201,11 @@ class Generation:
     async def _follow(self, instance: str) -> None:
         """Forward what one instance emits, until its End or until the text is complete."""
         text = self._text
-        stream = self._around.bus.open(
+        stream = self._shared.bus.open(
             ROLE,
             self._request,
             instance=instance,
-            window=self._around.config.window,
+            window=self._shared.config.window,
             deadline=self._call.remaining(),
             epoch=self._call.epoch,
         )
@@ -211,14 +213,14 @@ class Generation:
             async for batch in stream.batches():
                 if text.status:  # the model continues beyond the end of the reply
                     return
-                await self._pass_on(batch)
+                await self._forward(batch)
                 if text.stopped:  # decode does not know stop strings: leaving cancels its stream
                     return
         self._end = stream.end
         if stream.end is not None and not text.status:
             await self._finish(stream.end.status)
 
-    async def _pass_on(self, bodies: list[Body]) -> None:
+    async def _forward(self, bodies: list[Body]) -> None:
         batch = cast(list[Tokens], bodies)  # a decode instance sends nothing else
         ids, logprobs = batch[0].ids, batch[0].logprobs
         if len(batch) > 1:
@@ -228,13 +230,13 @@ class Generation:
         if not self._request.output:
             piece.prompt_tokens = len(self._request.prompt)
         self._request.output += piece.ids
-        self._around.counters.tokens += len(piece.ids)
+        self._shared.counters.tokens += len(piece.ids)
         if logprobs:
             shown = len(piece.ids) - self._text.ended_by_token
-            piece.logprobs = [self._spelled(logprob) for logprob in logprobs[:shown]]
+            piece.logprobs = [self._text_logprob(logprob) for logprob in logprobs[:shown]]
         await self._call.send(piece)
 
-    def _spelled(self, logprob: TokenLogprob) -> TextLogprob:
+    def _text_logprob(self, logprob: TokenLogprob) -> TextLogprob:
         spell = self._vocabulary.token_bytes
         return TextLogprob(
             spell(logprob.id), logprob.logprob, [(spell(i), value) for i, value in logprob.top]
@@ -246,8 +248,8 @@ class Generation:
         if rest.text or rest.tools:
             await self._call.send(rest)
 
-    def _conclude(self) -> None:
-        self._around.router.note_reply(self._text.tokens)
+    def _finish_call(self) -> None:
+        self._shared.router.note_reply(self._text.tokens)
         usage = Usage(
             prompt_tokens=len(self._request.prompt),
             completion_tokens=self._text.tokens,
@@ -256,9 +258,9 @@ class Generation:
             ),
         )
         if self._end is not None:
-            self._watch.merge(self._end.timing)
+            self._stopwatch.merge(self._end.timing)
             if self._end.usage is not None:
                 usage.cached_tokens = min(self._end.usage.cached_tokens, usage.prompt_tokens)
                 usage.accepted_tokens = self._end.usage.accepted_tokens
                 usage.rejected_tokens = self._end.usage.rejected_tokens
-        self._call.finish(self._text.status, usage, self._watch.as_dict())
+        self._call.finish(self._text.status, usage, self._stopwatch.as_dict())

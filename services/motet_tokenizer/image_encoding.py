@@ -23,7 +23,7 @@ from motet_tokenizer.config import TokenizerConfig
 ROLE = "vision"
 PAUSE = 0.05  # seconds before another attempt after a failed one
 # An instance died, is gone or is full, so another may succeed; a faulty picture fails everywhere.
-_ELSEWHERE = (StreamBroken, Unavailable, Overloaded)
+_RETRYABLE = (StreamBroken, Unavailable, Overloaded)
 
 
 class ImageEncoding:
@@ -37,7 +37,7 @@ class ImageEncoding:
         self._bus = bus
         self._config = config
 
-    async def look(self, call: Call, request: Chat) -> list[EncodedImage]:
+    async def encode_images(self, call: Call, request: Chat) -> list[EncodedImage]:
         """Return the embeddings of each picture, in order. The first error of any ends them all.
 
         Raises BadRequest for more than `max_images`.
@@ -50,37 +50,39 @@ class ImageEncoding:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._look_at(call, request, image))
+                    group.create_task(self._encode_image(call, request, image))
                     for image in request.images
                 ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _look_at(self, call: Call, request: Chat, image: Image) -> EncodedImage:
+    async def _encode_image(self, call: Call, request: Chat, image: Image) -> EncodedImage:
         """Encode one picture at any live instance.
 
         Raises the last error after a time without an instance, or after `max_moves` failures.
         """
         loop = asyncio.get_running_loop()
         model = self._bus.directory.base_of(request.model)  # adapters share the model's vision half
-        give_up = loop.time() + self._bus.directory.presence.patience(
+        retry_until = loop.time() + self._bus.directory.presence.patience(
             ROLE, model, self._config.decode_wait
         )
         failures = 0
         avoid: set[str] = set()
         while True:
-            instance = await self._choose(model, image, avoid, max(give_up - loop.time(), 0.0))
+            instance = await self._choose(model, image, avoid, max(retry_until - loop.time(), 0.0))
             try:
                 return await self._ask(call, request, image, instance)
-            except _ELSEWHERE as error:
+            except _RETRYABLE as error:
                 failures += not isinstance(error, Overloaded)
-                if loop.time() >= give_up or failures > self._config.max_moves:
+                if loop.time() >= retry_until or failures > self._config.max_moves:
                     raise
-                avoid = self._leave(error, instance, avoid, model)
+                avoid = self._next_avoided(error, instance, avoid, model)
                 await asyncio.sleep(PAUSE)
 
-    def _leave(self, error: MotetError, instance: str, avoid: set[str], model: str) -> set[str]:
+    def _next_avoided(
+        self, error: MotetError, instance: str, avoid: set[str], model: str
+    ) -> set[str]:
         """Return the instances to avoid next; none if all ready ones would be."""
         if not isinstance(error, StreamBroken | Overloaded):
             self._bus.directory.suspect(instance)

@@ -23,9 +23,9 @@ from motet_shared.wire.transport import Message
 log = logging.getLogger(__name__)
 
 ROLE = "decode"
-PATIENCE = 10.0  # seconds for an answer
-AGAIN = 1.0  # seconds between two requests for all blocks of an instance
-BEHIND = 3  # ticks for which the index may lag behind the news number of a heartbeat
+READ_TIMEOUT = 10.0  # seconds for an answer
+READ_INTERVAL = 1.0  # seconds between two requests for all blocks of an instance
+MAX_LAGGING_TICKS = 3  # ticks for which the index may lag behind the news number of a heartbeat
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,7 @@ class _Cache:
     blocks: set[int] = field(default_factory=set)
     task: asyncio.Task[None] | None = None  # reads all blocks
     later: list[CacheUpdate] = field(default_factory=list)  # news received meanwhile
-    behind: int = 0
+    lagging_ticks: int = 0
     wait: float = 0.0
 
     def take(self, news: CacheUpdate) -> bool:
@@ -111,8 +111,8 @@ class PrefixIndex:
             if cache is None:
                 cache = self._caches[beat.instance] = _Cache()
             cache.wait = max(0.0, cache.wait - elapsed)
-            cache.behind = cache.behind + 1 if number > cache.number else 0
-            if cache.behind >= BEHIND and cache.task is None and not cache.wait:
+            cache.lagging_ticks = cache.lagging_ticks + 1 if number > cache.number else 0
+            if cache.lagging_ticks >= MAX_LAGGING_TICKS and cache.task is None and not cache.wait:
                 self._ask(beat.instance, cache)
 
     def _ask(self, instance: str, cache: _Cache, *later: CacheUpdate) -> None:
@@ -128,7 +128,7 @@ class PrefixIndex:
         number = 0
         try:
             async with self._bus.open(
-                ROLE, ListBlocks(), instance=instance, deadline=PATIENCE
+                ROLE, ListBlocks(), instance=instance, deadline=READ_TIMEOUT
             ) as stream:
                 async for body in stream:
                     if isinstance(body, CachedBlocks):
@@ -138,7 +138,7 @@ class PrefixIndex:
             log.info("no list of what %s holds: %s", instance, error.message)
         else:
             cache.number, cache.blocks = number, blocks
-        cache.task, cache.behind, cache.wait = None, 0, AGAIN
+        cache.task, cache.lagging_ticks, cache.wait = None, 0, READ_INTERVAL
         for news in cache.later:
             cache.take(news)  # news still missing are detected by the next heartbeat
         cache.later = []

@@ -23,13 +23,13 @@ from motet_shared.text.prefixes import ROOT, chain
 from motet_shared.wire.discovery import Directory
 from motet_tokenizer.prefix_index import ROLE, PrefixIndex
 
-FIRST_GUESS = 64.0  # tokens of a reply, before any was measured
-LOADING = 0.2  # seconds to load an adapter, where none was measured yet
-MEMORY = 0.05  # weight of the newest reply in their mean
+INITIAL_REPLY_TOKENS = 64.0  # tokens of a reply, before any was measured
+DEFAULT_LOAD_SECONDS = 0.2  # seconds to load an adapter, where none was measured yet
+REPLY_WEIGHT = 0.05  # weight of the newest reply in their mean
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class PromptLoad:
     """Weight of a request. names: prefix names of its prompt and output tokens (see `prefixes`)."""
 
     names: Sequence[int] = ()
@@ -66,30 +66,32 @@ class Router:
         # By instance: heartbeat number, and tokens sent to the instance since then.
         self._sent: dict[str, tuple[int, int]] = {}
         # By instance and adapter: heartbeat number when the adapter was last requested there.
-        self._given: dict[tuple[str, str], int] = {}
-        self._turn = 0
+        self._adapter_requests: dict[tuple[str, str], int] = {}
+        self._rotation = 0
         self._random = Random()
-        self._reply = FIRST_GUESS  # tokens, on average
-        self._choose: Callable[[list[Heartbeat], str, Load], Heartbeat] = {
+        self._mean_reply = INITIAL_REPLY_TOKENS  # tokens, on average
+        self._choose: Callable[[list[Heartbeat], str, PromptLoad], Heartbeat] = {
             "prefix": self._cheapest,
             "load": self._cheapest,
             "random": lambda ready, model, load: self._random.choice(ready),
         }[policy]
-        self._sees_caches = policy == "prefix"
+        self._uses_caches = policy == "prefix"
 
-    def pick(self, model: str, avoid: Collection[str] = (), load: Load | None = None) -> str | None:
+    def pick(
+        self, model: str, avoid: Collection[str] = (), load: PromptLoad | None = None
+    ) -> str | None:
         """Return a ready, unsuspected instance that serves `model`; None if there is none."""
         ready = [
             beat for beat in self._directory.ready(ROLE, model=model) if beat.instance not in avoid
         ]
         if not ready:
             return None
-        self._turn += 1  # rotates the order among instances of equal cost
-        start = self._turn % len(ready)
-        load = load or Load()
+        self._rotation += 1  # rotates the order among instances of equal cost
+        start = self._rotation % len(ready)
+        load = load or PromptLoad()
         chosen = self._choose(ready[start:] + ready[:start], model, load)
         if (card := _card(chosen, model)) is not None and card.parent:
-            self._given[chosen.instance, model] = chosen.seq
+            self._adapter_requests[chosen.instance, model] = chosen.seq
         self._sent[chosen.instance] = (
             chosen.seq,
             self._sent_since(chosen) + self._uncached(chosen, model, load),
@@ -97,7 +99,7 @@ class Router:
         return chosen.instance
 
     async def wait(
-        self, model: str, avoid: Collection[str], patience: float, load: Load | None = None
+        self, model: str, avoid: Collection[str], patience: float, load: PromptLoad | None = None
     ) -> str:
         """Return the result of `pick`, waiting for an instance to appear.
 
@@ -128,16 +130,18 @@ class Router:
 
     def note_reply(self, tokens: int) -> None:
         """Add the length of a finished reply to the running mean."""
-        self._reply += MEMORY * (tokens - self._reply)
+        self._mean_reply += REPLY_WEIGHT * (tokens - self._mean_reply)
 
     # ---------------------------------------------------------------------------------------- costs
-    def _cheapest(self, ready: list[Heartbeat], model: str, load: Load) -> Heartbeat:
+    def _cheapest(self, ready: list[Heartbeat], model: str, load: PromptLoad) -> Heartbeat:
         # An instance without measurements counts as fast as the median of the others; without any
         # measurement, the unit of cost is a token.
         prefill, row = (_typical(ready, name) for name in ("prefill_token", "decode_row"))
         return min(ready, key=lambda beat: self._cost(beat, model, load, prefill, row))
 
-    def _cost(self, beat: Heartbeat, model: str, load: Load, prefill: float, row: float) -> float:
+    def _cost(
+        self, beat: Heartbeat, model: str, load: PromptLoad, prefill: float, row: float
+    ) -> float:
         ahead = beat.load.get(f"prefill_{load.tier}", 0.0) + self._sent_since(beat)
         prefilled = (ahead + self._uncached(beat, model, load)) * (
             beat.load.get("prefill_token") or prefill
@@ -146,28 +150,34 @@ class Router:
         # step rather than that of a stream.
         return (
             prefilled
-            + self._directory.active(beat.instance) * self._reply / 2 * row
+            + self._directory.active(beat.instance) * self._mean_reply / 2 * row
             + self._loading(beat, model)
         )
 
     def _loading(self, beat: Heartbeat, model: str) -> float:
         """Return the seconds to load the adapter `model`; 0 where it is resident or requested."""
         card = _card(beat, model)
-        if card is None or card.resident or self._given.get((beat.instance, model)) == beat.seq:
+        if (
+            card is None
+            or card.resident
+            or self._adapter_requests.get((beat.instance, model)) == beat.seq
+        ):
             return 0.0
-        return beat.load.get("adapter_load") or LOADING
+        return beat.load.get("adapter_load") or DEFAULT_LOAD_SECONDS
 
-    def _uncached(self, beat: Heartbeat, model: str, load: Load) -> int:
+    def _uncached(self, beat: Heartbeat, model: str, load: PromptLoad) -> int:
         """Return the tokens that this instance would have to prefill."""
         card = _card(beat, model)
-        if card is None or not card.block_size or self._index is None or not self._sees_caches:
+        if card is None or not card.block_size or self._index is None or not self._uses_caches:
             return len(load.names)
         chain = load.chain(card.block_size, card.hash_root)
         return len(load.names) - card.block_size * self._index.held(beat.instance, chain)
 
     def _forget(self, instance: str) -> None:
         self._sent.pop(instance, None)
-        self._given = {key: seq for key, seq in self._given.items() if key[0] != instance}
+        self._adapter_requests = {
+            key: seq for key, seq in self._adapter_requests.items() if key[0] != instance
+        }
 
     def _sent_since(self, beat: Heartbeat) -> int:
         number, tokens = self._sent.get(beat.instance, (-1, 0))

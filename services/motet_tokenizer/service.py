@@ -57,8 +57,8 @@ class Tokenizer(Actor):
         self.counters = Counters()
         self._index = PrefixIndex(bus)
         router = Router(bus.directory, self._index, config.routing)
-        self._around = GenerationContext(bus, router, config, self.counters)
-        self._eyes = ImageEncoding(bus, config)
+        self._shared = GenerationContext(bus, router, config, self.counters)
+        self._image_encoding = ImageEncoding(bus, config)
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="encode")
         self._slots = FairSlots(config.threads)
         self._encoders = EncoderPool(config.models(), config.encoders, config.encode_limit)
@@ -111,10 +111,10 @@ class Tokenizer(Actor):
     @operation(Chat)
     async def chat(self, call: Call, request: Chat) -> None:
         vocabulary = self._vocabulary(request.model)
-        watch = Stopwatch("tokenizer")
+        stopwatch = Stopwatch("tokenizer")
         tools = request.tools if request.tool_choice != "none" else []
         grammar = await self._grammar(request, tools, vocabulary.tool_format)
-        with watch.stage("encode"):
+        with stopwatch.stage("encode"):
             job = Job(vocabulary.name, request.messages, tools)
             size = characters([request.messages, tools], self.config.process_chars)
             encode = partial(vocabulary.template.encode, request.messages, tools)
@@ -123,23 +123,25 @@ class Tokenizer(Actor):
         if request.images or (
             vocabulary.placeholder is not None and vocabulary.placeholder in prompt
         ):
-            with watch.stage("vision"):
-                seen = await self._eyes.look(call, request)
-            prompt = vocabulary.template.put_pictures(prompt, [picture.ids for picture in seen])
+            with stopwatch.stage("vision"):
+                seen = await self._image_encoding.encode_images(call, request)
+            prompt = vocabulary.template.expand_placeholders(
+                prompt, [picture.ids for picture in seen]
+            )
         parser = None
         if tools:
             functions = [Tool.of(tool) for tool in tools]
             parser = vocabulary.tool_format.parser(request.request_id or call.id, functions)
         await self._generate(
-            call, request, vocabulary, prompt, watch, parser=parser, seen=seen, grammar=grammar
+            call, request, vocabulary, prompt, stopwatch, parser=parser, seen=seen, grammar=grammar
         )
 
     @operation(Complete)
     async def complete(self, call: Call, request: Complete) -> None:
         vocabulary = self._vocabulary(request.model)
-        watch = Stopwatch("tokenizer")
+        stopwatch = Stopwatch("tokenizer")
         prompt, text = request.prompt, ""
-        with watch.stage("encode"):
+        with stopwatch.stage("encode"):
             if isinstance(prompt, str):
                 text = prompt
                 job = Job(vocabulary.name, text=text)
@@ -155,7 +157,7 @@ class Tokenizer(Actor):
             request,
             vocabulary,
             prompt,
-            watch,
+            stopwatch,
             continues=True,
             echo=echo,
             grammar=request.grammar,
@@ -167,7 +169,7 @@ class Tokenizer(Actor):
         request: Chat | Complete,
         vocabulary: Vocabulary,
         prompt: list[int],
-        watch: Stopwatch,
+        stopwatch: Stopwatch,
         *,
         parser: ToolParser | None = None,
         continues: bool = False,
@@ -187,9 +189,9 @@ class Tokenizer(Actor):
             echo=echo,
         )
         generate = _generate_request(request, prompt, sampling, seen, grammar)
-        generation = Generation(call, self._around, vocabulary, generate, text, watch)
+        generation = Generation(call, self._shared, vocabulary, generate, text, stopwatch)
         if isinstance(request, Chat):
-            generation.look = partial(self._eyes.look, call, request)
+            generation.encode_images = partial(self._image_encoding.encode_images, call, request)
         if request.resume is not None:
             generation.resume(request.resume)
         await generation.run()
@@ -241,7 +243,7 @@ class Tokenizer(Actor):
         """
         if not prompt:
             raise BadRequest("prompt: is empty; give at least one token", param="prompt")
-        context = self._around.router.context(vocabulary.name, vocabulary.context)
+        context = self._shared.router.context(vocabulary.name, vocabulary.context)
         if 0 < most < context and len(prompt) >= most:
             raise ContextTooLong(
                 f"the prompt has {len(prompt)} tokens, but this key may use {most} tokens for prompt and "

@@ -3,7 +3,7 @@
 Each protected character c of a client's string passes through the template as its twin, the
 private-use character U+100000 + c. Control tokens contain no twins, so however the template joins,
 cuts or prints, a control token of original characters in the rendered text was written by the
-template alone. `restored` turns twins back.
+template alone. `restore` turns twins back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TWINS = re.compile("[\U00100000-\U0010ffff]")
 # '<|' + role + '|>'.
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 # Methods that templates call on strings: computed on plain text, results are protected again.
-_LIFTED = (
+_WRAPPED_METHODS = (
     "capitalize casefold count endswith find index isalnum isalpha isdecimal isdigit islower isnumeric isspace istitle"
     " isupper lower lstrip partition removeprefix removesuffix replace rfind rindex rpartition rsplit rstrip split"
     " splitlines startswith strip swapcase title upper __contains__ __getitem__ __eq__ __ne__ __lt__ __le__ __gt__"
@@ -27,7 +27,7 @@ _LIFTED = (
 ).split()
 
 
-def restored(text: str) -> str:
+def restore(text: str) -> str:
     """Replace all twins by the characters that they stand for."""
     return _TWINS.sub(lambda match: chr(ord(match[0]) - _PLANE), text)
 
@@ -46,26 +46,26 @@ class ClientText(str):
         return hash(self._plain)
 
 
-def _lift(name: str) -> Callable[..., Any]:
+def _wrap_method(name: str) -> Callable[..., Any]:
     method = getattr(str, name)
 
-    def lifted(self: ClientText, *arguments: Any, **named: Any) -> Any:
-        found = method(self._plain, *map(_lowered, arguments), **named)
+    def wrapped(self: ClientText, *arguments: Any, **named: Any) -> Any:
+        found = method(self._plain, *map(_plain_argument, arguments), **named)
         return self._guard.strings(found) if isinstance(found, (str, list, tuple)) else found
 
-    return lifted
+    return wrapped
 
 
-def _lowered(argument: Any) -> Any:
+def _plain_argument(argument: Any) -> Any:
     if isinstance(argument, ClientText):
         return argument._plain
     if isinstance(argument, str):
-        return restored(argument)
-    return tuple(map(_lowered, argument)) if isinstance(argument, tuple) else argument
+        return restore(argument)
+    return tuple(map(_plain_argument, argument)) if isinstance(argument, tuple) else argument
 
 
-for _name in _LIFTED:
-    setattr(ClientText, _name, _lift(_name))
+for _name in _WRAPPED_METHODS:
+    setattr(ClientText, _name, _wrap_method(_name))
 
 
 class Guard:
@@ -81,17 +81,19 @@ class Guard:
         )
         self._escaped = {json.dumps(twin)[1:-1]: twin for twin in self._twins.values()}
 
-    def touches(self, value: Any) -> bool:
+    def has_protected(self, value: Any) -> bool:
         """Return True if any string in `value`, or key, has a protected character or a twin."""
         if isinstance(value, str):
             return self._found is not None and self._found.search(value) is not None
         if isinstance(value, dict):
-            return any(self.touches(key) or self.touches(item) for key, item in value.items())
-        return isinstance(value, (list, tuple)) and any(map(self.touches, value))
+            return any(
+                self.has_protected(key) or self.has_protected(item) for key, item in value.items()
+            )
+        return isinstance(value, (list, tuple)) and any(map(self.has_protected, value))
 
     def text(self, text: str) -> str:
         """Protect one string. The client's own characters in the plane of twins become U+FFFD."""
-        if not self.touches(text):
+        if not self.has_protected(text):
             return text
         plain = _TWINS.sub("\ufffd", text)
         made = ClientText(plain.translate(self._twins))

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 # What `apply_chat_template` itself renders with; the public function drops subclasses of `str`.
 from transformers.utils.chat_template_utils import _alias_reasoning_fields, _compile_jinja_template
 
-from motet_tokenizer.encoding.client_text import Guard, restored
+from motet_tokenizer.encoding.client_text import Guard, restore
 
 # Filters that add no characters. After any other, each character of a token is protected.
 _FILTERS = frozenset(
@@ -56,7 +56,7 @@ class ControlTokens:
             "".join(self._ids) if self._always else "".join({token[0] for token in self._ids})
         )
         self._guard = Guard(characters)
-        self._careful = self._made_careful() if self._ids else None
+        self._safe_backend = self._build_safe_backend() if self._ids else None
 
     def encode_safely(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
@@ -66,20 +66,24 @@ class ControlTokens:
         Raises ValueError where the tokenizer would make a control token of plain text.
         """
         guard, pattern = self._guard, self._pattern
-        if pattern is None or self._careful is None:
+        if pattern is None or self._safe_backend is None:
             return None
-        if not self._always and not guard.touches(messages) and not guard.touches(tools):
+        if (
+            not self._always
+            and not guard.has_protected(messages)
+            and not guard.has_protected(tools)
+        ):
             return None
         text = guard.unescaped(
             self._render([guard.message(m) for m in messages], guard.strings(tools))
         )
         wanted = [(match[0], match.start()) for match in pattern.finditer(text)]
-        plain = restored(text)
+        plain = restore(text)
         if not self._always and wanted == [
             (match[0], match.start()) for match in pattern.finditer(plain)
         ]:
             return list(self._backend.encode(plain, add_special_tokens=False).ids)
-        ids = list(self._careful.encode(text, add_special_tokens=False).ids)
+        ids = list(self._safe_backend.encode(text, add_special_tokens=False).ids)
         control = frozenset(self._ids.values())
         if [i for i in ids if i in control] != [self._ids[token] for token, _ in wanted]:
             raise ValueError("its text would become control tokens; leave out what looks like one")
@@ -130,7 +134,7 @@ class ControlTokens:
             document["normalizer"], first
         )
 
-    def _made_careful(self) -> Tokenizer:
+    def _build_safe_backend(self) -> Tokenizer:
         """Build a tokenizer that matches control tokens before twins are turned back."""
         document = json.loads(self._backend.to_str())
         for token in document["added_tokens"]:
@@ -138,10 +142,10 @@ class ControlTokens:
                 token["normalized"] = False
         own = [document["normalizer"]] if document["normalizer"] is not None else []
         document["normalizer"] = {"type": "Sequence", "normalizers": [*self._guard.rules(), *own]}
-        careful = Tokenizer.from_str(json.dumps(document))
-        careful.no_truncation()
-        careful.no_padding()
-        return careful
+        safe_backend = Tokenizer.from_str(json.dumps(document))
+        safe_backend.no_truncation()
+        safe_backend.no_padding()
+        return safe_backend
 
 
 def _makes(normalizer: dict[str, Any] | None, characters: set[str]) -> bool:

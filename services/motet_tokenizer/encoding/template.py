@@ -33,13 +33,13 @@ class ChatTemplate:
         self.takes_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source)
         self._wants_parts = (
-            placeholder is not None and bool(self.source) and not self._shows_strings()
+            placeholder is not None and bool(self.source) and not self._renders_strings()
         )
 
     def encode(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
         """Return the token ids of the conversation up to the start of the assistant's next turn.
 
-        A picture is a single placeholder; `put_pictures` expands it to the picture's tokens. Raises
+        A picture is a single placeholder; `expand_placeholders` expands it to the picture's tokens. Raises
         BadRequest for messages that the template refuses, UnsupportedParameter for tools that it
         does not take.
         """
@@ -66,7 +66,9 @@ class ChatTemplate:
                 param="messages",
             ) from error
 
-    def put_pictures(self, ids: Sequence[int], pictures: Sequence[Sequence[int]]) -> list[int]:
+    def expand_placeholders(
+        self, ids: Sequence[int], pictures: Sequence[Sequence[int]]
+    ) -> list[int]:
         """Return the prompt with each placeholder replaced by its picture's tokens.
 
         Raises BadRequest if the numbers of placeholders and pictures differ.
@@ -85,7 +87,7 @@ class ChatTemplate:
             done = place + 1
         return [*prompt, *ids[done:]]
 
-    def _shows_strings(self) -> bool:
+    def _renders_strings(self) -> bool:
         """Return True if the template renders string contents; some expect lists of parts only."""
         probe = "Zebra7"
         try:

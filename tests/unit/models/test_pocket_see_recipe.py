@@ -327,7 +327,7 @@ def test_the_services_see_what_transformers_sees(run) -> None:
         shown = eyes.prepare(Image.fromarray(draw(scene, Random(seed), size=96)), 0)
         [embeddings] = eyes.encode([shown])
         assert embeddings.shape == (1, CELLS, WORDS.hidden)
-        prompt = vocabulary.template.put_pictures(
+        prompt = vocabulary.template.expand_placeholders(
             vocabulary.template.encode(MESSAGES, []), [shown.ids]
         )
         sampling = Sampling(temperature=0, max_tokens=6, ignore_eos=True)

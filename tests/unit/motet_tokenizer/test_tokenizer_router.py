@@ -11,7 +11,7 @@ import pytest
 from motet_shared.errors import ConfigError
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard
 from motet_tokenizer.config import TokenizerConfig
-from motet_tokenizer.router import Load, Router
+from motet_tokenizer.router import PromptLoad, Router
 
 
 class Directory:
@@ -99,7 +99,7 @@ def test_the_smallest_context_counts() -> None:
 
 # ------------------------------------------------------------------------------------------------------------- prefixes
 SPEED = {"prefill_token": 1e-3, "decode_row": 0.01}
-PROMPT = Load(list(range(1000)))
+PROMPT = PromptLoad(list(range(1000)))
 
 
 def announce(directory: Directory, **load: dict[str, float]) -> None:
@@ -119,7 +119,7 @@ def test_a_long_queue_outweighs_what_is_cached() -> None:
     announce(directory, decode_a={}, decode_b={"prefill_default": 630.0})
     assert router.pick("m", load=PROMPT) == "decode-b"
     announce(directory, decode_a={}, decode_b={"prefill_default": 650.0})
-    assert router.pick("m", load=Load(list(range(1000)))) == "decode-a"
+    assert router.pick("m", load=PromptLoad(list(range(1000)))) == "decode-a"
 
 
 def test_a_slow_instance_weighs_its_tokens() -> None:
@@ -152,9 +152,9 @@ def test_only_those_count_who_go_first() -> None:
         decode_a={"prefill_flex": 5000.0, "prefill_default": 5000.0, "prefill_priority": 100.0},
         decode_b={"prefill_flex": 900.0, "prefill_default": 900.0, "prefill_priority": 900.0},
     )
-    assert router.pick("m", load=Load(PROMPT.names, priority=1)) == "decode-a"
-    assert router.pick("m", load=Load(PROMPT.names)) == "decode-b"
-    assert router.pick("m", load=Load(PROMPT.names, priority=-7)) == "decode-b"
+    assert router.pick("m", load=PromptLoad(PROMPT.names, priority=1)) == "decode-a"
+    assert router.pick("m", load=PromptLoad(PROMPT.names)) == "decode-b"
+    assert router.pick("m", load=PromptLoad(PROMPT.names, priority=-7)) == "decode-b"
 
 
 def test_what_was_sent_since_the_last_heartbeat_counts() -> None:
@@ -193,5 +193,6 @@ def test_models_have_the_name_of_their_folder_or_their_own(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("models", [(), ("=x",), ("x=",), ("a=x", "a=y")])
 def test_wrong_models_are_refused(models: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="model: "):
+    with pytest.raises(ConfigError) as raised:
         TokenizerConfig(model=models)
+    assert raised.value.param == "model"

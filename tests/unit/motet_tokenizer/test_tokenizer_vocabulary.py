@@ -54,29 +54,36 @@ def test_text_models_within_others_are_found(tmp_path: Path) -> None:
 
 def test_a_folder_without_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ConfigError, match=f"mine={tmp_path}"):
+    with pytest.raises(ConfigError) as raised:
         Vocabulary.load("mine", str(tmp_path))
+    assert raised.value.param == "model"
+    assert str(tmp_path) in raised.value.message
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "config.json").unlink()
-    with pytest.raises(ConfigError, match=r"config\.json"):
+    with pytest.raises(ConfigError) as raised:
         Vocabulary.load("mine", str(tmp_path))
+    assert raised.value.param == "model"
+    assert "config.json" in raised.value.message
 
 
 @pytest.mark.parametrize("content", ["[]", "{", ""])
 def test_a_broken_config_is_refused(tmp_path: Path, content: str) -> None:
     write_folder(tmp_path)
     (tmp_path / "generation_config.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"generation_config\.json"):
+    with pytest.raises(ConfigError) as raised:
         Vocabulary.load("mine", str(tmp_path))
+    assert "generation_config.json" in raised.value.message
 
 
 def test_a_model_without_context_length_is_refused(tmp_path: Path) -> None:
     write_folder(tmp_path, max_position_embeddings=None)
-    with pytest.raises(ConfigError, match="max_position_embeddings"):
+    with pytest.raises(ConfigError) as raised:
         Vocabulary.load("mine", str(tmp_path))
+    assert raised.value.param == "model"
+    assert "max_position_embeddings" in raised.value.message
 
 
 def test_the_service_imports_without_torch() -> None:
@@ -88,9 +95,7 @@ def test_the_service_imports_without_torch() -> None:
 def test_ids_outside_of_the_vocabulary_are_refused() -> None:
     MODEL.check_ids([0, MODEL.size - 1], "prompt")
     for wrong in (-1, MODEL.size):
-        with pytest.raises(
-            BadRequest, match=rf"prompt: token id {wrong} .* 0 to {MODEL.size - 1}"
-        ) as caught:
+        with pytest.raises(BadRequest) as caught:
             MODEL.check_ids([0, wrong], "prompt")
         assert caught.value.param == "prompt"
 
@@ -138,20 +143,23 @@ def test_a_template_that_raises_is_a_bad_request() -> None:
 
 def test_a_template_that_fails_is_a_bad_request() -> None:
     model = vocabulary(template="{{ messages[0].content / 2 }}")
-    with pytest.raises(BadRequest, match="chat template of model 'tiny'"):
+    with pytest.raises(BadRequest) as raised:
         rendered([USER], template=model.template)
+    assert raised.value.param == "messages"
 
 
 def test_without_a_template_there_is_no_chat() -> None:
-    with pytest.raises(BadRequest, match="/v1/completions"):
+    with pytest.raises(BadRequest) as raised:
         rendered([USER], template=vocabulary(template=None).template)
+    assert raised.value.param == "messages"
 
 
 def test_tools_need_a_template_that_takes_them() -> None:
     model = vocabulary(template="{{ messages[0].content }}")
     assert not model.card.tools
-    with pytest.raises(UnsupportedParameter, match="tools"):
+    with pytest.raises(UnsupportedParameter) as raised:
         rendered([USER], [TOOL], template=model.template)
+    assert raised.value.param == "tools"
 
 
 @pytest.mark.parametrize(("messages", "param"), [
