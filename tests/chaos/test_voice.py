@@ -11,8 +11,7 @@ import pytest
 import pytest_asyncio
 
 from chaos.spoken_stack import SpokenStack, spoken_stack
-from motet_gateway.realtime import item_transcription as transcripts
-from motet_gateway.realtime import response
+from motet_pipelines.voice.conversation import item_transcription, reply
 from motet_shared.wire.stream import Stream
 from support.realtime_client import TRANSCRIPTION, Client, kinds, one, sound
 from support.spoken import say, silence
@@ -140,8 +139,8 @@ def sent_away(role: str, items: int) -> Strike:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def whole_stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SpokenStack]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (response, transcripts):
-            patch.setattr(module, "fresh_seed", lambda: 7)
+        for module in (reply, item_transcription):
+            patch.setattr(module, "new_seed", lambda: 7)
         async with spoken_stack(tmp_path_factory.mktemp("spoken")) as stack:
             await stack.all_ready()
             yield stack

@@ -10,8 +10,8 @@ from fastapi.responses import JSONResponse
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.problems import RETRY_AFTER
 from motet_gateway.http.routes import Access, Router
-from motet_gateway.realtime.audio_settings import Speech
 from motet_pipelines.chat.models import servable, without_vision
+from motet_pipelines.voice.services import SpeechServices
 from motet_shared import __version__
 
 
@@ -36,7 +36,7 @@ def health_router(service: GatewayContext) -> Router:
         blind = without_vision(service.bus.directory)
         body: dict[str, Any] = {
             "models": models,
-            "speech": {"missing": Speech.here(service.bus.directory).missing},
+            "speech": {"missing": SpeechServices.find(service.bus.directory).missing},
             "images": {"missing": ["vision"] if blind else [], "models": blind},
         }
         if not lacking:

@@ -11,14 +11,13 @@ from motet_gateway.http.fields import Strict
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.prompts import check_prompt
 from motet_pipelines.instances import served
-from motet_pipelines.voice.speech_detection import MODEL as VAD_MODEL
+from motet_pipelines.voice.conversation.settings import TranscriptionSettings
+from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
 
 from .settings_base import StrictSettings, wire
 from .turn_detection import TurnDetection
-
-SPEECH_MISSING = "speech needs the asr and tts services, which this server does not run"
 
 
 # ------------------------------------------------------------------------------------ wire format
@@ -42,6 +41,12 @@ class Transcription(StrictSettings, frozen=True):
     model: str | None = None
     language: str | None = None
     prompt: str | None = None
+
+    @property
+    def settings(self) -> TranscriptionSettings:
+        return TranscriptionSettings(
+            model=self.model or "", language=self.language or "", prompt=self.prompt or ""
+        )
 
 
 class VoiceId(StrictSettings, frozen=True):
@@ -68,48 +73,6 @@ class AudioPatch(Strict):
 
 # ------------------------------------------------------------------------------- effective settings
 @dataclass(frozen=True, slots=True)
-class Speech:
-    """Speech services of this server: names of models, empty where no service is ready."""
-
-    ears: str = ""
-    turns: bool = False
-    voice: str = ""
-
-    @classmethod
-    def here(cls, directory: Directory, *, coming: bool = False) -> Speech:
-        """Return the services that are ready.
-
-        `coming`: include those that are starting or restarting; requests for them wait.
-        """
-
-        def first(role: str) -> str:
-            later = [
-                name for name in directory.presence.models(role) if directory.is_coming(role, name)
-            ]
-            return next(iter([*served(directory, role), *(later if coming else [])]), "")
-
-        turns = VAD_MODEL in served(directory, "vad") or (
-            coming and directory.is_coming("vad", VAD_MODEL)
-        )
-        return cls(first("asr"), turns, first("tts"))
-
-    @property
-    def missing(self) -> list[str]:
-        """Return the roles without a ready service."""
-        there = {"asr": self.ears, "vad": self.turns, "tts": self.voice}
-        return [role for role, found in there.items() if not found]
-
-    def need(
-        self, param: str, *, ears: bool = False, turns: bool = False, voice: bool = False
-    ) -> None:
-        """Raise UnsupportedParameter if a service is missing that `param` asks for."""
-        wanted = {"asr": ears, "vad": turns, "tts": voice}
-        if missing := [role for role in self.missing if wanted[role]]:
-            message = f"`{param}`: {SPEECH_MISSING} (no {' and no '.join(missing)} is ready)"
-            raise UnsupportedParameter(message, param=param)
-
-
-@dataclass(frozen=True, slots=True)
 class AudioSettings:
     """Audio settings of a session, `session.audio`."""
 
@@ -120,7 +83,7 @@ class AudioSettings:
     voice: str | None = None
     speed: float = 1.0
 
-    def updated(self, patch: AudioPatch, where: str, speech: Speech) -> AudioSettings:
+    def updated(self, patch: AudioPatch, where: str, speech: SpeechServices) -> AudioSettings:
         """Return the settings with the fields of `patch` that are present.
 
         Raises UnsupportedParameter for what no service here can do.
@@ -148,7 +111,7 @@ NO_SETTINGS = AudioSettings()
 
 
 def _input_changes(
-    patch: InputPatch | UnsetType | None, where: str, speech: Speech
+    patch: InputPatch | UnsetType | None, where: str, speech: SpeechServices
 ) -> dict[str, Any]:
     if patch is None or patch is UNSET:
         return {}
@@ -159,20 +122,20 @@ def _input_changes(
     if patch.format is not UNSET:
         changes["input_format"] = patch.format or Pcm()
         if patch.format is not None:
-            speech.need(f"{where}.format", ears=True)
+            speech.need(f"{where}.format", transcription=True)
     if patch.transcription is not UNSET:
         changes["transcription"] = patch.transcription
         if patch.transcription is not None:
-            speech.need(f"{where}.transcription", ears=True)
+            speech.need(f"{where}.transcription", transcription=True)
     if patch.turn_detection is not UNSET:
         changes["turn_detection"] = patch.turn_detection
         if patch.turn_detection is not None:
-            speech.need(f"{where}.turn_detection.type", ears=True, turns=True)
+            speech.need(f"{where}.turn_detection.type", transcription=True, turn_detection=True)
     return changes
 
 
 def _output_changes(
-    patch: OutputPatch | UnsetType | None, where: str, speech: Speech
+    patch: OutputPatch | UnsetType | None, where: str, speech: SpeechServices
 ) -> dict[str, Any]:
     if patch is None or patch is UNSET:
         return {}
@@ -185,16 +148,8 @@ def _output_changes(
         changes["speed"] = 1.0 if patch.speed is None else patch.speed
     for name in ("format", "voice", "speed"):
         if getattr(patch, name) not in (UNSET, None):
-            speech.need(f"{where}.{name}", voice=True)
+            speech.need(f"{where}.{name}", speech=True)
     return changes
-
-
-def listener(directory: Directory, transcription: Transcription | None) -> str:
-    """Return the model that transcribes a session.
-
-    Raises UnknownModel or Unavailable if there is none.
-    """
-    return model_of(directory, "asr", (transcription and transcription.model) or "")
 
 
 def check_transcription(directory: Directory, new: AudioSettings, where: str) -> None:
@@ -203,7 +158,7 @@ def check_transcription(directory: Directory, new: AudioSettings, where: str) ->
     if wanted is not None and wanted.prompt:
         check_prompt(
             directory,
-            listener(directory, wanted),
+            model_of(directory, "asr", wanted.model or ""),
             wanted.prompt,
             f"{where}.audio.input.transcription.prompt",
         )

@@ -13,6 +13,7 @@ from motet_gateway.http.asgi import ClientGone, Receive, Scope, Send, request_id
 from motet_gateway.http.problems import Forbidden, Problem, Unauthorized
 from motet_gateway.openai.aliases import CHAT, stands_for
 from motet_gateway.tenancy.auth import Caller
+from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import (
     BadRequest,
     Draining,
@@ -23,7 +24,6 @@ from motet_shared.errors import (
 )
 from motet_shared.process import telemetry
 
-from .audio_settings import Speech
 from .channel import Channel
 from .event_log import EventNotFound
 from .session import Attachment, Session
@@ -153,7 +153,7 @@ def _admit_transcription(service: GatewayContext, intent: str) -> tuple[str, Kin
         raise UnsupportedParameter(
             f"`intent` is {intent!r}; it takes 'transcription', or leave it out", param="intent"
         )
-    Speech.here(service.bus.directory, coming=True).need("intent", ears=True)
+    SpeechServices.find(service.bus.directory, coming=True).need("intent", transcription=True)
     _check_room(service)
     service.check_open()
     return "", "transcription"

@@ -13,9 +13,11 @@ from msgspec import UNSET, Meta, UnsetType
 
 from motet_gateway.http.decoding import Decoder
 from motet_gateway.http.fields import Count, Int64, Metadata, Name, Positive, Strict
+from motet_pipelines.voice.conversation.history import IMAGE
+from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest
 
-from .audio_settings import AudioPatch, Format, Speech
+from .audio_settings import AudioPatch, Format
 from .formats import decode as decode_audio
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -64,14 +66,13 @@ class ItemReference(Strict, tag="item_reference"):
     id: ItemId
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem
+ClientItem = MessageItem | FunctionCallItem | FunctionCallOutputItem
 
 _TEXT_TYPE = {"system": "input_text", "user": "input_text", "assistant": "output_text"}
 _AUDIO_TYPE = {"user": "input_audio", "assistant": "output_audio"}
-IMAGE = "input_image"
 
 
-def check_item(item: Item, where: str, speech: Speech) -> None:
+def check_item(item: ClientItem, where: str, speech: SpeechServices) -> None:
     """Check the parts of a message.
 
     Raises UnsupportedParameter for media that no service reads and BadRequest for parts that do not
@@ -94,7 +95,7 @@ def check_item(item: Item, where: str, speech: Speech) -> None:
             raise BadRequest(f"`{param}.text` is required", param=f"{param}.text")
 
 
-def sounds(item: Item, format: Format) -> dict[int, bytes]:
+def sounds(item: ClientItem, format: Format) -> dict[int, bytes]:
     """Return the PCM of a client item's spoken parts that have no transcript, by part index."""
     if not isinstance(item, MessageItem):
         return {}
@@ -104,8 +105,8 @@ def sounds(item: Item, format: Format) -> dict[int, bytes]:
     return {index: decode_audio(audio, format) for index, audio in silent if audio is not None}
 
 
-def _check_audio(part: ContentPart, role: str, param: str, speech: Speech) -> None:
-    speech.need(param, ears=True)
+def _check_audio(part: ContentPart, role: str, param: str, speech: SpeechServices) -> None:
+    speech.need(param, transcription=True)
     if part.type != _AUDIO_TYPE.get(role):
         raise BadRequest(
             f"`{param}.type` is {part.type!r}, which a {role} message cannot have",
@@ -170,7 +171,7 @@ class SessionUpdate(ClientEvent, tag="session.update", kw_only=True):
 
 
 class ItemCreate(ClientEvent, tag="conversation.item.create", kw_only=True):
-    item: Item
+    item: ClientItem
     previous_item_id: ItemId | None = None
 
 

@@ -13,17 +13,17 @@ from motet_gateway.openai.chat_images import Source, read_picture
 from motet_gateway.openai.schema import ImageUrl
 from motet_pipelines.chat.models import accepts_images
 from motet_pipelines.chat.vision import InputMedia
+from motet_pipelines.voice.conversation.history import IMAGE, Item
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.wire.discovery import Directory
 
-from .conversation import Stored
-from .events import IMAGE, ContentPart, Item, MessageItem
+from .events import ClientItem, ContentPart, MessageItem
 
 _DETAILS = ("auto", "low", "high")
 
 
 async def check_pictures(
-    item: Item, where: str, directory: Directory, model: str, config: GatewayConfig
+    item: ClientItem, where: str, directory: Directory, model: str, config: GatewayConfig
 ) -> None:
     """Check the images of an item, naming the part in errors.
 
@@ -59,7 +59,7 @@ async def _check_part(part: ContentPart, param: str, config: GatewayConfig) -> N
     await read_picture(_source(part.image_url, part.detail, f"{param}.image_url"), config)
 
 
-def without_files(item: Stored) -> Stored:
+def without_files(item: Item) -> Item:
     """Return an item as events show it, without image data: the client has the files."""
     if not any(part["type"] == IMAGE for part in item.get("content", ())):
         return item

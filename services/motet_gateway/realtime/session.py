@@ -1,10 +1,9 @@
-"""Run one realtime session: handle the client's events, keep the conversation, run responses.
+"""Run one realtime session: translate between the client's protocol and a conversation.
 
 A session outlives its socket: `attach` gives it a client, `run` serves that client until it leaves.
-
-Every refused event becomes an `error` event that names it, and the socket stays open. One response
-at a time may write the conversation; out-of-band ones run beside it. Responses run in tasks, so
-that a cancel is received while one speaks.
+The conversation (`motet_pipelines.voice.conversation`) runs in a task of its own; the events of the
+client become its inputs, one at a time, and its events become server events. Every refused event
+becomes an `error` event that names it, and the socket stays open.
 """
 
 from __future__ import annotations
@@ -12,9 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import UNSET
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.asgi import ClientGone, Receive
@@ -22,21 +24,25 @@ from motet_gateway.http.json_size import check_json
 from motet_gateway.http.problems import Problem
 from motet_gateway.openai.hints import Ignored
 from motet_gateway.tenancy.auth import Caller
-from motet_gateway.tenancy.usage import sound_length
+from motet_media.audio import duration_ms
+from motet_pipelines.voice.conversation import inputs
+from motet_pipelines.voice.conversation.converse import converse
+from motet_pipelines.voice.conversation.events import Drained, Event, Failed
+from motet_pipelines.voice.conversation.history import new_id
+from motet_pipelines.voice.conversation.settings import ConversationLimits
+from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest, Unavailable, UnsupportedParameter
 
 from . import events
-from .audio_input import AudioInput
-from .audio_settings import Speech, check_transcription, check_voice
+from .admission import TenantAdmission
+from .audio_settings import check_transcription, check_voice
 from .channel import Channel
-from .conversation import Conversation, Stored, check_output, new_id, stored
-from .formats import input_rate
-from .item_transcription import HeardPart, ItemTranscription
-from .pictures import check_pictures, without_files
-from .response_queue import ResponseQueue
+from .formats import decode, input_rate
+from .items import stored
+from .pictures import check_pictures
+from .server_events import ServerEvents
 from .session_settings import Kind, SessionSettings
 from .socket import Socket
-from .spoken_words import SpokenWords
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +61,7 @@ class Attachment:
 
 
 class Session:
-    """State of one conversation."""
+    """Translate between one client and one conversation."""
 
     def __init__(
         self,
@@ -67,20 +73,19 @@ class Session:
     ):
         self.service = service
         self.caller = caller
-        self.channel = channel = Channel(socket, service.config.session_memory)
+        self.channel = Channel(socket, service.config.session_memory)
         self.attachment = Attachment(socket, first=True)
         self.moving = asyncio.Lock()  # held while it moves from one socket to another
-        self.heard = 0  # client events that were handled or refused
         self.settings = SessionSettings.default(model, self.speech, kind)
-        self.conversation = Conversation(service.config.max_message)
-        self.transcripts = ItemTranscription(service, channel, self.conversation)
-        self.ears = AudioInput(
-            service, channel, self.conversation, self.transcripts, self, self.settings.audio
-        )
-        self.spoken: dict[str, SpokenWords] = {}  # by item id
-        self._responses = ResponseQueue(self)
         self.id = new_id("sess")
-        self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[None]]] = {
+        self._received = 0  # client events that were handled or refused
+        self._received_ms = 0.0  # of audio, committed or not
+        self._rendering = ServerEvents(self.channel, caller.tenant, self._as_session)
+        self._inputs: asyncio.Queue[tuple[inputs.Input, asyncio.Future[None]]] = asyncio.Queue()
+        self._conversing: asyncio.Task[None] | None = None
+        self._refused = False  # the last input
+        self._drained = asyncio.Event()
+        self._handlers: dict[type[events.ClientEvent], Callable[[Any], Awaitable[object]]] = {
             events.SessionUpdate: self._update,
             events.ItemCreate: self._create_item,
             events.ItemRetrieve: self._retrieve_item,
@@ -98,25 +103,24 @@ class Session:
         """Serve the client until this socket closes; returns the close code."""
         try:
             if attachment.first:
-                await self._tell("session.created", session=self.settings.as_session(self.id))
+                self._conversing = asyncio.create_task(self._converse(), name="conversation")
+                await self._send("session.created", session=self._as_session())
             else:
                 await self._resume()
             while True:
                 message = await receive()
                 if message["type"] == "websocket.disconnect":
                     return int(message.get("code") or 1006)
-                await self._hear(message.get("text"))
-                self.heard += 1
+                await self._handle(message.get("text"))
+                self._received += 1
         finally:
             self.channel.detach(attachment.socket)
             attachment.over.set()
 
     async def _resume(self) -> None:
         """Send what the client had not received before, and what it needs to continue."""
-        received = {"events": self.heard, "audio_ms": self.ears.heard_ms}
-        await self._tell(
-            "session.resumed", session=self.settings.as_session(self.id), received=received
-        )
+        received = {"events": self._received, "audio_ms": self._received_ms}
+        await self._send("session.resumed", session=self._as_session(), received=received)
 
     async def release(self) -> None:
         """Detach the session from its current socket, which is closed with code 4001.
@@ -148,7 +152,9 @@ class Session:
 
     async def drain(self) -> None:
         """Wait for running responses, then close with code 1012: clients reconnect elsewhere."""
-        await self._responses.drain()
+        with contextlib.suppress(ClientGone):
+            await self._do(inputs.Drain())
+            await self._unless_over(self._drained.wait())
         with contextlib.suppress(ClientGone):
             await self.channel.close(
                 1012, "the server restarts; connect again and open a new session"
@@ -164,12 +170,77 @@ class Session:
         """End the session and everything that runs for it."""
         with contextlib.suppress(ClientGone):
             await self.channel.close(1001, "the session is over")
-        await self.ears.close()
-        await self.transcripts.close()
-        await self._responses.abandon()
+        if self._conversing is not None:
+            self._conversing.cancel()
+            await asyncio.gather(self._conversing, return_exceptions=True)
+
+    # --------------------------------------------------------------------------------- conversation
+    async def _converse(self) -> None:
+        """Send the events of the conversation until the channel is closed."""
+        config = self.service.config
+        batches = converse(
+            self.service.bus,
+            self.service.uploads,
+            self._next_inputs(),
+            self.settings.as_conversation(),
+            admission=TenantAdmission(self.service, self.caller.tenant),
+            limits=ConversationLimits(
+                max_bytes=config.max_message,
+                request_timeout=config.request_timeout,
+                patience=config.patience,
+            ),
+            playback_clock=lambda: self.channel.present_seconds,
+            conversation_id=self.id,
+        )
+        try:
+            async with aclosing(batches):
+                async for batch in batches:
+                    await self._send_batch(batch)
+        except ClientGone:
+            pass  # the channel is closed
+        except Exception:
+            log.exception("the conversation of session %s failed", self.id)
+
+    async def _send_batch(self, batch: list[Event]) -> None:
+        for event in batch:
+            self._refused |= isinstance(event, Failed) and event.tag is not None
+            if isinstance(event, Drained):
+                self._drained.set()
+        if rendered := [text for event in batch for text in self._rendering.render(event)]:
+            await self.channel.send(*rendered)
+
+    async def _next_inputs(self) -> AsyncGenerator[inputs.Input, None]:
+        """Yield the inputs of `_do`; one is handled when the conversation asks for the next."""
+        while True:
+            given, handled = await self._inputs.get()
+            yield given
+            if not handled.done():
+                handled.set_result(None)
+
+    async def _do(self, given: inputs.Input) -> bool:
+        """Give an input to the conversation and wait until it is handled; True if it was accepted.
+
+        Raises ClientGone if the conversation is over.
+        """
+        handled = asyncio.get_running_loop().create_future()
+        self._refused = False
+        self._inputs.put_nowait((given, handled))
+        await self._unless_over(handled)
+        return not self._refused
+
+    async def _unless_over(self, waited: Awaitable[object]) -> None:
+        """Wait for `waited`. Raises ClientGone if the conversation ends before."""
+        future = asyncio.ensure_future(waited)
+        try:
+            if self._conversing is not None:
+                await asyncio.wait([future, self._conversing], return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                raise ClientGone
+        finally:
+            future.cancel()
 
     # --------------------------------------------------------------------------------------- events
-    async def _hear(self, text: str | None) -> None:
+    async def _handle(self, text: str | None) -> None:
         """Handle one event. Any error is sent to the client, and the socket stays open."""
         event_id = None
         try:
@@ -190,122 +261,72 @@ class Session:
             problem.note("/v1/realtime")
             await self.channel.send(self.channel.error(problem, given))
 
-    async def _tell(self, kind: str, **fields: Any) -> None:
+    async def _send(self, kind: str, **fields: Any) -> None:
         await self.channel.send(self.channel.event(kind, **fields))
+
+    def _as_session(self) -> dict[str, Any]:
+        return self.settings.as_session(self.id)
+
+    @property
+    def speech(self) -> SpeechServices:
+        return SpeechServices.find(self.service.bus.directory, coming=True)
 
     async def _update(self, event: events.SessionUpdate) -> None:
         settings = self.settings.updated(event.session, self.speech)
-        check_voice(
-            self.service.bus.directory,
-            settings.audio,
-            self.settings.audio,
-            bool(self.spoken),
-            "session",
-        )
-        check_transcription(self.service.bus.directory, settings.audio, "session")
+        directory, spoken = self.service.bus.directory, self._rendering.has_spoken
+        check_voice(directory, settings.audio, self.settings.audio, spoken, "session")
+        check_transcription(directory, settings.audio, "session")
         self.settings = settings
-        await self.ears.configure(settings.audio)
-        await self._tell("session.updated", session=self.settings.as_session(self.id))
+        await self._do(inputs.Configure(settings.as_conversation(), tag=_tag(event)))
 
-    async def _create_item(self, event: events.ItemCreate) -> None:
-        events.check_item(event.item, "item", self.speech)
-        await self.check_pictures(event.item, "item")
-        check_output(event.item, self.conversation)
-        item = stored(event.item, new_id("item"), new_id("call"))
-        audio = self.settings.audio
-        sounds = events.sounds(event.item, audio.input_format)
-        self.hear(sum(map(len, sounds.values())), input_rate(audio.input_format))
-        before = self.conversation.insert(item, event.previous_item_id)
-        for index, pcm in sounds.items():
-            self.transcripts.begin(
-                item, index, HeardPart(pcm, input_rate(audio.input_format), audio.transcription)
-            )
-        await self.channel.send(
-            self.channel.event(
-                "conversation.item.added", previous_item_id=before, item=without_files(item)
-            ),
-            self.channel.event(
-                "conversation.item.done", previous_item_id=before, item=without_files(item)
-            ),
-        )
-
-    async def check_pictures(self, item: events.Item, where: str) -> None:
-        """Raise for images that this session's model cannot read."""
-        service = self.service
-        await check_pictures(
-            item, where, service.bus.directory, self.settings.model, service.config
-        )
-
-    async def _retrieve_item(self, event: events.ItemRetrieve) -> None:
-        await self._tell("conversation.item.retrieved", item=self.conversation.get(event.item_id))
-
-    async def _delete_item(self, event: events.ItemDelete) -> None:
-        self.conversation.delete(event.item_id)
-        self.spoken.pop(event.item_id, None)
-        await self._tell("conversation.item.deleted", item_id=event.item_id)
-
-    async def _truncate_item(self, event: events.ItemTruncate) -> None:
-        item = self.conversation.get(event.item_id, "truncate")
-        if item.get("role") != "assistant":
-            raise BadRequest("only messages of the assistant can be truncated", param="item_id")
-        if event.content_index != 0:
-            raise BadRequest(
-                f"`content_index` is {event.content_index}; it must be 0", param="content_index"
-            )
-        spoken = self.spoken.get(event.item_id)
-        if spoken is None or event.audio_end_ms > spoken.ms:
-            ms = 0 if spoken is None else round(spoken.ms)
-            message = f"item {event.item_id!r} has {ms} ms of audio; it cannot end at {event.audio_end_ms} ms"
-            raise BadRequest(message, param="audio_end_ms")
-        spoken.cut(event.audio_end_ms)
-        self.ears.rest(0)
-        if item["status"] != "in_progress":  # otherwise it is cut when it is closed
-            content = [{"type": "output_audio", "transcript": spoken.text}]
-            self.conversation.replace({**item, "content": content})
-        where = {"item_id": event.item_id, "content_index": 0, "audio_end_ms": event.audio_end_ms}
-        await self._tell("conversation.item.truncated", **where)
-
-    # ---------------------------------------------------------------------------------------- sound
-    @property
-    def speech(self) -> Speech:
-        return Speech.here(self.service.bus.directory, coming=True)
-
-    def hear(self, pcm_bytes: int, rate: int) -> None:
-        """Charge audio that a client sends. Raises RateLimited if it has sent too much."""
-        if pcm_bytes:
-            tenant = self.caller.tenant
-            tenant.spend(tenant.audio, sound_length(pcm_bytes, rate))
-
+    # ---------------------------------------------------------------------------------------- audio
     async def _append_audio(self, event: events.AudioAppend) -> None:
-        self.speech.need("type", ears=True)
-        await self.ears.append(event.audio)
+        self.speech.need("type", transcription=True)
+        format = self.settings.audio.input_format
+        pcm = decode(event.audio, format)
+        if await self._do(inputs.AppendAudio(pcm, tag=_tag(event))):
+            self._received_ms += duration_ms(len(pcm), input_rate(format))
 
     async def _commit_audio(self, event: events.AudioCommit) -> None:
-        self.speech.need("type", ears=True)
-        await self.ears.commit()
+        self.speech.need("type", transcription=True)
+        await self._do(inputs.CommitAudio(tag=_tag(event)))
 
     async def _clear_audio(self, event: events.AudioClear) -> None:
-        await self.ears.clear()
+        await self._do(inputs.ClearAudio(tag=_tag(event)))
 
     async def _clear_output(self, event: events.OutputClear) -> None:
         raise UnsupportedParameter(
             "output_audio_buffer.clear is for WebRTC; use conversation.item.truncate", param="type"
         )
 
-    async def interrupted(self) -> None:
-        self._responses.interrupt()
+    # ---------------------------------------------------------------------------------------- items
+    async def _create_item(self, event: events.ItemCreate) -> None:
+        given = await self._given(event.item, "item")
+        await self._do(inputs.AddItem(given, event.previous_item_id, tag=_tag(event)))
 
-    async def turn_ended(self, item: Stored, *, silent: bool = False) -> None:
-        if self.settings.kind == "realtime":
-            self._responses.answer(item, self.ears, silent=silent)
+    async def _given(self, item: events.ClientItem, where: str) -> inputs.GivenItem:
+        """Check an item of the client and convert it."""
+        events.check_item(item, where, self.speech)
+        service = self.service
+        await check_pictures(
+            item, where, service.bus.directory, self.settings.model, service.config
+        )
+        format = self.settings.audio.input_format
+        kept = stored(item, new_id("item"), new_id("call"))
+        return inputs.GivenItem(kept, events.sounds(item, format), input_rate(format))
 
-    @property
-    def busy(self) -> bool:
-        return self._responses.busy
+    async def _retrieve_item(self, event: events.ItemRetrieve) -> None:
+        await self._do(inputs.RetrieveItem(event.item_id, tag=_tag(event)))
 
-    @property
-    def replying(self) -> bool:
-        return self._responses.replying
+    async def _delete_item(self, event: events.ItemDelete) -> None:
+        await self._do(inputs.DeleteItem(event.item_id, tag=_tag(event)))
+
+    async def _truncate_item(self, event: events.ItemTruncate) -> None:
+        if event.content_index != 0:
+            raise BadRequest(
+                f"`content_index` is {event.content_index}; it must be 0", param="content_index"
+            )
+        await self._do(inputs.TruncateItem(event.item_id, event.audio_end_ms, tag=_tag(event)))
 
     # ------------------------------------------------------------------------------------ responses
     async def _create_response(self, event: events.ResponseCreate) -> None:
@@ -315,10 +336,37 @@ class Session:
                 param="type",
             )
         patch = event.response or events.ResponsePatch()
-        for index, item in enumerate(patch.input if isinstance(patch.input, list) else ()):
-            if not isinstance(item, events.ItemReference):
-                await self.check_pictures(item, f"response.input[{index}]")
-        self._responses.create(patch)
+        settings = self.settings.for_response(patch, self.speech)
+        directory, spoken = self.service.bus.directory, self._rendering.has_spoken
+        check_voice(directory, settings.audio, self.settings.audio, spoken, "response")
+        request = inputs.CreateReply(
+            settings.as_reply(),
+            await self._context(patch),
+            patch.conversation != "none",
+            None if patch.metadata is UNSET else patch.metadata,
+            tag=_tag(event),
+        )
+        await self._do(request)
+
+    async def _context(
+        self, patch: events.ResponsePatch
+    ) -> tuple[inputs.GivenItem | str, ...] | None:
+        """Return the items that a response sees; None: the conversation's."""
+        if not isinstance(patch.input, list):
+            return None
+        return tuple(
+            [
+                item.id
+                if isinstance(item, events.ItemReference)
+                else await self._given(item, f"response.input[{index}]")
+                for index, item in enumerate(patch.input)
+            ]
+        )
 
     async def _cancel_response(self, event: events.ResponseCancel) -> None:
-        self._responses.cancel(event.response_id)
+        await self._do(inputs.CancelReply(event.response_id, tag=_tag(event)))
+
+
+def _tag(event: events.ClientEvent) -> str:
+    """Return the tag of an input: the id of its event, "" without one."""
+    return event.event_id or ""

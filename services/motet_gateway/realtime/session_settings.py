@@ -10,10 +10,13 @@ from msgspec import UNSET
 
 from motet_gateway.openai.aliases import CHAT, stands_for
 from motet_gateway.openai.structured import AS_THE_MODEL_LIKES, ToolChoice, tool_choice_of
+from motet_pipelines.voice.conversation.settings import ConversationSettings, ReplySettings
+from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest, UnsupportedParameter
 
-from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, Speech, Transcription
+from .audio_settings import NO_SETTINGS, AudioPatch, AudioSettings, Transcription
 from .events import Common, RealtimeTool, ResponsePatch, SessionPatch
+from .formats import input_rate
 from .turn_detection import ServerVad
 
 Kind = Literal["realtime", "transcription"]
@@ -46,24 +49,24 @@ class SessionSettings:
     audio: AudioSettings = NO_SETTINGS
 
     @classmethod
-    def default(cls, model: str, speech: Speech, kind: Kind) -> SessionSettings:
+    def default(cls, model: str, speech: SpeechServices, kind: Kind) -> SessionSettings:
         """Return the settings of a new session: it listens and speaks where this server can."""
-        turns = ServerVad() if speech.ears and speech.turns else None
+        turns = ServerVad() if speech.transcription and speech.turn_detection else None
         if kind == "transcription":
             return cls(
                 model,
                 kind=kind,
                 audio=AudioSettings(turn_detection=turns, transcription=Transcription()),
             )
-        return cls(model, speaks=bool(speech.voice), audio=AudioSettings(turn_detection=turns))
+        return cls(model, speaks=bool(speech.speech), audio=AudioSettings(turn_detection=turns))
 
-    def updated(self, patch: SessionPatch, speech: Speech) -> SessionSettings:
+    def updated(self, patch: SessionPatch, speech: SpeechServices) -> SessionSettings:
         """Return the settings with the fields of `patch` that are present.
 
         Raises BadRequest or UnsupportedParameter if one of them is refused; then none is applied.
         """
         if patch.type == "transcription":
-            speech.need("session.type", ears=True)
+            speech.need("session.type", transcription=True)
         if patch.model not in (UNSET, self.model) and stands_for(str(patch.model)) != CHAT:
             message = f"`session.model` cannot change from {self.model!r}; open another connection"
             raise BadRequest(message, param="session.model")
@@ -84,7 +87,7 @@ class SessionSettings:
             raise UnsupportedParameter(message, param="session.truncation")
         return replace(changed, truncation=patch.truncation or "auto")
 
-    def for_response(self, patch: ResponsePatch, speech: Speech) -> SessionSettings:
+    def for_response(self, patch: ResponsePatch, speech: SpeechServices) -> SessionSettings:
         """Return the settings with the overrides of one response."""
         if isinstance(patch.audio, AudioPatch) and patch.audio.input not in (UNSET, None):
             raise UnsupportedParameter(
@@ -92,7 +95,7 @@ class SessionSettings:
             )
         return self._with(patch, "response", speech)
 
-    def _with(self, patch: Common, where: str, speech: Speech) -> SessionSettings:
+    def _with(self, patch: Common, where: str, speech: SpeechServices) -> SessionSettings:
         _refuse_unsupported(patch, where)
         speaks = self.speaks
         if isinstance(patch.output_modalities, list):
@@ -128,6 +131,35 @@ class SessionSettings:
             for tool in self.tools
         ]
 
+    def as_conversation(self) -> ConversationSettings:
+        """Return the settings of the conversation behind the session."""
+        transcription, detection = self.audio.transcription, self.audio.turn_detection
+        return ConversationSettings(
+            rate=input_rate(self.audio.input_format),
+            transcription=None if transcription is None else transcription.settings,
+            turns=None if detection is None else detection.turns,
+            reply=self.as_reply() if self.kind == "realtime" else None,
+        )
+
+    def as_reply(self) -> ReplySettings:
+        """Return the settings of a reply, labelled with these."""
+        choice = self.tool_choice
+        limit = self.max_output_tokens
+        return ReplySettings(
+            model=self.model,
+            instructions=self.instructions,
+            tools=tuple(self.wire_tools()),
+            tool_choice=choice.kind if self.tools or choice.kind == "required" else "none",
+            tool=choice.tool,
+            max_tokens=None if limit == "inf" else limit,
+            temperature=self.temperature,
+            shorten=self.truncation != "disabled",
+            speaks=self.speaks,
+            voice=self.audio.voice or "",
+            speed=self.audio.speed,
+            label=self,
+        )
+
     def as_session(self, session_id: str) -> dict[str, Any]:
         """Return the session object of `session.created` and `session.updated`."""
         if self.kind == "transcription":
@@ -158,14 +190,14 @@ class SessionSettings:
         }
 
 
-def _speaks(modalities: list[Literal["text", "audio"]], param: str, speech: Speech) -> bool:
+def _speaks(modalities: list[Literal["text", "audio"]], param: str, speech: SpeechServices) -> bool:
     if modalities not in (["text"], ["audio"]):
         raise BadRequest(
             f"`{param}` is {modalities}; it takes ['audio'], which has a transcript, or ['text']",
             param=param,
         )
     if modalities == ["audio"]:
-        speech.need(param, voice=True)
+        speech.need(param, speech=True)
     return modalities == ["audio"]
 
 

@@ -1,4 +1,4 @@
-"""Define `turn_detection`: what detects the user's turns, and what interrupts a reply.
+"""Define `turn_detection`: how the user's turns are detected, and which speech is a barge-in.
 
 `interrupt_on` and `interrupt_after_ms` are extensions of OpenAI's API.
 """
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from motet_gateway.http.fields import Ratio
+from motet_pipelines.voice.conversation.settings import TurnSettings
 from motet_pipelines.voice.turns import TurnPolicy
 
 from .settings_base import StrictSettings
@@ -32,6 +33,20 @@ class Detection(StrictSettings, frozen=True):
     interrupt_after_ms: Milliseconds = 500
 
     @property
+    def policy(self) -> TurnPolicy:
+        """Return the policy of when a turn begins and ends."""
+        raise NotImplementedError
+
+    @property
+    def turns(self) -> TurnSettings:
+        return TurnSettings(
+            policy=self.policy,
+            reply=self.create_response,
+            barge_in=self.interrupt_response,
+            idle_timeout_ms=getattr(self, "idle_timeout_ms", None),
+        )
+
+    @property
     def by_words(self) -> bool:
         return self.interrupt_response and self.interrupt_on == "words"
 
@@ -44,6 +59,7 @@ class ServerVad(Detection, frozen=True, tag="server_vad"):
     silence_duration_ms: Milliseconds = 500
     idle_timeout_ms: Annotated[int, Meta(ge=500, le=60_000)] | None = None
 
+    @property
     def policy(self) -> TurnPolicy:
         return TurnPolicy(
             threshold=self.threshold,
@@ -60,9 +76,6 @@ class SemanticVad(Detection, frozen=True, tag="semantic_vad"):
     eagerness: Eagerness = "auto"
 
     @property
-    def idle_timeout_ms(self) -> None:
-        """Return None: only `server_vad` has an idle timeout."""
-
     def policy(self) -> TurnPolicy:
         return TurnPolicy(
             eagerness=self.eagerness, words=self.by_words, interrupt=self.interrupt_after_ms

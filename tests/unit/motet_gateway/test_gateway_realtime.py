@@ -11,7 +11,7 @@ from openai._models import construct_type
 from openai.types.realtime import RealtimeServerEvent
 
 from motet_gateway.http.websocket import frame_head
-from motet_gateway.realtime.conversation import chat_messages, without_oldest
+from motet_pipelines.voice.conversation.history import chat_messages, without_oldest
 from motet_shared.errors import ContextTooLong, InternalError
 from motet_shared.messages import Text, ToolCallDelta
 from motet_shared.testing import settle

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motet_gateway.realtime.spoken_words import SpokenWords
+from motet_pipelines.voice.conversation.spoken_words import SpokenWords
 from motet_shared.messages import Audio
 
 TEXT = "One, two. Three four!"
@@ -46,7 +46,7 @@ def test_what_comes_after_a_cut_does_not_count() -> None:
     spoken = SpokenWords()
     spoken.write("One, two.")
     spoken.note([Audio(sound(150), WORDS[0], 0)])
-    assert spoken.told == len("One,")
+    assert spoken.spoken == len("One,")
     spoken.cut(120)
     spoken.write(" Three")
     spoken.note([Audio(sound(150), [], 0, 9)])

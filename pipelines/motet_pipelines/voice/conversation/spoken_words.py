@@ -1,4 +1,4 @@
-"""Align a message's words with its audio, for captions in step and for truncated replies."""
+"""Align the words of a message with its audio, for captions in step and for truncated replies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SpokenWords:
                 self._until, self._words = item.text, []
 
     @property
-    def told(self) -> int:
+    def spoken(self) -> int:
         """Return the text offset after the last word whose audio was sent."""
         ends = [place for place, end in self._places(self._words) if end <= self.ms]
         return max([self._until, *ends])
@@ -44,7 +44,7 @@ class SpokenWords:
     def heard(self, ms: float) -> str:
         """Return the text up to the last word that ends within the first `ms` of audio."""
         if ms >= self.ms:
-            return self.text[: self.told]
+            return self.text[: self.spoken]
         places = [place for place, end in [*self._settled, *self._places(self._words)] if end <= ms]
         return self.text[: max(places, default=0)]
 

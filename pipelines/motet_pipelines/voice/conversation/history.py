@@ -9,10 +9,9 @@ import msgspec
 
 from motet_shared.errors import BadRequest, PayloadTooLarge
 
-from .events import IMAGE, ContentPart, FunctionCallItem, FunctionCallOutputItem, Item, MessageItem
+Item = dict[str, Any]  # in the form of the realtime API: message, function_call or its output
 
-Stored = dict[str, Any]  # an item as clients see it
-
+IMAGE = "input_image"  # type of the parts of a message that are images
 MAX_ITEMS = 4096
 
 
@@ -31,29 +30,26 @@ class UnknownItem(BadRequest):
         self.code = f"item_{use}_invalid_item_id"
 
 
-class Conversation:
-    """Keep items by id and in order.
-
-    Bounded in number and bytes: a socket may stay open for days.
-    """
+class History:
+    """Keep items by id and in order, bounded in number and bytes."""
 
     def __init__(self, max_bytes: int):
         self._max_bytes = max_bytes
         self._order: list[str] = []
-        self._items: dict[str, Stored] = {}
+        self._items: dict[str, Item] = {}
         self._bytes = 0
 
-    def items(self) -> list[Stored]:
+    def items(self) -> list[Item]:
         return [self._items[item_id] for item_id in self._order]
 
-    def get(self, item_id: str, use: str = "retrieve") -> Stored:
+    def get(self, item_id: str, use: str = "retrieve") -> Item:
         """Return an item. Raises UnknownItem, whose code names `use`, if it does not exist."""
         item = self._items.get(item_id)
         if item is None:
             raise UnknownItem(item_id, use)
         return item
 
-    def insert(self, item: Stored, after: str | None = None) -> str | None:
+    def insert(self, item: Item, after: str | None = None) -> str | None:
         """Insert `item` after the item `after` ("root": first; None: last).
 
         Returns the id of the item before it, None if it is first. Raises DuplicateItem for an id
@@ -91,7 +87,7 @@ class Conversation:
         del self._items[item_id]
         self._order.remove(item_id)
 
-    def replace(self, item: Stored) -> str | None:
+    def replace(self, item: Item) -> str | None:
         """Complete a reply that was inserted empty, unless it has been deleted since.
 
         Returns the id of the item before it. A reply is bounded by its model's context, so it is
@@ -104,56 +100,27 @@ class Conversation:
         place = self._order.index(item["id"])
         return self._order[place - 1] if place else None
 
-    def understand(self, item: Stored, index: int, transcript: str) -> None:
+    def set_transcript(self, item: Item, index: int, transcript: str) -> None:
         """Set the transcript of a spoken part, in place: every list that holds the item sees it."""
         before = _size(item)
         item["content"][index]["transcript"] = transcript
         if self._items.get(item["id"]) is item:
             self._bytes += _size(item) - before
 
-    def has_call(self, call_id: str) -> bool:
+    def check_output(self, item: Item) -> None:
+        """Raise BadRequest for a function result without its call: a model cannot read one."""
+        if item["type"] == "function_call_output" and not self._has_call(item["call_id"]):
+            message = f"no function_call has the call_id {item['call_id']!r}"
+            raise BadRequest(message, param="item.call_id")
+
+    def _has_call(self, call_id: str) -> bool:
         return any(
             item["type"] == "function_call" and item["call_id"] == call_id
             for item in self._items.values()
         )
 
 
-def stored(item: Item, new_id: str, new_call_id: str) -> Stored:
-    """Return a client's item as the conversation keeps it, with ids filled in."""
-    base = {"id": item.id or new_id, "object": "realtime.item", "type": "", "status": "completed"}
-    if isinstance(item, MessageItem):
-        content = [_stored_part(part) for part in item.content]
-        return {**base, "type": "message", "role": item.role, "content": content}
-    if isinstance(item, FunctionCallItem):
-        call_id = item.call_id or new_call_id
-        return {
-            **base,
-            "type": "function_call",
-            "call_id": call_id,
-            "name": item.name,
-            "arguments": item.arguments,
-        }
-    return {**base, "type": "function_call_output", "call_id": item.call_id, "output": item.output}
-
-
-def _stored_part(part: ContentPart) -> dict[str, Any]:
-    """Return a part as it is kept: audio as its transcript alone, images with their URL."""
-    if part.type == IMAGE:
-        return {"type": part.type, "image_url": part.image_url, "detail": part.detail or "auto"}
-    spoken = part.type in ("input_audio", "output_audio")
-    return {
-        "type": part.type,
-        **({"transcript": part.transcript} if spoken else {"text": part.text}),
-    }
-
-
-def check_output(item: Item, conversation: Conversation) -> None:
-    """Raise BadRequest for a function result without its call: a model cannot read one alone."""
-    if isinstance(item, FunctionCallOutputItem) and not conversation.has_call(item.call_id):
-        raise BadRequest(f"no function_call has the call_id {item.call_id!r}", param="item.call_id")
-
-
-def chat_messages(instructions: str, items: list[Stored]) -> list[dict[str, Any]]:
+def chat_messages(instructions: str, items: list[Item]) -> list[dict[str, Any]]:
     """Return items as chat messages.
 
     Function calls that follow one another, or a text, join one message of the assistant.
@@ -215,5 +182,12 @@ def new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(10)}"
 
 
-def _size(item: Stored) -> int:
+def user_audio_item(item_id: str) -> Item:
+    """Return a spoken user item whose words are not known yet."""
+    content = [{"type": "input_audio", "transcript": None}]
+    base = {"id": item_id, "object": "realtime.item", "type": "message", "status": "completed"}
+    return {**base, "role": "user", "content": content}
+
+
+def _size(item: Item) -> int:
     return len(msgspec.json.encode(item))

@@ -1,0 +1,75 @@
+"""Let the caller of a conversation decide what it may use, and account for it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol
+
+from motet_pipelines.chat.chat import Outcome
+from motet_pipelines.instances import served
+from motet_shared.errors import Unavailable
+from motet_shared.messages import Audio, Chat, Text
+from motet_shared.wire.discovery import Directory
+
+from .settings import ReplySettings
+
+
+class ReplyAccount(Protocol):
+    """Account for one reply."""
+
+    def run(self, request: Chat, outcome: Outcome) -> AbstractAsyncContextManager[Chat]:
+        """Hold what the request needs while it runs, and return the request to send."""
+
+    def receive(self, batch: Sequence[Text] | Sequence[Audio]) -> None:
+        """Account for text or audio that has arrived."""
+
+    def settle(self) -> None:
+        """Give back reserved amounts that were not used: nothing more will arrive."""
+
+    def release(self) -> None:
+        """Release everything; called once the reply has ended, in whichever way."""
+
+
+class Admission(Protocol):
+    """Admit the work of a conversation. Each method raises a MotetError to refuse."""
+
+    def receive_audio(self, pcm_bytes: int, rate: int) -> None:
+        """Admit audio of the user."""
+
+    def recognizer(self, name: str) -> str:
+        """Return the model that transcribes for `name`; "": any."""
+
+    def admit_reply(self, settings: ReplySettings, messages: list[dict[str, Any]]) -> ReplyAccount:
+        """Admit a reply to these chat messages."""
+
+
+class Unlimited:
+    """Admit everything that the services can do; account for nothing."""
+
+    def __init__(self, directory: Directory):
+        self._directory = directory
+
+    def receive_audio(self, pcm_bytes: int, rate: int) -> None: ...
+
+    def recognizer(self, name: str) -> str:
+        """Return `name`, or the first model served. Raises Unavailable if there is none."""
+        found = name or next(iter(served(self._directory, "asr")), "")
+        if not found:
+            raise Unavailable("no asr service is ready; start one: motet up --asr PATH")
+        return found
+
+    def admit_reply(self, settings: ReplySettings, messages: list[dict[str, Any]]) -> ReplyAccount:
+        return _NoAccount()
+
+
+class _NoAccount:
+    @asynccontextmanager
+    async def run(self, request: Chat, outcome: Outcome) -> AsyncIterator[Chat]:
+        yield request
+
+    def receive(self, batch: Sequence[Text] | Sequence[Audio]) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def release(self) -> None: ...

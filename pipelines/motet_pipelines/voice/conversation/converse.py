@@ -1,0 +1,210 @@
+"""Converse: audio and actions of a user in, events of a spoken conversation out.
+
+    settings = ConversationSettings(turns=TurnSettings(), reply=ReplySettings(model="pocket-chat"))
+    async with aclosing(converse(bus, store, microphone(), settings)) as batches:
+        async for batch in batches:                 # list[Event]: events that belong together
+            for event in batch:
+                if isinstance(event, SpeechDelta):
+                    play(event.pcm)                 # 24 kHz
+                elif isinstance(event, SpeechStarted):
+                    stop_playing()                  # barge-in: the reply ends by itself
+
+    async def microphone():                         # an async generator of inputs
+        while pcm := await record():
+            yield AppendAudio(pcm)
+
+Turns are detected, transcribed and answered while the user speaks, listens or barges in. Every
+service may die: its work continues at another instance. Leaving the generator early cancels all of
+it; `aclosing` makes that prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+from motet_shared.errors import BadRequest
+from motet_shared.wire.bus import Bus
+
+from . import inputs as do
+from .admission import Admission, Unlimited
+from .audio_input import AudioInput
+from .event_queue import EventQueue
+from .events import (
+    Configured,
+    Event,
+    Failed,
+    ItemAdded,
+    ItemDeleted,
+    ItemRetrieved,
+    ItemTruncated,
+)
+from .floor import Floor
+from .history import History, new_id
+from .item_transcription import ItemTranscription, PartAudio, Store
+from .replies import Replies, ReplyContext
+from .reply import Clock
+from .settings import ConversationLimits, ConversationSettings
+
+NO_LIMITS = ConversationLimits()
+
+
+async def converse(
+    bus: Bus,
+    store: Store,
+    inputs: AsyncIterator[do.Input],
+    settings: ConversationSettings,
+    *,
+    admission: Admission | None = None,
+    limits: ConversationLimits = NO_LIMITS,
+    playback_clock: Clock = time.monotonic,
+    conversation_id: str = "",
+) -> AsyncGenerator[list[Event], None]:
+    """Yield the events of a conversation in batches; the next request says that one is handled.
+
+    A refused input is reported by `Failed`; it changes nothing. When `inputs` end, the open turn
+    and the replies are completed, and the generator ends.
+
+    store: returns the blob store for audio that recognizers read as files.
+    playback_clock: the time in which the caller plays audio, in seconds.
+    conversation_id: names the conversation in the fence behind cancelled replies (`Epoch`).
+    """
+    events = EventQueue()
+    context = ReplyContext(
+        bus,
+        admission or Unlimited(bus.directory),
+        limits,
+        playback_clock,
+        conversation_id or new_id("conv"),
+    )
+    conversation = _Conversation(context, store, settings, events)
+    handling = asyncio.create_task(conversation.handle_all(inputs), name="conversation")
+    handling.add_done_callback(lambda _: events.close())
+    try:
+        async with aclosing(events.batches()) as batches:
+            async for batch in batches:
+                yield batch
+        await handling
+    finally:
+        events.leave()
+        handling.cancel()
+        await asyncio.gather(handling, return_exceptions=True)
+        await conversation.close()
+
+
+class _Conversation:
+    """Handle the inputs of one conversation."""
+
+    def __init__(
+        self,
+        context: ReplyContext,
+        store: Store,
+        settings: ConversationSettings,
+        events: EventQueue,
+    ):
+        self._settings, self._events, self._admission = settings, events, context.admission
+        self._floor = floor = Floor()
+        self._history = history = History(context.limits.max_bytes)
+        self._transcription = transcription = ItemTranscription(
+            context.bus, store, context.admission, context.limits, history, events
+        )
+        self._replies = Replies(context, settings.reply, floor, history, transcription, events)
+        self._audio = AudioInput(context, settings, floor, transcription, self._replies, events)
+        self._handlers: dict[type[do.Input], Callable[[Any], Awaitable[None]]] = {
+            do.Configure: self._configure,
+            do.AppendAudio: self._append_audio,
+            do.CommitAudio: self._commit_audio,
+            do.ClearAudio: self._clear_audio,
+            do.AddItem: self._add_item,
+            do.RetrieveItem: self._retrieve_item,
+            do.DeleteItem: self._delete_item,
+            do.TruncateItem: self._truncate_item,
+            do.CreateReply: self._create_reply,
+            do.CancelReply: self._cancel_reply,
+            do.Drain: self._drain,
+        }
+
+    async def handle_all(self, inputs: AsyncIterator[do.Input]) -> None:
+        """Handle the inputs one after another, then complete what is under way."""
+        async for given in inputs:
+            try:
+                await self._handlers[type(given)](given)
+            except Exception as error:
+                await self._events.emit(Failed(error, given.tag))
+        await self._audio.finish()
+        await self._transcription.finish()
+        await self._replies.finish()
+
+    async def close(self) -> None:
+        """Cancel everything that is under way."""
+        await self._audio.close()
+        await self._transcription.close()
+        await self._replies.close()
+
+    # ---------------------------------------------------------------------------------------- audio
+    async def _configure(self, given: do.Configure) -> None:
+        self._settings = given.settings
+        self._replies.settings = given.settings.reply
+        await self._audio.configure(given.settings)
+        await self._events.emit(Configured())
+
+    async def _append_audio(self, given: do.AppendAudio) -> None:
+        await self._audio.append(given.pcm)
+
+    async def _commit_audio(self, given: do.CommitAudio) -> None:
+        await self._audio.commit()
+
+    async def _clear_audio(self, given: do.ClearAudio) -> None:
+        await self._audio.clear()
+
+    # ---------------------------------------------------------------------------------------- items
+    async def _add_item(self, given: do.AddItem) -> None:
+        item, audio, rate = given.given.item, given.given.audio, given.given.rate
+        self._history.check_output(item)
+        if audio:
+            self._admission.receive_audio(sum(map(len, audio.values())), rate)
+        previous = self._history.insert(item, given.after)
+        for part, pcm in audio.items():
+            self._transcription.begin(
+                item, part, PartAudio(pcm, rate, self._settings.transcription)
+            )
+        await self._events.emit(ItemAdded(item, previous))
+
+    async def _retrieve_item(self, given: do.RetrieveItem) -> None:
+        await self._events.emit(ItemRetrieved(self._history.get(given.item_id)))
+
+    async def _delete_item(self, given: do.DeleteItem) -> None:
+        self._history.delete(given.item_id)
+        self._replies.spoken.pop(given.item_id, None)
+        await self._events.emit(ItemDeleted(given.item_id))
+
+    async def _truncate_item(self, given: do.TruncateItem) -> None:
+        item = self._history.get(given.item_id, "truncate")
+        if item.get("role") != "assistant":
+            raise BadRequest("only messages of the assistant can be truncated", param="item_id")
+        spoken = self._replies.spoken.get(given.item_id)
+        if spoken is None or given.audio_ms > spoken.ms:
+            ms = 0 if spoken is None else round(spoken.ms)
+            message = (
+                f"item {given.item_id!r} has {ms} ms of audio; it cannot end at {given.audio_ms} ms"
+            )
+            raise BadRequest(message, param="audio_end_ms")
+        spoken.cut(given.audio_ms)
+        self._floor.end_reply(0)
+        if item["status"] != "in_progress":  # otherwise it is cut when it is closed
+            content = [{"type": "output_audio", "transcript": spoken.text}]
+            self._history.replace({**item, "content": content})
+        await self._events.emit(ItemTruncated(given.item_id, given.audio_ms))
+
+    # -------------------------------------------------------------------------------------- replies
+    async def _create_reply(self, given: do.CreateReply) -> None:
+        self._replies.create(given)
+
+    async def _cancel_reply(self, given: do.CancelReply) -> None:
+        self._replies.cancel(given.reply_id)
+
+    async def _drain(self, given: do.Drain) -> None:
+        self._replies.drain()

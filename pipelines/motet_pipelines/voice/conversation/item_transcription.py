@@ -1,0 +1,209 @@
+"""Transcribe the audio of user items, and store the text in the conversation.
+
+Transcription runs concurrently, at most once per item; a reply that needs the text waits for it.
+Where live captions exist, only their last words remain to wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from motet_media.audio import SAMPLE_BYTES, duration_ms
+from motet_pipelines.voice.captions import Captions
+from motet_pipelines.voice.retranscription import continued
+from motet_pipelines.voice.transcribe import NO_AUDIO
+from motet_pipelines.voice.voice import transcribe_turn
+from motet_shared.blobs.store import BlobStore
+from motet_shared.errors import MotetError
+from motet_shared.messages import Transcribe
+from motet_shared.wire.bus import Bus
+
+from .admission import Admission
+from .event_queue import EventQueue
+from .events import AudioCommitted, TranscriptCompleted, TranscriptDelta, TranscriptFailed
+from .history import History, Item, user_audio_item
+from .seeds import new_seed
+from .settings import ConversationLimits, TranscriptionSettings
+
+Store = Callable[[], Awaitable[BlobStore]]  # of the files that recognizers read
+
+
+@dataclass(frozen=True, slots=True)
+class PartAudio:
+    """PCM of one content part, its transcription settings, and its live captions if any."""
+
+    pcm: bytes
+    rate: int  # Hz
+    settings: TranscriptionSettings | None  # None: the transcript is not reported
+    captions: Captions | None = None
+
+    @property
+    def seconds(self) -> float:
+        return duration_ms(len(self.pcm), self.rate) / 1000
+
+
+class Transcript:
+    """Report the transcript of one part if `shown`; the deltas add up to the final text."""
+
+    def __init__(self, events: EventQueue, item_id: str, part: int, *, shown: bool):
+        self.text = ""  # reported so far
+        self._events, self._item_id, self._part, self._shown = events, item_id, part, shown
+
+    def add(self, piece: str) -> None:
+        if self._shown and piece:
+            self.text += piece
+            self._events.post(TranscriptDelta(self._item_id, self._part, piece))
+
+    def follow(self, captions: Captions) -> None:
+        """Report the stable text of live captions as it grows."""
+        captions.on_change(lambda: self.add(continued(self.text, captions.stable)))
+        self.add(captions.stable)
+
+    async def complete(self, text: str, seconds: float) -> None:
+        if self._shown:
+            event = TranscriptCompleted(self._item_id, self._part, text, seconds)
+            await self._events.emit(event)
+
+    async def fail(self, error: MotetError) -> None:
+        if self._shown:
+            await self._events.emit(TranscriptFailed(self._item_id, self._part, error))
+
+    def stop(self) -> None:
+        """Report nothing more."""
+        self._shown = False
+
+
+class ItemTranscription:
+    """Transcribe the items of one conversation."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        admission: Admission,
+        limits: ConversationLimits,
+        history: History,
+        events: EventQueue,
+    ):
+        self._bus, self._store, self._admission, self._limits = bus, store, admission, limits
+        self._history, self._events = history, events
+        self._tasks: dict[str, asyncio.Task[str]] = {}
+        self._open: dict[str, Transcript] = {}  # by id of items that are not committed
+
+    def follow(self, item_id: str, captions: Captions) -> None:
+        """Report the words of an item that is not committed yet."""
+        transcript = self._open[item_id] = Transcript(self._events, item_id, 0, shown=True)
+        transcript.follow(captions)
+
+    def forget(self, item_id: str) -> None:
+        """Discard the transcript of an item that will never be committed."""
+        if (transcript := self._open.pop(item_id, None)) is not None:
+            transcript.stop()
+
+    async def commit(self, item_id: str, audio: PartAudio) -> Item:
+        """Append a user item with this audio, report it, and start its transcription."""
+        item = user_audio_item(item_id)
+        previous = self._history.insert(item)
+        await self._events.emit(AudioCommitted(item, previous))
+        self.begin(item, 0, audio)
+        return item
+
+    def begin(self, item: Item, part: int, audio: PartAudio) -> None:
+        """Transcribe the audio of one content part of `item`; empty audio needs no model."""
+        if audio.captions is not None or len(audio.pcm) >= SAMPLE_BYTES:
+            task = self._tasks[_key(item, part)] = asyncio.create_task(
+                self._transcribe(item, part, audio), name="transcribe"
+            )
+            task.add_done_callback(_retrieve)
+        else:
+            item["content"][part]["transcript"] = ""
+
+    async def wait(self, items: list[Item]) -> None:
+        """Wait until the words of all these items are known. Raises each error only once."""
+        for item in items:
+            for part in range(len(item.get("content") or ())):
+                if (task := self._tasks.get(_key(item, part))) is not None:
+                    try:
+                        await asyncio.shield(task)
+                    finally:
+                        if task.done():
+                            self._tasks.pop(_key(item, part), None)
+
+    async def finish(self) -> None:
+        """Wait for all transcriptions; their errors were reported."""
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _transcribe(self, item: Item, part: int, audio: PartAudio) -> str:
+        transcript = self._open.pop(item["id"], None)
+        if transcript is None:
+            shown = audio.settings is not None
+            transcript = Transcript(self._events, item["id"], part, shown=shown)
+        try:
+            text = await self._text(item["id"], audio, transcript)
+            self._history.set_transcript(item, part, text)
+            self._tasks.pop(_key(item, part), None)
+            await transcript.complete(text, audio.seconds)
+            return text
+        except MotetError as error:
+            await transcript.fail(error)
+            raise
+        finally:
+            transcript.stop()
+            if audio.captions is not None:
+                await audio.captions.close()
+
+    async def _text(self, item_id: str, audio: PartAudio, transcript: Transcript) -> str:
+        """Return the live text, or the whole audio's; it begins with what was already reported."""
+        text = None if audio.captions is None else await self._live(audio.captions)
+        if text is None:
+            on_text = (lambda piece: None) if transcript.text else transcript.add
+            text = await self._transcribe_audio(item_id, audio, on_text)
+        transcript.add(continued(transcript.text, text))
+        return transcript.text.strip() or text
+
+    async def _live(self, captions: Captions) -> str | None:
+        """Return the live captions' final text; None if they failed or timed out."""
+        try:
+            return await asyncio.wait_for(captions.settled(), self._limits.request_timeout)
+        except (MotetError, TimeoutError):
+            return None
+
+    async def _transcribe_audio(
+        self, item_id: str, audio: PartAudio, on_text: Callable[[str], object]
+    ) -> str:
+        settings = audio.settings or TranscriptionSettings()
+        request = Transcribe(
+            model=self._admission.recognizer(settings.model),
+            audio=NO_AUDIO,
+            language=settings.language,
+            prompt=settings.prompt,
+            seed=new_seed() & 0xFFFFFFFF,
+            request_id=item_id,
+        )
+        return await transcribe_turn(
+            self._bus,
+            await self._store(),
+            audio.pcm[: len(audio.pcm) - len(audio.pcm) % SAMPLE_BYTES],
+            audio.rate,
+            request,
+            on_text=on_text,
+            deadline=self._limits.request_timeout,
+            patience=self._limits.patience,
+        )
+
+
+def _key(item: Item, part: int) -> str:
+    return f"{item['id']}/{part}"
+
+
+def _retrieve(task: asyncio.Task[str]) -> None:
+    """Retrieve the exception of a task that no reply waits for: its event reports it."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,245 @@
+"""Start and cancel the replies of a conversation, on request or after a user's turn.
+
+One reply at a time writes the conversation; out-of-band ones run beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from motet_pipelines.voice.services import SpeechServices
+from motet_shared.errors import BadRequest
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.epochs import NO_EPOCH, Epoch
+
+from .admission import Admission
+from .event_queue import EventQueue
+from .events import Drained, Failed, ReplyStarted
+from .floor import Floor
+from .history import History, Item, chat_messages, new_id
+from .inputs import CreateReply, GivenItem
+from .item_transcription import ItemTranscription, PartAudio
+from .reply import Clock, Reply
+from .reply_items import ReplyItems
+from .settings import ConversationLimits, ReplySettings
+from .spoken_words import SpokenWords
+
+MAX_REPLIES = 8  # at a time, out-of-band ones included
+
+
+class ActiveReply(BadRequest):
+    code = "conversation_already_has_active_response"
+
+
+class NothingToCancel(BadRequest):
+    """Refuse to cancel a reply that does not run.
+
+    Clients that cancel just as a reply ends ignore this code, or the first words of its message.
+    """
+
+    code = "response_cancel_not_active"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyContext:
+    """What the replies of a conversation need besides its state."""
+
+    bus: Bus
+    admission: Admission
+    limits: ConversationLimits
+    playback_clock: Clock
+    conversation_id: str  # of the epochs
+
+
+class Replies:
+    """Keep the replies of one conversation. `settings`: those of replies without their own."""
+
+    def __init__(
+        self,
+        context: ReplyContext,
+        settings: ReplySettings | None,
+        floor: Floor,
+        history: History,
+        transcription: ItemTranscription,
+        events: EventQueue,
+    ):
+        self.settings = settings
+        self.spoken: dict[str, SpokenWords] = {}  # by item id
+        self._context, self._floor = context, floor
+        self._history, self._transcription, self._events = history, transcription, events
+        self._running: dict[str, Reply] = {}
+        self._writer: Reply | None = None  # the reply that writes the conversation
+        self._turn: asyncio.Task[None] | None = None  # answers the last turn
+        self._unanswered = False  # the user spoke since the last reply began
+        self._epoch = 0
+        self._draining: asyncio.Task[None] | None = None
+
+    # ----------------------------------------------------------------------------------- on request
+    def create(self, request: CreateReply) -> None:
+        """Start a reply.
+
+        Raises ActiveReply while another one writes the conversation, BadRequest without anything to
+        reply to, and what the admission raises.
+        """
+        if request.in_conversation and self._writer is not None:
+            message = (
+                f"response {self._writer.id} is in progress; cancel it or wait for response.done"
+            )
+            raise ActiveReply(message)
+        if len(self._running) >= MAX_REPLIES:
+            raise BadRequest(
+                f"{len(self._running)} responses run already; at most {MAX_REPLIES} can"
+            )
+        if (settings := request.settings or self.settings) is None:
+            raise BadRequest("the conversation is only transcribed; give settings of a reply")
+        items = self._items(request.context)
+        messages = chat_messages(settings.instructions, items)
+        if not messages:
+            raise BadRequest(
+                "there is nothing to respond to; create an item or give instructions",
+                param="response",
+            )
+        self._start(request, settings, items, messages)
+
+    def cancel(self, reply_id: str | None) -> None:
+        """Cancel a reply, by default the one that writes. Raises NothingToCancel without it."""
+        found = self._running.get(reply_id) if reply_id else self._writer
+        if found is None:
+            which = f"response {reply_id!r}" if reply_id else "no response"
+            raise NothingToCancel(
+                f"Cancellation failed: {which} is in progress", param="response_id"
+            )
+        found.cancel("client_cancelled")
+
+    def _items(self, context: Sequence[GivenItem | str] | None) -> list[Item]:
+        """Return the items that a reply sees; the audio of given ones is transcribed."""
+        if context is None:
+            return self._history.items()
+        items = []
+        for given in context:
+            if isinstance(given, str):
+                items.append(self._history.get(given))
+                continue
+            items.append(given.item)
+            for part, pcm in given.audio.items():
+                self._context.admission.receive_audio(len(pcm), given.rate)
+                self._transcription.begin(given.item, part, PartAudio(pcm, given.rate, None))
+        return items
+
+    def _start(
+        self,
+        request: CreateReply,
+        settings: ReplySettings,
+        items: list[Item],
+        messages: list[dict[str, Any]],
+    ) -> None:
+        context = self._context
+        account = context.admission.admit_reply(settings, messages)
+        started = ReplyStarted(new_id("resp"), settings, request.in_conversation, request.metadata)
+        history = self._history if request.in_conversation else None
+
+        async def transcribed() -> list[dict[str, Any]]:
+            await self._transcription.wait(items)
+            return chat_messages(settings.instructions, items)
+
+        reply = Reply(
+            context.bus,
+            context.limits,
+            started,
+            transcribed,
+            ReplyItems(started.reply_id, history, self.spoken),
+            account,
+            SpeechServices.find(context.bus.directory, coming=True).speech,
+            self._next_epoch() if request.in_conversation else NO_EPOCH,
+            self._events,
+            context.playback_clock,
+        )
+        self._running[reply.id] = reply
+        if request.in_conversation:
+            self._set_writer(reply)
+            self._unanswered = False
+        reply.task = asyncio.create_task(self._run(reply), name="reply")
+        reply.task.add_done_callback(lambda _: account.release())
+
+    def _next_epoch(self) -> Epoch:
+        """Return the epoch of a reply that writes the conversation; earlier epochs are stale."""
+        self._epoch += 1
+        return Epoch(self._context.conversation_id, self._epoch)
+
+    async def _run(self, reply: Reply) -> None:
+        try:
+            await reply.run()
+        finally:
+            self._running.pop(reply.id, None)
+            if self._writer is reply:
+                self._set_writer(None)
+                self._floor.end_reply(reply.playing_ms)
+
+    def _set_writer(self, reply: Reply | None) -> None:
+        self._writer = reply
+        self._floor.replying = reply is not None
+
+    # ---------------------------------------------------------------------------------- after turns
+    def barge_in(self) -> None:
+        """Cancel the reply because the user speaks, in every service that works on it."""
+        if self._writer is not None:
+            self._writer.cancel("turn_detected")
+
+    def answer(self, item: Item, *, even_if_empty: bool = False) -> None:
+        """Answer a turn as soon as its words are known; one without words only on demand."""
+        if self.settings is None:
+            return
+        if self._turn is not None:
+            self._turn.cancel()
+        self._turn = asyncio.create_task(self._answer(item, even_if_empty), name="turn")
+        self._floor.answering = True
+        self._turn.add_done_callback(self._end_answer)
+
+    def _end_answer(self, task: asyncio.Task[None]) -> None:
+        if task is self._turn:
+            self._floor.answering = False
+
+    async def _answer(self, item: Item, even_if_empty: bool) -> None:
+        """Answer a turn; if the user goes on in the meantime, it is answered with the next turn."""
+        try:
+            await self._transcription.wait([item])
+            self._unanswered |= even_if_empty or any(
+                part.get("transcript") for part in item["content"]
+            )
+            if self._writer is not None and self._writer.task is not None:
+                # It was interrupted and closes, or may finish first.
+                await asyncio.wait([self._writer.task])
+            if self._unanswered and not self._floor.user_speaks and self._draining is None:
+                self.create(CreateReply())
+        except Exception as error:
+            await self._events.emit(Failed(error))
+
+    # ------------------------------------------------------------------------------------- shutdown
+    def drain(self) -> None:
+        """Answer no more turns, and report when all running replies have ended."""
+        if self._draining is None:
+            self._draining = asyncio.create_task(self._drain(), name="drain")
+
+    async def _drain(self) -> None:
+        await self.finish()
+        await self._events.emit(Drained())
+
+    async def finish(self) -> None:
+        """Wait until the last turn is answered and all replies have ended."""
+        while tasks := self._tasks():
+            await asyncio.wait(tasks)
+
+    async def close(self) -> None:
+        tasks = self._tasks()
+        if self._draining is not None:
+            tasks.append(self._draining)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [reply.task for reply in self._running.values()] + [self._turn]
+        return [task for task in tasks if task is not None and not task.done()]

@@ -1,0 +1,241 @@
+"""Run one reply: a chat request, whose text is spoken while it is generated if it is to be."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from motet_pipelines.chat.chat import Outcome, chat
+from motet_pipelines.voice import speak
+from motet_pipelines.voice.voice import reply
+from motet_shared.errors import ContextTooLong
+from motet_shared.messages import Audio, Chat, Sampling, Speak, ToolCallDelta
+from motet_shared.wire.bus import Bus
+from motet_shared.wire.epochs import Epoch
+
+from .admission import ReplyAccount
+from .event_queue import EventQueue
+from .events import Event, ReplyEnded, ReplyStarted, Status
+from .history import without_oldest
+from .reply_items import ReplyItems
+from .seeds import new_seed
+from .settings import ConversationLimits
+
+Clock = Callable[[], float]  # seconds
+Messages = Callable[[], Awaitable[list[dict[str, Any]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """How a reply ended."""
+
+    status: Status
+    reason: str = ""
+    error: Exception | None = None
+
+
+class Reply:
+    """Run one reply in a task of its own; `cancel` ends it early with all its closing events.
+
+    messages: returns the chat messages, once the words of the user are known.
+    voice_model: the text-to-speech model.
+    playback_clock: the time in which the caller plays audio.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        limits: ConversationLimits,
+        started: ReplyStarted,
+        messages: Messages,
+        items: ReplyItems,
+        account: ReplyAccount,
+        voice_model: str,
+        epoch: Epoch,
+        events: EventQueue,
+        playback_clock: Clock,
+    ):
+        self._bus, self._limits, self._started = bus, limits, started
+        self._messages, self._items, self._account = messages, items, account
+        self._voice_model, self._epoch = voice_model, epoch
+        self._events, self._clock = events, playback_clock
+        self._outcome, self._speech = Outcome(), speak.Outcome()
+        self._playing_since: float | None = None  # of the playback clock, at the first audio
+        self._cancelling = False
+        self._reason = ""
+        self._running = False
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        return self._started.reply_id
+
+    @property
+    def playing_ms(self) -> float:
+        """Return for how many more ms a caller that plays what it received hears the reply.
+
+        0 if the reply was cancelled: its caller stops playing.
+        """
+        if self._playing_since is None or self._reason:
+            return 0.0
+        whole = self._speech.samples / speak.RATE
+        return max(0.0, whole - (self._clock() - self._playing_since)) * 1000
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the reply for `reason`; a second call, or one after the end, does nothing."""
+        if not self._cancelling:
+            self._cancelling, self._reason = True, reason
+            # A reply that has not begun yet checks the flag.
+            if self._running and self.task is not None:
+                self.task.cancel()
+
+    async def run(self) -> None:
+        """Run the reply, from `ReplyStarted` to `ReplyEnded`."""
+        await self._events.emit(self._started)
+        self._running = True  # from here on `cancel` interrupts; before, it sets a flag
+        end = await self._run()
+        self._running, self._cancelling = False, True
+        self._account.settle()
+        events: list[Event] = []
+        self._items.finish("completed" if end.status == "completed" else "incomplete", events)
+        chat_end = self._outcome.end
+        events.append(
+            ReplyEnded(
+                reply_id=self.id,
+                status=end.status,
+                reason=end.reason,
+                error=end.error,
+                items=self._items.items,
+                usage=None if chat_end is None else chat_end.usage,
+                speech_usage=self._speech.usage,
+            )
+        )
+        await self._events.emit(*events)
+
+    async def _run(self) -> _End:
+        try:
+            if not self._cancelling:
+                return await self._generate()
+        except asyncio.CancelledError:
+            if not self._cancelling:
+                raise
+            _uncancel()
+        except Exception as error:
+            return _End("failed", error=error)
+        return _End("cancelled", self._reason)
+
+    async def _generate(self) -> _End:
+        """Generate the reply.
+
+        On ContextTooLong it retries without the oldest turns, if the settings allow that.
+        """
+        messages, dropped = await self._messages(), 0
+        while True:
+            try:
+                return await self._stream(messages)
+            except ContextTooLong:
+                dropped = dropped * 2 or 1
+                shorter = without_oldest(messages, dropped)
+                if not self._started.settings.shorten or shorter is None or not self._items.empty:
+                    raise
+                messages = shorter
+
+    async def _stream(self, messages: list[dict[str, Any]]) -> _End:
+        async with self._account.run(self._request(messages), self._outcome) as request:
+            if self._started.settings.speaks:
+                await self._speak(request)
+            else:
+                await self._write(request)
+        status = self._outcome.end.status if self._outcome.end is not None else "stop"
+        return _End("incomplete", "max_output_tokens") if status == "length" else _End("completed")
+
+    async def _write(self, request: Chat) -> None:
+        batches = chat(self._bus, request, self._outcome, **self._options())
+        async with aclosing(batches):
+            async for batch in batches:
+                self._account.receive(batch)
+                events: list[Event] = []
+                for item in batch:
+                    if item.text:
+                        self._items.text(item.text, events)
+                    for piece in item.tools or ():
+                        self._items.tool(piece, events)
+                if events:
+                    await self._events.emit(*events)
+
+    async def _speak(self, request: Chat) -> None:
+        """Speak the text while it is generated; tool calls follow when all is spoken."""
+        calls: list[ToolCallDelta] = []
+        batches = reply(
+            self._bus,
+            request,
+            self._speech_request(),
+            self._outcome,
+            self._speech,
+            **self._options(),
+        )
+        async with aclosing(batches):
+            async for batch in batches:
+                self._account.receive(batch)
+                events: list[Event] = []
+                if isinstance(batch[0], Audio):
+                    self._items.audio(batch, events)
+                    if self._playing_since is None:
+                        self._playing_since = self._clock()
+                else:
+                    for item in batch:
+                        if item.text:
+                            self._items.write(item.text, events)
+                        calls += item.tools or ()
+                if events:
+                    await self._events.emit(*events)
+        events = []
+        for piece in calls:
+            self._items.tool(piece, events)
+        if events:
+            await self._events.emit(*events)
+
+    def _options(self) -> dict[str, Any]:
+        limits = self._limits
+        return {
+            "deadline": limits.request_timeout,
+            "patience": limits.patience,
+            "epoch": self._epoch,
+        }
+
+    def _request(self, messages: list[dict[str, Any]]) -> Chat:
+        settings = self._started.settings
+        sampling = Sampling(temperature=settings.temperature, seed=new_seed())
+        if settings.max_tokens is not None:
+            sampling = msgspec.structs.replace(sampling, max_tokens=settings.max_tokens)
+        return Chat(
+            model=settings.model,
+            messages=messages,
+            sampling=sampling,
+            tools=list(settings.tools),
+            tool_choice=settings.tool_choice,
+            tool=settings.tool,
+            max_tokens=settings.max_tokens,
+            request_id=self.id,
+        )
+
+    def _speech_request(self) -> Speak:
+        settings = self._started.settings
+        return Speak(
+            model=self._voice_model,
+            text="",
+            voice=settings.voice,
+            speed=settings.speed,
+            seed=new_seed(),
+        )
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()

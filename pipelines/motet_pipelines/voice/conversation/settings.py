@@ -1,0 +1,72 @@
+"""Define the settings of a conversation, which its caller may replace while it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from motet_pipelines.voice.speak import RATE
+from motet_pipelines.voice.turns import TurnPolicy
+
+_POLICY = TurnPolicy()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionSettings:
+    """Settings of the transcription of user audio. `model`: empty for the first one served."""
+
+    model: str = ""
+    language: str = ""
+    prompt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnSettings:
+    """Settings of turn detection, and what follows from a turn."""
+
+    policy: TurnPolicy = _POLICY
+    reply: bool = True  # a turn that ends is answered
+    barge_in: bool = True  # a turn that begins cancels the reply
+    idle_timeout_ms: int | None = None  # silence after which a reply is created
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplySettings:
+    """Settings of a reply."""
+
+    model: str
+    instructions: str = ""
+    tools: tuple[dict[str, Any], ...] = ()  # in the form of chat requests
+    tool_choice: Literal["none", "auto", "required"] = "auto"
+    tool: str = ""  # name of the only tool that may be called
+    max_tokens: int | None = None
+    temperature: float = 0.8
+    shorten: bool = True  # drop the oldest turns where the context is too long
+    speaks: bool = True
+    voice: str = ""
+    speed: float = 1.0
+    label: Any = None  # opaque; the caller finds it in the events of the reply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationSettings:
+    """Settings of a conversation.
+
+    transcription: None: user audio is transcribed, but transcripts are not reported.
+    turns: None: the caller commits audio and creates replies.
+    reply: None: the conversation is only transcribed.
+    """
+
+    rate: int = RATE  # Hz of the user's audio
+    transcription: TranscriptionSettings | None = None
+    turns: TurnSettings | None = None
+    reply: ReplySettings | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationLimits:
+    """Bounds of a conversation: memory in bytes, times in seconds."""
+
+    max_bytes: int = 64 << 20  # of all items together, and of the audio buffer
+    request_timeout: float | None = None  # of a reply, and of a transcription
+    patience: float = 5.0  # without progress, before the last retryable error is raised

@@ -1,0 +1,60 @@
+"""Find the speech services that a conversation can use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from motet_pipelines.instances import served
+from motet_shared.errors import UnsupportedParameter
+from motet_shared.wire.discovery import Directory
+
+from .speech_detection import MODEL as VAD_MODEL
+
+SPEECH_MISSING = "speech needs the asr and tts services, which this server does not run"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechServices:
+    """Speech services of a stack: names of models, empty where no service is ready."""
+
+    transcription: str = ""
+    turn_detection: bool = False
+    speech: str = ""
+
+    @classmethod
+    def find(cls, directory: Directory, *, coming: bool = False) -> SpeechServices:
+        """Return the services that are ready.
+
+        `coming`: include those that are starting or restarting; requests for them wait.
+        """
+
+        def first(role: str) -> str:
+            later = [
+                name for name in directory.presence.models(role) if directory.is_coming(role, name)
+            ]
+            return next(iter([*served(directory, role), *(later if coming else [])]), "")
+
+        turn_detection = VAD_MODEL in served(directory, "vad") or (
+            coming and directory.is_coming("vad", VAD_MODEL)
+        )
+        return cls(first("asr"), turn_detection, first("tts"))
+
+    @property
+    def missing(self) -> list[str]:
+        """Return the roles without a ready service."""
+        found = {"asr": self.transcription, "vad": self.turn_detection, "tts": self.speech}
+        return [role for role, name in found.items() if not name]
+
+    def need(
+        self,
+        param: str,
+        *,
+        transcription: bool = False,
+        turn_detection: bool = False,
+        speech: bool = False,
+    ) -> None:
+        """Raise UnsupportedParameter if a service is missing that `param` asks for."""
+        wanted = {"asr": transcription, "vad": turn_detection, "tts": speech}
+        if missing := [role for role in self.missing if wanted[role]]:
+            message = f"`{param}`: {SPEECH_MISSING} (no {' and no '.join(missing)} is ready)"
+            raise UnsupportedParameter(message, param=param)
