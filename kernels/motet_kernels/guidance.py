@@ -1,6 +1,6 @@
 """Apply classifier-free guidance (Ho and Salimans 2022) and the scheduler's step after it.
 
-A deterministic scheduler step without history (Euler, DDIM, flow matching) is a linear combination
+A deterministic scheduler step unconditional history (Euler, DDIM, flow matching) is a linear combination
 of the noisy picture and the denoiser's prediction, with coefficients that the schedule knows in
 advance.
 """
@@ -15,49 +15,63 @@ from motet_kernels.runtime.arguments import GPU_FLOATS, check_device
 from motet_kernels.runtime.errors import KernelError
 
 
-def guided(without: Tensor, with_text: Tensor, scale: float) -> Tensor:
-    """Return `without + scale · (with_text - without)` of dense predictions of one shape and type.
+def guided(unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
+    """Return `unconditional + scale · (conditional - unconditional)`, in their type.
 
-    The result is of that type. Raises `KernelError` on tensors that are not dense, and on other
-    shapes, types and devices.
+    The predictions are dense and of one shape and type. Raises `KernelError` on tensors that are
+    not dense, and on other shapes, types and devices.
     """
-    _check({"without": without, "with_text": with_text})
-    if gpu.takes(without):
+    _check({"unconditional": unconditional, "conditional": conditional})
+    if gpu.takes(unconditional):
         from motet_kernels.gpu import guidance as kernels
 
-        return kernels.guided(without, with_text, scale)
-    return guided_torch(without, with_text, scale)
+        return kernels.guided(unconditional, conditional, scale)
+    return guided_torch(unconditional, conditional, scale)
 
 
 def guided_step(
-    sample: Tensor, without: Tensor, with_text: Tensor, scale: float, keep: float, change: float
+    sample: Tensor,
+    unconditional: Tensor,
+    conditional: Tensor,
+    scale: float,
+    sample_factor: float,
+    output_factor: float,
 ) -> Tensor:
-    """Return `keep · sample + change · guided(…)`, in the sample's type.
+    """Return `sample_factor · sample + output_factor · guided(…)`, in the sample's type.
 
     All tensors are dense and of one shape. Raises `KernelError` on tensors that are not, and on
     other types and devices.
     """
-    _check({"sample": sample, "without": without, "with_text": with_text})
+    _check({"sample": sample, "unconditional": unconditional, "conditional": conditional})
     if gpu.takes(sample):
         from motet_kernels.gpu import guidance as kernels
 
-        return kernels.guided_step(sample, without, with_text, scale, keep, change)
-    return guided_step_torch(sample, without, with_text, scale, keep, change)
+        return kernels.guided_step(
+            sample, unconditional, conditional, scale, sample_factor, output_factor
+        )
+    return guided_step_torch(
+        sample, unconditional, conditional, scale, sample_factor, output_factor
+    )
 
 
-def guided_torch(without: Tensor, with_text: Tensor, scale: float) -> Tensor:
+def guided_torch(unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
     """Compute `guided` in torch: its twin."""
-    wide = without.to(torch.promote_types(without.dtype, torch.float32))
-    return (wide + scale * (with_text.to(wide.dtype) - wide)).to(without.dtype)
+    wide = unconditional.to(torch.promote_types(unconditional.dtype, torch.float32))
+    return (wide + scale * (conditional.to(wide.dtype) - wide)).to(unconditional.dtype)
 
 
 def guided_step_torch(
-    sample: Tensor, without: Tensor, with_text: Tensor, scale: float, keep: float, change: float
+    sample: Tensor,
+    unconditional: Tensor,
+    conditional: Tensor,
+    scale: float,
+    sample_factor: float,
+    output_factor: float,
 ) -> Tensor:
     """Compute `guided_step` in torch: its twin."""
     wide = torch.promote_types(sample.dtype, torch.float32)
-    said = guided_torch(without.to(wide), with_text.to(wide), scale)
-    return (keep * sample.to(wide) + change * said).to(sample.dtype)
+    prediction = guided_torch(unconditional.to(wide), conditional.to(wide), scale)
+    return (sample_factor * sample.to(wide) + output_factor * prediction).to(sample.dtype)
 
 
 def _check(tensors: dict[str, Tensor]) -> None:

@@ -52,18 +52,18 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not (Path(self.model) / "model_index.json").is_file():
             raise ConfigError(
-                f"model={self.model!r}: no model_index.json there; give a folder that diffusers loads"
+                f"model={self.model!r}: no model_index.json found; give a folder that diffusers loads"
             )
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype={self.dtype!r}: choose one of {', '.join(DTYPES)}")
         if self.loras and self.step_cache:
-            message = "its blocks see fewer rows than a pass has; leave one of them out"
+            message = "skipped blocks get fewer rows than adapters expect; set one of them only"
             raise ConfigError(
-                f"step_cache={self.step_cache}: does not go together with loras: {message}"
+                f"step_cache={self.step_cache}: cannot be combined with loras: {message}"
             )
         if self.max_rows < 2:
             raise ConfigError(
-                f"max_rows={self.max_rows}: a picture with guidance takes two; give at least 2"
+                f"max_rows={self.max_rows}: a picture with guidance takes two rows; give at least 2"
             )
 
     @property
@@ -76,45 +76,53 @@ class DiffusionConfig(ProcessConfig):
     """Flags of `python -m motet_diffusion`. `EngineConfig` documents the engine's own settings."""
 
     model: str = setting("folder of the model to serve, as diffusers saves it")
-    name: str = setting("what clients call the model (default: the folder's name)", default="")
+    name: str = setting("model name in requests (default: the name of the folder)", default="")
     dtype: str = setting(
-        "of weights and activations: float32, bfloat16 or float16", default="float32"
+        "data type of weights and activations: float32, bfloat16 or float16", default="float32"
     )
-    device: str = setting("where the model computes: cpu, cuda, …", default="cpu")
-    threads: int = setting("cores that compute; 0: torch's own choice", default=0, min=0)
+    device: str = setting("device that computes: cpu, cuda, …", default="cpu")
+    threads: int = setting("CPU threads for computation; 0: torch's default", default=0, min=0)
     steps: int = setting(
-        "denoising steps where a request names none; 0: the model's own", default=0, min=0
+        "default number of denoising steps; 0: the model's default", default=0, min=0
     )
     guidance: float = setting(
-        "guidance scale where a request names none; -1: the model's own", default=-1.0, min=-1
+        "default guidance scale; -1: the model's default", default=-1.0, min=-1
     )
     text_length: int = setting(
-        "tokens of a prompt, for SD3, Flux and PixArt; 0: the model's own", default=0, min=0
+        "maximum tokens of a prompt, for SD3, Flux and PixArt; 0: the model's default",
+        default=0,
+        min=0,
     )
-    max_running: int = setting("most pictures that are drawn at a time", default=8, min=1)
+    max_running: int = setting(
+        "maximum number of pictures drawn at the same time", default=8, min=1
+    )
     max_rows: int = setting(
-        "most rows of one forward pass; guidance takes two per picture", default=16, min=2
+        "maximum rows of one forward pass; a picture with guidance takes two", default=16, min=2
     )
     max_waiting: int = setting(
-        "most requests beyond these; further ones are refused", default=64, min=0
+        "maximum number of queued requests; further ones are refused", default=64, min=0
     )
-    max_pixels: int = setting("largest picture, width times height", default=2048 * 2048, min=64)
-    max_steps: int = setting("most denoising steps of one picture", default=200, min=1)
+    max_pixels: int = setting(
+        "maximum size of a picture: width times height", default=2048 * 2048, min=64
+    )
+    max_steps: int = setting("maximum number of denoising steps of a picture", default=200, min=1)
     packed: bool = setting(
-        "weights of convolutions are kept a second time, in a faster order (CPU)", default=True
+        "keep a second copy of convolution weights in a faster layout (CPU)", default=True
     )
     loras: tuple[str, ...] = setting(
         "LoRA adapters that requests may name, as name=path each", default=()
     )
     step_cache: float = setting(
-        "leave blocks out where the first changed less than this; 0: never", default=0.0, min=0
+        "relative change of the first block below which the others are skipped; 0: never",
+        default=0.0,
+        min=0,
     )
     step_timeout: float = setting(
-        "seconds after which a step is taken to hang: the process ends", default=300.0, min=1
+        "seconds after which a step counts as hung and the process exits", default=300.0, min=1
     )
-    longest_text: int = setting("most characters of a prompt", default=20_000, min=1)
+    longest_text: int = setting("maximum characters of a prompt", default=20_000, min=1)
     picture_memory: Bytes = setting(
-        "memory for pictures on their way to callers", default=64 * 2**20, min=2**20
+        "memory for pictures that callers have not fetched yet", default=64 * 2**20, min=2**20
     )
 
     def engine(self) -> EngineConfig:

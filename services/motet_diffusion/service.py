@@ -45,10 +45,10 @@ class Diffusion(Actor):
         self._card: ModelCard | None = None
 
     async def warm(self) -> None:
-        soon = asyncio.get_running_loop().call_soon_threadsafe
+        call_soon = asyncio.get_running_loop().call_soon_threadsafe
         engine_config = self.config.engine()
         engine = await asyncio.to_thread(
-            Engine, engine_config, lambda event: soon(self._deliver, event)
+            Engine, engine_config, lambda event: call_soon(self._deliver, event)
         )
         await self._store.start()
         created = int((Path(self.config.model) / "model_index.json").stat().st_mtime)
@@ -57,10 +57,10 @@ class Diffusion(Actor):
             engine, lambda events: list(map(self._deliver, events)), self.crash
         )
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
-        kind = type(engine.studio.pipeline).__name__
+        kind = type(engine.factory.pipeline).__name__
         log.info(
             "model loaded",
-            extra={"model": self._card.name, "pipeline": kind, "edits": engine.studio.rules.edits},
+            extra={"model": self._card.name, "pipeline": kind, "edits": engine.factory.rules.edits},
         )
 
     async def close(self) -> None:
@@ -86,12 +86,12 @@ class Diffusion(Actor):
         self.check_served(request.model)
         drawing = await self._drawing(request)
         queue = self.events[call.id] = asyncio.Queue()
-        easel = PictureStream(call, request, drawing, self.thread.engine.colours, self._store)
+        stream = PictureStream(call, request, drawing, self.thread.engine.rgb_preview, self._store)
         self.thread.submit(call.id, drawing)
         done = False
         try:
             while not done:
-                done = await easel.take(await queue.get())
+                done = await stream.send_event(await queue.get())
         finally:
             del self.events[call.id]
             if not done:
@@ -123,12 +123,12 @@ class Diffusion(Actor):
             checkpoint_every=max(request.checkpoint_every, 0),
             loras=tuple(Lora(one.name, one.scale) for one in request.loras),
         )
-        self.thread.engine.studio.adapters.check(drawing.loras)
+        self.thread.engine.factory.adapters.check(drawing.loras)
         kind = "draw" if request.image is None else "change" if request.mask is None else "fill"
-        self.thread.engine.studio.rules.settled(drawing, kind)
+        self.thread.engine.factory.rules.completed(drawing, kind)
         if request.image is not None:
             drawing = await self._with_images(drawing, request.image, request.mask)
-        drawing = self.thread.engine.studio.rules.settled(drawing)
+        drawing = self.thread.engine.factory.rules.completed(drawing)
         return replace(drawing, **await self._resumed(request))
 
     async def _with_images(self, drawing: Drawing, image: BlobRef, mask: BlobRef | None) -> Drawing:

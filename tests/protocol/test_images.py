@@ -203,7 +203,7 @@ async def test_adapters_are_asked_for_by_name(
         assert output.read_bytes() != weak
         for ours, param, message in (
             (loras(1.0, name="oil"), "loras[0].name", "'oil' is unknown; this model has ink"),
-            (loras(1.0, 0.5), "loras[1].name", "is there twice"),
+            (loras(1.0, 0.5), "loras[1].name", "is given twice"),
             (loras(99.0), "loras[0].scale", "<= 10"),
         ):
             error = await refusal(client, ours=ours)

@@ -19,23 +19,26 @@ from motet_kernels.gpu.launch import Config, GpuKernel, Sample
 @triton.jit
 def _guided_step(
     sample_ptr,
-    without_ptr,
-    with_ptr,
+    unconditional_ptr,
+    conditional_ptr,
     out_ptr,
     scale,
-    keep,
-    change,
+    sample_factor,
+    output_factor,
     elements,
     STEP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     seen = at < elements
-    without = tl.load(without_ptr + at, mask=seen, other=0.0).to(tl.float32)
-    with_text = tl.load(with_ptr + at, mask=seen, other=0.0).to(tl.float32)
-    out = without + scale * (with_text - without)
+    unconditional = tl.load(unconditional_ptr + at, mask=seen, other=0.0).to(tl.float32)
+    conditional = tl.load(conditional_ptr + at, mask=seen, other=0.0).to(tl.float32)
+    out = unconditional + scale * (conditional - unconditional)
     if STEP:
-        out = keep * tl.load(sample_ptr + at, mask=seen, other=0.0).to(tl.float32) + change * out
+        out = (
+            sample_factor * tl.load(sample_ptr + at, mask=seen, other=0.0).to(tl.float32)
+            + output_factor * out
+        )
     tl.store(out_ptr + at, out, mask=seen)
 
 
@@ -48,25 +51,32 @@ _STEP = GpuKernel(
 )
 
 
-def guided(without: Tensor, with_text: Tensor, scale: float) -> Tensor:
+def guided(unconditional: Tensor, conditional: Tensor, scale: float) -> Tensor:
     """Compute `motet_kernels.guidance.guided` with Triton."""
-    return _launched(without, without, with_text, scale, 0.0, 1.0, step=False)
+    return _launch(unconditional, unconditional, conditional, scale, 0.0, 1.0, step=False)
 
 
 def guided_step(
-    sample: Tensor, without: Tensor, with_text: Tensor, scale: float, keep: float, change: float
+    sample: Tensor,
+    unconditional: Tensor,
+    conditional: Tensor,
+    scale: float,
+    sample_factor: float,
+    output_factor: float,
 ) -> Tensor:
     """Compute `motet_kernels.guidance.guided_step` with Triton."""
-    return _launched(sample, without, with_text, scale, keep, change, step=True)
+    return _launch(
+        sample, unconditional, conditional, scale, sample_factor, output_factor, step=True
+    )
 
 
-def _launched(
+def _launch(
     sample: Tensor,
-    without: Tensor,
-    with_text: Tensor,
+    unconditional: Tensor,
+    conditional: Tensor,
     scale: float,
-    keep: float,
-    change: float,
+    sample_factor: float,
+    output_factor: float,
     *,
     step: bool,
 ) -> Tensor:
@@ -74,8 +84,8 @@ def _launched(
     elements = sample.numel()
     _STEP(
         lambda sizes: (triton.cdiv(elements, sizes["BLOCK"]),),
-        *(sample, without, with_text, out),
-        *(float(scale), float(keep), float(change), elements),
+        *(sample, unconditional, conditional, out),
+        *(float(scale), float(sample_factor), float(output_factor), elements),
         STEP=step,
     )
     return out
@@ -84,7 +94,7 @@ def _launched(
 def samples() -> Iterator[Sample]:
     """Yield latents of SDXL and of SD3 at 1024 x 1024 pixels.
 
-    Some schedulers keep them in a wider type than the denoiser's output.
+    Some schedulers sample_factor them in a wider type than the denoiser's output.
     """
     for dtype, channels, wider in (
         (torch.bfloat16, 16, torch.bfloat16),
@@ -92,9 +102,9 @@ def samples() -> Iterator[Sample]:
         (torch.float32, 4, torch.float32),
         (torch.bfloat16, 4, torch.float32),
     ):
-        said = torch.empty(1, channels, 128, 128, dtype=dtype)
-        sample = said.to(wider)
+        prediction = torch.empty(1, channels, 128, 128, dtype=dtype)
+        sample = prediction.to(wider)
         label = f"{channels} x 128², {dtype} of {wider}"
-        yield Sample(label, partial(guided_step, sample, said, said, 7.5, 1.0, -0.1))
+        yield Sample(label, partial(guided_step, sample, prediction, prediction, 7.5, 1.0, -0.1))
         if wider == dtype:
-            yield Sample(f"{label}, no step", partial(guided, said, said, 7.5))
+            yield Sample(f"{label}, no step", partial(guided, prediction, prediction, 7.5))

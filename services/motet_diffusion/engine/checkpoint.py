@@ -64,7 +64,7 @@ def unpack(data: bytes, like: Tensor, generator: Generator, scheduler: Any) -> T
     return latents.to(like)
 
 
-def memory_before(scheduler: Any) -> dict[str, Any]:
+def scheduler_tensors(scheduler: Any) -> dict[str, Any]:
     """Return the tensors of a scheduler that has made no step, as `fixed` for `pack`."""
     return _memory(scheduler)
 

@@ -6,7 +6,7 @@
         engine.step()
 
 Each picture's loop is a `DenoiseLoop` on its own thread; `step` computes the forward passes that
-the loops wait for, one per kind of call (in effect, latent size) and step. Meanwhile prompts are
+the loops wait for, call per kind of call (in effect, latent size) and step. Meanwhile prompts are
 encoded and pixels are decoded on the loops' threads.
 """
 
@@ -21,139 +21,143 @@ from typing import Any
 import torch
 
 from motet_diffusion.config import EngineConfig
-from motet_diffusion.pipeline.estimate import Colours
+from motet_diffusion.pipeline.estimate import RGBPreview
 from motet_diffusion.pipeline.pipeline_factory import PipelineFactory
 from motet_shared.errors import Overloaded
 
 from .denoise_loop import DenoiseLoop
-from .merge import joined, parted
+from .merge import merge_calls, split_output
 from .request import Done, Drawing, Event, Key
-from .step_batcher import Asked, StepBatcher
+from .step_batcher import PendingCall, StepBatcher
 from .step_cache import StepCache
 
-_PATIENCE = 0.05  # seconds that a step waits for a forward pass to compute
+_IDLE_WAIT = 0.05  # seconds that a step waits for a forward pass to compute
 
 
 class Engine:
     """Draw with one model. Pictures join and leave between steps, without effect on the others.
 
-    `add`, `cancel` and `step` are called on one thread. `emit` is called on others, in order for
-    one picture.
+    `add`, `cancel` and `step` are called on call thread. `emit` is called on others, in order for
+    call picture.
     """
 
     def __init__(self, config: EngineConfig, emit: Callable[[Event], object]):
         if config.threads:
             torch.set_num_threads(config.threads)
         self.config = config
-        self.studio = PipelineFactory(config)
-        self.colours = Colours(self.studio.vae, int(self.studio.pipeline.vae_scale_factor))
+        self.factory = PipelineFactory(config)
+        self.rgb_preview = RGBPreview(self.factory.vae, int(self.factory.pipeline.vae_scale_factor))
         self.cache = (
-            StepCache(self.studio.denoiser, config.step_cache) if config.step_cache else None
+            StepCache(self.factory.denoiser, config.step_cache) if config.step_cache else None
         )
-        self.meeting = StepBatcher()
+        self.batcher = StepBatcher()
         self._emit = emit
         self._waiting: OrderedDict[Key, Drawing] = OrderedDict()
         self._lock = threading.Lock()
-        self._painters: dict[Key, DenoiseLoop] = {}
-        self._leaving: dict[Key, DenoiseLoop] = {}  # cancelled, but the thread still runs
+        self._loops: dict[Key, DenoiseLoop] = {}
+        self._cancelled: dict[Key, DenoiseLoop] = {}  # cancelled, but the thread still runs
         self.passes = self.rows = self.pictures = 0
         self.seconds = 0.0
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._painters)
+        return bool(self._waiting or self._loops)
 
     def add(self, key: Key, drawing: Drawing) -> None:
         """Queue a picture.
 
         Raises BadRequest for what cannot be drawn, Overloaded when the queue is full.
         """
-        if key in self._waiting or key in self._painters or key in self._leaving:
-            raise ValueError(f"{key!r} is drawn already")
-        self.studio.adapters.check(drawing.loras)
-        drawing = self.studio.rules.settled(drawing)
+        if key in self._waiting or key in self._loops or key in self._cancelled:
+            raise ValueError(f"key: {key!r} is in use by another picture")
+        self.factory.adapters.check(drawing.loras)
+        drawing = self.factory.rules.completed(drawing)
         if len(self._waiting) >= self.config.max_waiting + self.config.max_running:
-            raise Overloaded(f"{len(self._waiting)} pictures wait already (max_waiting)")
+            raise Overloaded(
+                f"{len(self._waiting)} pictures are queued; try again later (max_waiting)"
+            )
         self._waiting[key] = drawing
 
     def cancel(self, key: Key) -> None:
         """Drop a picture at once: it is not part of the next step. Unknown keys are ignored."""
         self._waiting.pop(key, None)
         with self._lock:
-            painter = self._painters.pop(key, None)
-            if painter is not None:
-                self._leaving[key] = painter
-                painter.dismiss()
+            loop = self._loops.pop(key, None)
+            if loop is not None:
+                self._cancelled[key] = loop
+                loop.cancel()
 
     def step(self) -> None:
         """Compute one forward pass for the call that has waited longest and all that fit it.
 
-        Waits up to _PATIENCE seconds if there is none.
+        Waits up to _IDLE_WAIT seconds if there is none.
         """
         self._admit()
-        asked = self.meeting.gather(_PATIENCE, self.config.max_rows)
-        if asked:
-            began = time.perf_counter()
-            self._answer(asked)
-            self.seconds += time.perf_counter() - began
+        calls = self.batcher.take(_IDLE_WAIT, self.config.max_rows)
+        if calls:
+            started = time.perf_counter()
+            self._answer_calls(calls)
+            self.seconds += time.perf_counter() - started
 
     def close(self, timeout: float = 10.0) -> None:
         """Cancel all pictures and wait up to `timeout` seconds for each of their threads."""
-        for key in [*self._waiting, *self._painters]:
+        for key in [*self._waiting, *self._loops]:
             self.cancel(key)
-        for painter in list(self._leaving.values()):
-            painter.join(timeout)
+        for loop in list(self._cancelled.values()):
+            loop.join(timeout)
 
     def _admit(self) -> None:
-        while self._waiting and len(self._painters) + len(self._leaving) < self.config.max_running:
+        while self._waiting and len(self._loops) + len(self._cancelled) < self.config.max_running:
             key, drawing = self._waiting.popitem(last=False)
-            painter = DenoiseLoop(self.studio, self.meeting, key, drawing, self._told, self._ended)
-            self._painters[key] = painter
-            painter.start()
+            loop = DenoiseLoop(
+                self.factory, self.batcher, key, drawing, self._on_event, self._on_end
+            )
+            self._loops[key] = loop
+            loop.start()
 
-    def _answer(self, asked: list[Asked]) -> None:
+    def _answer_calls(self, calls: list[PendingCall]) -> None:
         """Compute one pass for all calls; if it fails, one each, so that only faulty calls fail."""
         try:
-            answers = self._computed(asked)
+            outputs = self._denoise(calls)
         except Exception as error:
-            if len(asked) == 1:
-                self.meeting.answer(asked[0], error=error)
+            if len(calls) == 1:
+                self.batcher.deliver(calls[0], error=error)
                 return
-            for one in asked:
-                self._answer([one])
+            for call in calls:
+                self._answer_calls([call])
             return
-        for one, answer in zip(asked, answers, strict=True):
-            self.meeting.answer(one, answer)
+        for call, output in zip(calls, outputs, strict=True):
+            self.batcher.deliver(call, output)
 
-    def _computed(self, asked: list[Asked]) -> list[Any]:
-        rows = [one.rows for one in asked]
+    def _denoise(self, calls: list[PendingCall]) -> list[Any]:
+        rows = [call.rows for call in calls]
         if self.cache is not None:
-            self.cache.begin([(one.key, row) for one in asked for row in range(one.rows)])
-        self.studio.adapters.denoiser.set([(one.loras, one.rows) for one in asked])
+            self.cache.begin([(call.key, row) for call in calls for row in range(call.rows)])
+        self.factory.adapters.denoiser.set([(call.loras, call.rows) for call in calls])
         with torch.no_grad():
-            answer = self.studio.denoiser(**joined([one.call for one in asked]))
+            output = self.factory.denoiser(**merge_calls([call.call for call in calls]))
         self.passes += 1
         self.rows += sum(rows)
-        return parted(answer, rows)
+        return split_output(output, rows)
 
     # ------------------------------------------------------------------------ on the loops' threads
-    def _told(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, Done) and event.error is None:
             self.pictures += 1
         self._emit(event)
 
-    def _ended(self, key: Key) -> None:
+    def _on_end(self, key: Key) -> None:
         with self._lock:
-            self._painters.pop(key, None)
-            self._leaving.pop(key, None)
+            self._loops.pop(key, None)
+            self._cancelled.pop(key, None)
         if self.cache is not None:
             self.cache.forget(key)
-        self.meeting.wake()
+        self.batcher.wake()
 
     # --------------------------------------------------------------------------------------- health
     def stats(self) -> dict[str, float]:
         return {
-            "running": len(self._painters),
+            "running": len(self._loops),
             "waiting": len(self._waiting),
             "passes": self.passes,
             "rows_per_pass": round(self.rows / max(self.passes, 1), 2),
@@ -164,7 +168,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Raise RuntimeError if calls wait that belong to no picture."""
-        if len(self.meeting) > len(self._painters):
+        if len(self.batcher) > len(self._loops):
             raise RuntimeError(
-                f"{len(self.meeting)} forward passes are asked for by {len(self._painters)} pictures"
+                f"{len(self.batcher)} forward passes are pending for {len(self._loops)} pictures"
             )

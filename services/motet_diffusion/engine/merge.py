@@ -26,13 +26,13 @@ def rows_of(call: Call) -> int:
     return int(next(iter(call.values())).shape[0])
 
 
-def fits(call: Call) -> Hashable:
+def merge_key(call: Call) -> Hashable:
     """Return a key: calls with equal keys can be merged."""
     rows = rows_of(call)
     return tuple((name, _shape(name, value, rows)) for name, value in call.items())
 
 
-def joined(calls: Sequence[Call]) -> dict[str, Any]:
+def merge_calls(calls: Sequence[Call]) -> dict[str, Any]:
     """Return one call for all, in order. A single call is returned unchanged."""
     if len(calls) == 1:
         return dict(calls[0])
@@ -40,7 +40,7 @@ def joined(calls: Sequence[Call]) -> dict[str, Any]:
     return {name: _join(name, [call[name] for call in calls], rows) for name in calls[0]}
 
 
-def parted(answer: Any, rows: Sequence[int]) -> list[Any]:
+def split_output(answer: Any, rows: Sequence[int]) -> list[Any]:
     """Return the answer of each call.
 
     `answer` is a tensor, or a tuple, list or mapping (diffusers' outputs) of tensors.
@@ -48,7 +48,7 @@ def parted(answer: Any, rows: Sequence[int]) -> list[Any]:
     if isinstance(answer, Tensor):
         return list(answer.split(list(rows)))
     if isinstance(answer, Mapping):
-        parts = {name: parted(value, rows) for name, value in answer.items()}
+        parts = {name: split_output(value, rows) for name, value in answer.items()}
         return [
             type(answer)(**{name: values[index] for name, values in parts.items()})
             for index in range(len(rows))
@@ -56,7 +56,7 @@ def parted(answer: Any, rows: Sequence[int]) -> list[Any]:
     if isinstance(answer, (tuple, list)):
         return [
             type(answer)(values)
-            for values in zip(*(parted(value, rows) for value in answer), strict=True)
+            for values in zip(*(split_output(value, rows) for value in answer), strict=True)
         ]
     return [answer] * len(rows)
 

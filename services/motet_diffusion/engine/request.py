@@ -25,7 +25,7 @@ class Lora(NamedTuple):
 class Drawing:
     """Request for one picture.
 
-    Zeros and Nones stand for the model's defaults; `Rules.settled` fills them.
+    Zeros and Nones stand for the model's defaults; `Rules.completed` fills them.
 
     image: RGB, the picture to change; mask: L, white where it changes. strength: how far from the
     image, above 0 and at most 1. previews: number of estimates, the first after a fifth of the

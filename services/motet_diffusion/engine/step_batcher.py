@@ -1,8 +1,8 @@
-"""Batch the forward passes of all loops: each loop asks for one, and one pass answers many.
+"""Batch the forward passes of all loops: one pass computes many calls.
 
-A loop runs on its own thread and waits in `ask`. The engine's thread takes calls that fit together
-(`gather`), computes them, and answers. `gather` waits for loops between two passes, as their work
-there is short, but not for those that encode text or decode pixels.
+A loop runs on its own thread and waits in `denoise`. The engine's thread takes calls that fit
+together (`take`), computes them, and delivers the outputs. `take` waits for loops between two
+passes, as their work there is short, but not for those that encode text or decode pixels.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .merge import Call, fits, rows_of
+from .merge import Call, merge_key, rows_of
 from .request import Key, Lora
 
-# Seconds that `gather` waits for loops between two passes: several times a scheduler's step.
-_BETWEEN = 0.05
+# Seconds that `take` waits for loops between two passes: several times a scheduler's step.
+_BETWEEN_PASSES = 0.05
 
 
-class Left(BaseException):
+class LoopCancelled(BaseException):
     """Signal to a loop that its picture was cancelled.
 
     Not an Exception, so that no pipeline handles it as an error.
@@ -27,15 +27,15 @@ class Left(BaseException):
 
 
 @dataclass(eq=False, slots=True)
-class Asked:
-    """Call that waits for its answer."""
+class PendingCall:
+    """A forward pass that a loop waits for."""
 
     key: Key
     call: Call
     kind: Hashable
     rows: int
     loras: tuple[Lora, ...] = ()
-    answer: Any = None
+    output: Any = None
     error: BaseException | None = None
     ready: threading.Event = field(default_factory=threading.Event)
 
@@ -43,94 +43,97 @@ class Asked:
 class StepBatcher:
     """Exchange calls and answers between loops and the engine.
 
-    All methods may be called on any thread, except `gather`, which is the engine thread's.
+    All methods may be called on any thread, except `take`, which is the engine thread's.
     """
 
     def __init__(self) -> None:
-        self._change = threading.Condition()
-        self._asked: list[Asked] = []  # in order of arrival
-        self._between: set[Key] = set()  # loops with an answer that have not asked again
-        self._dismissed: set[Key] = set()
+        self._changed = threading.Condition()
+        self._pending: list[PendingCall] = []  # in order of arrival
+        self._between_passes: set[Key] = set()  # loops with an output that have not called again
+        self._cancelled: set[Key] = set()
         self._woken = False
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._pending)
 
     # ------------------------------------------------------------------------------ called by loops
-    def ask(self, key: Key, call: Call, loras: tuple[Lora, ...] = ()) -> Any:
-        """Return the denoiser's answer, with these adapters.
+    def denoise(self, key: Key, call: Call, loras: tuple[Lora, ...] = ()) -> Any:
+        """Return the denoiser's output, with these adapters.
 
-        Raises what the denoiser raised, and Left after `dismiss`.
+        Raises what the denoiser raised, and LoopCancelled after `cancel`.
         """
-        asked = Asked(key, call, fits(call), rows_of(call), loras)
-        with self._change:
-            if key in self._dismissed:
-                raise Left
-            self._between.discard(key)
-            self._asked.append(asked)
-            self._change.notify_all()
-        asked.ready.wait()
-        if asked.error is not None:
-            raise asked.error
-        return asked.answer
+        pending = PendingCall(key, call, merge_key(call), rows_of(call), loras)
+        with self._changed:
+            if key in self._cancelled:
+                raise LoopCancelled
+            self._between_passes.discard(key)
+            self._pending.append(pending)
+            self._changed.notify_all()
+        pending.ready.wait()
+        if pending.error is not None:
+            raise pending.error
+        return pending.output
 
-    def leave(self, key: Key) -> None:
-        """Stop waiting for this loop: it will not ask again, or not soon."""
-        with self._change:
-            self._between.discard(key)
-            self._change.notify_all()
+    def release(self, key: Key) -> None:
+        """Stop waiting for this loop: it will not call again, or not soon."""
+        with self._changed:
+            self._between_passes.discard(key)
+            self._changed.notify_all()
 
     def end(self, key: Key) -> None:
         """Forget a loop that is over."""
-        with self._change:
-            self._dismissed.discard(key)
-        self.leave(key)
+        with self._changed:
+            self._cancelled.discard(key)
+        self.release(key)
 
     # ------------------------------------------------------------------------- called by the engine
-    def dismiss(self, key: Key) -> None:
-        """Cancel a picture: raise Left in its loop, at the current or the next `ask`."""
-        with self._change:
-            self._dismissed.add(key)
-            gone = [asked for asked in self._asked if asked.key == key]
-            self._asked = [asked for asked in self._asked if asked.key != key]
-            self._between.discard(key)
-        for asked in gone:
-            asked.error = Left()
-            asked.ready.set()
+    def cancel(self, key: Key) -> None:
+        """Cancel a picture: raise LoopCancelled in its loop, at the current or the next `denoise`."""
+        with self._changed:
+            self._cancelled.add(key)
+            cancelled = [pending for pending in self._pending if pending.key == key]
+            self._pending = [pending for pending in self._pending if pending.key != key]
+            self._between_passes.discard(key)
+        for pending in cancelled:
+            pending.error = LoopCancelled()
+            pending.ready.set()
 
     def wake(self) -> None:
-        """Interrupt a `gather` that waits for loops, as the engine has other work."""
-        with self._change:
+        """Interrupt a `take` that waits for loops, as the engine has other work."""
+        with self._changed:
             self._woken = True
-            self._change.notify_all()
+            self._changed.notify_all()
 
-    def gather(self, patience: float, max_rows: int) -> list[Asked]:
+    def take(self, timeout: float, max_rows: int) -> list[PendingCall]:
         """Return the calls that fit the one waiting longest, at most `max_rows` rows; maybe none.
 
-        Waits up to `patience` seconds for a first call.
+        Waits up to `timeout` seconds for a first call.
         """
-        with self._change:
-            self._change.wait_for(lambda: self._woken or bool(self._asked), patience)
-            self._change.wait_for(
-                lambda: self._woken or not self._between, _BETWEEN if self._asked else 0.0
+        with self._changed:
+            self._changed.wait_for(lambda: self._woken or bool(self._pending), timeout)
+            self._changed.wait_for(
+                lambda: self._woken or not self._between_passes,
+                _BETWEEN_PASSES if self._pending else 0.0,
             )
             self._woken = False
-            return self._take(max_rows)
+            return self._take_fitting(max_rows)
 
-    def _take(self, max_rows: int) -> list[Asked]:
-        taken: list[Asked] = []
-        rest: list[Asked] = []
+    def _take_fitting(self, max_rows: int) -> list[PendingCall]:
+        batch: list[PendingCall] = []
+        rest: list[PendingCall] = []
         rows = 0
-        for asked in self._asked:
-            is_one = not taken or (asked.kind == taken[0].kind and rows + asked.rows <= max_rows)
-            (taken if is_one else rest).append(asked)
-            rows += asked.rows if is_one else 0
-        self._asked = rest
-        return taken
+        for pending in self._pending:
+            fits = not batch or (pending.kind == batch[0].kind and rows + pending.rows <= max_rows)
+            (batch if fits else rest).append(pending)
+            rows += pending.rows if fits else 0
+        self._pending = rest
+        return batch
 
-    def answer(self, asked: Asked, answer: Any = None, error: BaseException | None = None) -> None:
-        """Give a call its answer or error, and let its loop continue."""
-        asked.answer, asked.error = answer, error
-        with self._change:
-            self._between.add(asked.key)
-        asked.ready.set()
+    def deliver(
+        self, pending: PendingCall, output: Any = None, error: BaseException | None = None
+    ) -> None:
+        """Give a call its output or error, and let its loop continue."""
+        pending.output, pending.error = output, error
+        with self._changed:
+            self._between_passes.add(pending.key)
+        pending.ready.set()

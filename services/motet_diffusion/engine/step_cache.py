@@ -3,7 +3,7 @@
 What the blocks after the first add to a picture changes slowly from step to step. If the first
 block's own addition has changed by less than `threshold` (mean absolute difference over mean
 absolute value), the last addition of the others is reused. The criterion is that of ParaAttention's
-first-block cache, which diffusers has too; there the whole batch is one picture, here every row is
+first-block cache, which diffusers has too; there the scattered batch is one picture, here every row is
 decided separately, since rows belong to different pictures at different steps.
 """
 
@@ -44,12 +44,12 @@ class StepCache:
                 f"step_cache={threshold}: a {kind} has no chain of transformer blocks; give 0"
             )
         self._threshold = threshold
-        self._memory: dict[Key, dict[int, _Row]] = {}
+        self._cache: dict[Key, dict[int, _Row]] = {}
         self._pass = _Pass([], [], torch.empty(0), torch.empty(0), False)
         self._rows: list[tuple[Key, int]] = []
         self.computed = self.skipped = 0  # rows
         for number, block in enumerate(blocks):
-            block.forward = self._wrapped(
+            block.forward = self._wrap(
                 block.forward, is_first=number == 0, is_last=number == len(blocks) - 1
             )
 
@@ -59,52 +59,58 @@ class StepCache:
 
     def forget(self, key: Key) -> None:
         """Drop the entries of a finished picture."""
-        self._memory.pop(key, None)
+        self._cache.pop(key, None)
 
-    def _wrapped(
+    def _wrap(
         self, forward: Callable[..., Any], *, is_first: bool, is_last: bool
     ) -> Callable[..., Any]:
-        def through(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
             if args:  # families pass all arguments by name, except the first
                 kwargs = {_HIDDEN: args[0], **kwargs}
             if is_first:
                 result = forward(**kwargs)
                 self._decide(kwargs[_HIDDEN], result)
                 return result
-            result = self._pass.for_kept(forward, kwargs)
-            return self._finished(result) if is_last else result
+            result = self._pass.for_computed_rows(forward, kwargs)
+            return self._merge(result) if is_last else result
 
-        return through
+        return wrapped
 
-    def _decide(self, given: Tensor, result: Any) -> None:
+    def _decide(self, block_input: Tensor, result: Any) -> None:
         """Decide which rows go through the other blocks."""
-        made = _hidden(result)
-        added = made - given
-        kept = [row for row in range(len(self._rows)) if not self._is_unchanged(row, added[row])]
-        self._pass = _Pass(self._rows, kept, made, added, isinstance(result, tuple))
-        self.computed += len(kept)
-        self.skipped += len(self._rows) - len(kept)
+        hidden_first = _hidden(result)
+        added = hidden_first - block_input
+        computed_rows = [
+            row for row in range(len(self._rows)) if not self._is_unchanged(row, added[row])
+        ]
+        self._pass = _Pass(
+            self._rows, computed_rows, hidden_first, added, isinstance(result, tuple)
+        )
+        self.computed += len(computed_rows)
+        self.skipped += len(self._rows) - len(computed_rows)
 
     def _is_unchanged(self, row: int, added: Tensor) -> bool:
         key, number = self._rows[row]
-        known = self._memory.get(key, {}).get(number)
-        if known is None or known.first.shape != added.shape:
+        cached = self._cache.get(key, {}).get(number)
+        if cached is None or cached.first.shape != added.shape:
             return False
-        return bool((added - known.first).abs().mean() < self._threshold * known.first.abs().mean())
+        return bool(
+            (added - cached.first).abs().mean() < self._threshold * cached.first.abs().mean()
+        )
 
-    def _finished(self, result: Any) -> Any:
+    def _merge(self, result: Any) -> Any:
         """Add the cached part to skipped rows, and cache that of computed rows."""
-        now = self._pass
+        current = self._pass
         hidden = _hidden(result)
-        if len(now.kept) < len(now.rows):
+        if len(current.computed_rows) < len(current.rows):
             hidden = hidden.clone()
-        for row, (key, number) in enumerate(now.rows):
-            if row in now.kept:
-                rest = hidden[row] - now.made[row]
-                self._memory.setdefault(key, {})[number] = _Row(now.added[row], rest)
+        for row, (key, number) in enumerate(current.rows):
+            if row in current.computed_rows:
+                rest = hidden[row] - current.hidden_first[row]
+                self._cache.setdefault(key, {})[number] = _Row(current.added[row], rest)
             else:
-                hidden[row] = now.made[row] + self._memory[key][number].rest
-        return (result[0], hidden) if now.is_pair else hidden
+                hidden[row] = current.hidden_first[row] + self._cache[key][number].rest
+        return (result[0], hidden) if current.is_pair else hidden
 
 
 @dataclass(slots=True)
@@ -112,33 +118,33 @@ class _Pass:
     """State of one forward pass: rows, computed rows, and the first block's output and addition."""
 
     rows: list[tuple[Key, int]]
-    kept: list[int]
-    made: Tensor  # [rows, tokens, channels]
+    computed_rows: list[int]
+    hidden_first: Tensor  # [rows, tokens, channels]
     added: Tensor
     is_pair: bool  # blocks return (text, picture), not the picture alone
 
-    def for_kept(self, forward: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-        """Return a block's result for the kept rows, and its input for the others."""
-        if len(self.kept) == len(self.rows):
+    def for_computed_rows(self, forward: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        """Return a block's result for the computed rows, and its input for the others."""
+        if len(self.computed_rows) == len(self.rows):
             return forward(**kwargs)
         hidden, text = kwargs[_HIDDEN], kwargs.get(_TEXT)
-        if not self.kept:
+        if not self.computed_rows:
             return (text, hidden) if self.is_pair else hidden
-        result = forward(**{name: self._picked(name, value) for name, value in kwargs.items()})
+        result = forward(**{name: self._select(name, value) for name, value in kwargs.items()})
         if self.is_pair:
-            return self._put(text, result[0]), self._put(hidden, result[1])
-        return self._put(hidden, result)
+            return self._scatter(text, result[0]), self._scatter(hidden, result[1])
+        return self._scatter(hidden, result)
 
-    def _picked(self, name: str, value: Any) -> Any:
+    def _select(self, name: str, value: Any) -> Any:
         is_batch = isinstance(value, Tensor) and value.ndim > 0 and value.shape[0] == len(self.rows)
-        return value[self.kept] if is_batch and name not in _POSITIONS else value
+        return value[self.computed_rows] if is_batch and name not in _POSITIONS else value
 
-    def _put(self, given: Any, made: Any) -> Any:
-        if made is None or given is None:
-            return made
-        whole = given.clone()
-        whole[self.kept] = made
-        return whole
+    def _scatter(self, block_input: Any, hidden_first: Any) -> Any:
+        if hidden_first is None or block_input is None:
+            return hidden_first
+        scattered = block_input.clone()
+        scattered[self.computed_rows] = hidden_first
+        return scattered
 
 
 def _hidden(result: Any) -> Tensor:

@@ -23,7 +23,7 @@ class EngineThread(engine_thread.EngineThread[Engine, Event]):
 
     def between_steps(self, command: Command) -> None:
         super().between_steps(command)
-        self.engine.meeting.wake()
+        self.engine.batcher.wake()
 
     def stop(self) -> None:
         super().stop()

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 aten = torch.ops.aten
 
 # Largest mean absolute difference of two passes, relative to the mean absolute output.
-_ALIKE = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def fuse(model: nn.Module, run: Callable[[], Tensor]) -> int:
@@ -36,115 +36,117 @@ def fuse(model: nn.Module, run: Callable[[], Tensor]) -> int:
     run: a pass of the model, with the same input each time.
     """
     first = next(model.parameters())
-    if not gpu.takes(first) or first.dtype not in _ALIKE:
+    if not gpu.takes(first) or first.dtype not in _TOLERANCES:
         return 0
-    places = list(_places(model))
+    replacements = list(_replacements(model))
     try:
         with torch.no_grad():
-            due = run()
-            for place in places:
-                place.take()
-            made = known(run())
+            expected = run()
+            for replacement in replacements:
+                replacement.replace()
+            fused = known(run())
     except Exception as error:  # fusing is optional: on any failure the model is restored
-        log.warning("%s stays as it was: %s: %s", type(model).__name__, type(error).__name__, error)
-        return _left(places)
-    if not _is_alike(made, due):
-        log.warning(
-            "%s stays as it was: with fused kernels it gives something else", type(model).__name__
-        )
-        return _left(places)
-    _left([place for place in places if not place.uses])
-    return sum(place.uses > 0 for place in places)
+        log.warning("%s is not fused: %s: %s", type(model).__name__, type(error).__name__, error)
+        return _restore(replacements)
+    if not _agrees(fused, expected):
+        log.warning("%s is not fused: its output differs with fused kernels", type(model).__name__)
+        return _restore(replacements)
+    _restore([replacement for replacement in replacements if not replacement.uses])
+    return sum(replacement.uses > 0 for replacement in replacements)
 
 
-def _left(places: Sequence[Place]) -> int:
-    for place in places:
-        place.leave()
+def _restore(replacements: Sequence[Replacement]) -> int:
+    for replacement in replacements:
+        replacement.restore()
     return 0
 
 
-def _is_alike(made: Tensor, due: Tensor) -> bool:
-    wide = due.float()
-    return bool((made.float() - wide).abs().mean() <= _ALIKE[due.dtype] * wide.abs().mean())
+def _agrees(fused: Tensor, expected: Tensor) -> bool:
+    wide = expected.float()
+    return bool(
+        (fused.float() - wide).abs().mean() <= _TOLERANCES[expected.dtype] * wide.abs().mean()
+    )
 
 
-# ------------------------------------------------------------------------------------------- places
-class Place:
+# ------------------------------------------------------------------------------------ replacements
+class Replacement:
     """Replace the forward of one module, reversibly. uses: number of fused kernel calls."""
 
     def __init__(self, module: nn.Module, forward: Callable[..., Any]):
         self._module, self._forward = module, forward
-        self._own = module.__dict__.get("forward")
+        self._original = module.__dict__.get("forward")
         self.uses = 0
 
-    def take(self) -> None:
+    def replace(self) -> None:
         self._module.forward = partial(self._forward, self, self._module.forward)
 
-    def leave(self) -> None:
+    def restore(self) -> None:
         self._module.__dict__.pop("forward", None)
-        if self._own is not None:
-            self._module.forward = self._own
+        if self._original is not None:
+            self._module.forward = self._original
 
 
-def _places(model: nn.Module) -> Iterator[Place]:
+def _replacements(model: nn.Module) -> Iterator[Replacement]:
     """Yield the norms, and the parts of the blocks in a model's chains."""
     for module in model.modules():
         if isinstance(module, nn.GroupNorm) and module.affine:
-            yield Place(module, partial(_group_norm, module))
+            yield Replacement(module, partial(_group_norm, module))
         elif isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1:
-            yield Place(module, partial(_layer_norm, module))
+            yield Replacement(module, partial(_layer_norm, module))
     for chain in model.modules():
         for block in chain if isinstance(chain, nn.ModuleList) else ():
             for part in block.children():
                 if not isinstance(part, (nn.LayerNorm, nn.GroupNorm, nn.ModuleList)):
-                    yield Place(part, _gateable)
+                    yield Replacement(part, _gateable)
 
 
 def _group_norm(
-    module: nn.GroupNorm, place: Place, forward: Callable[..., Any], x: Tensor
+    module: nn.GroupNorm, replacement: Replacement, forward: Callable[..., Any], x: Tensor
 ) -> Tensor:
     x = known(x)
-    if not _is_ours(x, 3) or x.dim() > 5:
+    if not _is_supported(x, 3) or x.dim() > 5:
         out: Tensor = forward(x)
         return out
     is_dense = x.is_contiguous() or (
         x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
     )
-    work = GroupNormed(place, x, module)
+    work = GroupNormed(replacement, x, module)
     return DeferredTensor(work, x) if is_dense else work.value
 
 
 def _layer_norm(
-    module: nn.LayerNorm, place: Place, forward: Callable[..., Any], x: Tensor
+    module: nn.LayerNorm, replacement: Replacement, forward: Callable[..., Any], x: Tensor
 ) -> Tensor:
     x = known(x)
-    if not _is_ours(x, 3) or x.dim() != 3 or x.stride(2) != 1:
+    if not _is_supported(x, 3) or x.dim() != 3 or x.stride(2) != 1:
         out: Tensor = forward(x)
         return out
-    work = LayerNormed(place, x, module)
+    work = LayerNormed(replacement, x, module)
     return DeferredTensor(work, x) if x.is_contiguous() else work.value
 
 
-def _gateable(place: Place, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _gateable(
+    replacement: Replacement, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     result = forward(*args, **kwargs)
     if isinstance(result, tuple):
-        return tuple(_to_gate(place, part) for part in result)
-    return _to_gate(place, result)
+        return tuple(_to_gate(replacement, part) for part in result)
+    return _to_gate(replacement, result)
 
 
-def _to_gate(place: Place, result: Any) -> Any:
+def _to_gate(replacement: Replacement, result: Any) -> Any:
     if (
         type(result) is not Tensor
-        or not _is_ours(result, 3)
+        or not _is_supported(result, 3)
         or result.dim() != 3
         or result.stride(2) != 1
     ):
         return result
-    return DeferredTensor(Gateable(place, result), result)
+    return DeferredTensor(Gateable(replacement, result), result)
 
 
-def _is_ours(x: Tensor, least: int) -> bool:
-    return x.dim() >= least and x.dtype in _ALIKE and gpu.takes(x)
+def _is_supported(x: Tensor, min_dims: int) -> bool:
+    return x.dim() >= min_dims and x.dtype in _TOLERANCES and gpu.takes(x)
 
 
 # --------------------------------------------------------------------------------------------- work
@@ -152,18 +154,18 @@ def _is_ours(x: Tensor, least: int) -> bool:
 class GroupNormed(Work):
     """Represent a group norm that SiLU may follow."""
 
-    place: Place
+    replacement: Replacement
     x: Tensor
     module: nn.GroupNorm
 
     def compute(self) -> Tensor:
-        return self._computed(silu=False)
+        return self._compute(silu=False)
 
     def after(self, operation: Any, args: Sequence[Any]) -> Tensor | None:
-        return self._computed(silu=True) if operation is aten.silu.default else None
+        return self._compute(silu=True) if operation is aten.silu.default else None
 
-    def _computed(self, *, silu: bool) -> Tensor:
-        self.place.uses += 1
+    def _compute(self, *, silu: bool) -> Tensor:
+        self.replacement.uses += 1
         norm = self.module
         return group_norm(self.x, norm.weight, norm.bias, norm.num_groups, norm.eps, silu=silu)
 
@@ -172,13 +174,13 @@ class GroupNormed(Work):
 class LayerNormed(Work):
     """Represent a layer norm, maybe times a row per picture (`factor`), maybe plus another."""
 
-    place: Place
+    replacement: Replacement
     x: Tensor
     module: nn.LayerNorm
     factor: Tensor | None = None
 
     def compute(self) -> Tensor:
-        return self._computed(None)
+        return self._compute(None)
 
     def after(self, operation: Any, args: Sequence[Any]) -> Tensor | None:
         if (
@@ -186,17 +188,17 @@ class LayerNormed(Work):
             and self.factor is None
             and _is_row(row := known(other(args, self)), self.x)
         ):
-            return DeferredTensor(LayerNormed(self.place, self.x, self.module, row), self.x)
+            return DeferredTensor(LayerNormed(self.replacement, self.x, self.module, row), self.x)
         if (
             operation is aten.add.Tensor
             and self.factor is not None
             and _is_row(row := known(other(args, self)), self.x)
         ):
-            return self._computed(row)
+            return self._compute(row)
         return None
 
-    def _computed(self, shift: Tensor | None) -> Tensor:
-        self.place.uses += 1
+    def _compute(self, shift: Tensor | None) -> Tensor:
+        self.replacement.uses += 1
         norm = self.module
         return modulated_norm(self.x, norm.eps, self.factor, shift, norm.weight, norm.bias)
 
@@ -205,7 +207,7 @@ class LayerNormed(Work):
 class Gateable(Work):
     """Represent a block part's result, maybe times a row per picture (`gate`), to be added."""
 
-    place: Place
+    replacement: Replacement
     x: Tensor
     gate: Tensor | None = None
 
@@ -218,7 +220,7 @@ class Gateable(Work):
             and self.gate is None
             and _is_row(row := known(other(args, self)), self.x)
         ):
-            return DeferredTensor(Gateable(self.place, self.x, row), self.x)
+            return DeferredTensor(Gateable(self.replacement, self.x, row), self.x)
         if operation is aten.add.Tensor and self.gate is not None:
             residual = known(other(args, self))
             if (
@@ -226,7 +228,7 @@ class Gateable(Work):
                 and residual.shape == self.x.shape
                 and residual.dtype == self.x.dtype
             ):
-                self.place.uses += 1
+                self.replacement.uses += 1
                 return gated_add(
                     residual if residual.stride(2) == 1 else residual.contiguous(),
                     self.gate,

@@ -1,7 +1,7 @@
 """Apply LoRA adapters (Hu et al. 2021) row by row: every picture of a batch has its own, or none.
 
-diffusers' own loaders read the files and determine where each adapter belongs; the layers that they
-insert are replaced by `Adapted`, which adds to each row the output of its picture's adapters.
+diffusers' own loaders select_for_text the files and determine where each adapter belongs; the layers that they
+insert are replaced by `LoraLayer`, which adds to each row the output of its picture's adapters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from motet_shared.errors import BadRequest, ConfigError, InternalError
 
 _PARTS = ("unet", "transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
 _TEXT = "text_encoder"
-_UNUSABLE = (
+_LOAD_ERRORS = (
     OSError,
     ValueError,
     LookupError,
@@ -32,47 +32,50 @@ _UNUSABLE = (
     ImportError,
     SafetensorError,
 )
-_STRONGEST = 10.0  # largest absolute scale; more is taken for a mistake
+_MAX_SCALE = 10.0  # largest absolute scale; more is taken for a mistake
 
 
-class Mix:
+class BatchAdapters:
     """Hold the adapters of the current pass: by name, their rows and a scale for each row."""
 
     def __init__(self) -> None:
         self.rows = 0
-        self._uses: dict[str, tuple[Tensor, Tensor]] = {}
+        self._by_name: dict[str, tuple[Tensor, Tensor]] = {}
 
     def set(self, pictures: Sequence[tuple[Sequence[Lora], int]]) -> None:
         """Set the adapters of each picture of the pass, and its number of rows."""
         self.rows, found = 0, dict[str, tuple[list[int], list[float]]]()
         for loras, rows in pictures:
             for lora in loras:
-                places, scales = found.setdefault(lora.name, ([], []))
-                places += range(self.rows, self.rows + rows)
+                row_indices, scales = found.setdefault(lora.name, ([], []))
+                row_indices += range(self.rows, self.rows + rows)
                 scales += [lora.scale] * rows
             self.rows += rows
-        self._uses = {
-            name: (torch.tensor(places), torch.tensor(scales))
-            for name, (places, scales) in found.items()
+        self._by_name = {
+            name: (torch.tensor(row_indices), torch.tensor(scales))
+            for name, (row_indices, scales) in found.items()
         }
 
     def of(self, name: str) -> tuple[Tensor, Tensor] | None:
-        return self._uses.get(name)
+        return self._by_name.get(name)
 
 
-class Adapted(nn.Module):
-    """Add adapters to a linear layer or convolution. `parts`: (down, up, scale) by name."""
+class LoraLayer(nn.Module):
+    """Add adapters to a linear layer or convolution. `factors_by_name`: (down, up, scale) by name."""
 
     def __init__(
-        self, base: nn.Module, parts: dict[str, tuple[nn.Module, nn.Module, float]], mix: Mix
+        self,
+        base: nn.Module,
+        factors_by_name: dict[str, tuple[nn.Module, nn.Module, float]],
+        adapters: BatchAdapters,
     ):
         super().__init__()
         self.base = base
-        self.down = nn.ModuleList([down for down, _, _ in parts.values()])
-        self.up = nn.ModuleList([up for _, up, _ in parts.values()])
-        self._scales = [scale for _, _, scale in parts.values()]
-        self._names = list(parts)
-        self._mix = mix
+        self.down = nn.ModuleList([down for down, _, _ in factors_by_name.values()])
+        self.up = nn.ModuleList([up for _, up, _ in factors_by_name.values()])
+        self._scales = [scale for _, _, scale in factors_by_name.values()]
+        self._names = list(factors_by_name)
+        self._adapters = adapters
 
     @property
     def weight(self) -> Tensor:
@@ -85,25 +88,25 @@ class Adapted(nn.Module):
         for name, down, up, scale in zip(
             self._names, self.down, self.up, self._scales, strict=True
         ):
-            if (use := self._mix.of(name)) is not None:
-                places, scales = self._spread(*use, len(x))
-                added = up(down(x[places].to(_dtype(down)))).to(out.dtype)
+            if (use := self._adapters.of(name)) is not None:
+                row_indices, scales = self._expand(*use, len(x))
+                added = up(down(x[row_indices].to(_dtype(down)))).to(out.dtype)
                 factors = (scales * scale).to(out).view(-1, *[1] * (out.ndim - 1))
-                out[places] += added * factors
+                out[row_indices] += added * factors
         return out
 
-    def _spread(self, places: Tensor, scales: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    def _expand(self, row_indices: Tensor, scales: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Expand row numbers and scales for layers with several rows per row of the batch."""
-        times, odd = divmod(rows, max(self._mix.rows, 1))
-        if odd or not times:
+        repeats, remainder = divmod(rows, max(self._adapters.rows, 1))
+        if remainder or not repeats:
             raise InternalError(
-                f"a layer with adapters has {rows} rows in a batch of {self._mix.rows}"
+                f"a layer with adapters has {rows} rows in a batch of {self._adapters.rows}"
             )
-        if times == 1:
-            return places, scales
-        return (places[:, None] * times + torch.arange(times)).flatten(), scales.repeat_interleave(
-            times
-        )
+        if repeats == 1:
+            return row_indices, scales
+        return (
+            row_indices[:, None] * repeats + torch.arange(repeats)
+        ).flatten(), scales.repeat_interleave(repeats)
 
 
 def _dtype(module: nn.Module) -> torch.dtype:
@@ -118,19 +121,19 @@ class Adapters:
     """
 
     def __init__(self, pipeline: Any, given: Sequence[str]):
-        self.denoiser, self._text = Mix(), Mix()
+        self.denoiser, self._text = BatchAdapters(), BatchAdapters()
         self.names: list[str] = []
         if not given:
             return
-        for number, one in enumerate(given):
-            name, separator, path = one.partition("=")
+        for number, item in enumerate(given):
+            name, separator, path = item.partition("=")
             if not separator or not name or name in self.names:
                 raise ConfigError(
-                    f"loras={one!r}: give each adapter as name=path, with a name of its own"
+                    f"loras={item!r}: give each adapter as name=path, each with a different name"
                 )
             self._load(pipeline, name, Path(path), f"motet{number}")
             self.names.append(name)
-        self._take_over(pipeline)
+        self._replace_layers(pipeline)
 
     def check(self, loras: Sequence[Lora]) -> None:
         """Raise BadRequest if an adapter is unknown or repeated, or its scale is out of range."""
@@ -147,19 +150,19 @@ class Adapters:
                     f"{where}.name: {lora.name!r} is unknown; {known}", param=f"{where}.name"
                 )
             if lora.name in seen:
-                message = f"{where}.name: {lora.name!r} is there twice; give it one scale"
+                message = f"{where}.name: {lora.name!r} is given twice; give each adapter once"
                 raise BadRequest(message, param=f"{where}.name")
-            if not math.isfinite(lora.scale) or abs(lora.scale) > _STRONGEST:
-                message = f"{where}.scale: {lora.scale}; give {-_STRONGEST:g} to {_STRONGEST:g}"
+            if not math.isfinite(lora.scale) or abs(lora.scale) > _MAX_SCALE:
+                message = f"{where}.scale: {lora.scale}; give {-_MAX_SCALE:g} to {_MAX_SCALE:g}"
                 raise BadRequest(message, param=f"{where}.scale")
             seen.add(lora.name)
 
-    def read(self, loras: Sequence[Lora]) -> None:
-        """Select the adapters for the next text encoding: one picture, one caller at a time."""
+    def select_for_text(self, loras: Sequence[Lora]) -> None:
+        """Select the adapters for the next text encoding: one picture and one caller at a time."""
         self._text.set([(loras, 1)])
 
     # -------------------------------------------------------------------------------------- loading
-    def _load(self, pipeline: Any, name: str, path: Path, inner: str) -> None:
+    def _load(self, pipeline: Any, name: str, path: Path, adapter_name: str) -> None:
         where = f"loras={name}={path}"
         if not hasattr(pipeline, "load_lora_weights"):
             raise ConfigError(
@@ -176,19 +179,19 @@ class Adapters:
                 warnings.filterwarnings("ignore", "Already found a `peft_config`")
                 pipeline.load_lora_weights(
                     str(path.parent if path.is_file() else path),
-                    adapter_name=inner,
+                    adapter_name=adapter_name,
                     local_files_only=True,
                     use_safetensors=True,
                     low_cpu_mem_usage=False,
                     **place,
                 )
-        except _UNUSABLE as error:
+        except _LOAD_ERRORS as error:
             first = (str(error).strip() or type(error).__name__).split("\n")[0]
             raise ConfigError(
                 f"{where}: diffusers does not load it for this model: {first}"
             ) from None
         if not any(
-            inner in getattr(layer, "lora_A", {})
+            adapter_name in getattr(layer, "lora_A", {})
             for _, model in _models(pipeline)
             for layer in model.modules()
         ):
@@ -196,17 +199,23 @@ class Adapters:
                 f"{where}: holds nothing for a {type(pipeline).__name__}; it is another model's"
             )
 
-    def _take_over(self, pipeline: Any) -> None:
-        """Replace peft's layers with `Adapted`."""
-        outer = {f"motet{number}": name for number, name in enumerate(self.names)}
+    def _replace_layers(self, pipeline: Any) -> None:
+        """Replace peft's layers with `LoraLayer`."""
+        names_by_adapter = {f"motet{number}": name for number, name in enumerate(self.names)}
         for part, model in _models(pipeline):
-            mix = self._text if part.startswith(_TEXT) else self.denoiser
+            adapters = self._text if part.startswith(_TEXT) else self.denoiser
             for parent, child_name, layer in _layers(model):
-                parts = {
-                    outer[inner]: (layer.lora_A[inner], layer.lora_B[inner], layer.scaling[inner])
-                    for inner in layer.lora_A
+                factors_by_name = {
+                    names_by_adapter[adapter_name]: (
+                        layer.lora_A[adapter_name],
+                        layer.lora_B[adapter_name],
+                        layer.scaling[adapter_name],
+                    )
+                    for adapter_name in layer.lora_A
                 }
-                setattr(parent, child_name, Adapted(layer.get_base_layer(), parts, mix))
+                setattr(
+                    parent, child_name, LoraLayer(layer.get_base_layer(), factors_by_name, adapters)
+                )
             model.requires_grad_(False)
             if hasattr(model, "peft_config"):
                 del model.peft_config

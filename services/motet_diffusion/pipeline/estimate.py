@@ -1,7 +1,7 @@
 """Estimate the finished picture in the middle of its loop: its latents, and their colours.
 
 At every step a denoiser predicts where the picture is heading. `estimate` turns that into latents,
-by the formulas of the scheduler's kind. `Colours` turns latents into a small picture with one
+by the formulas of the scheduler's kind. `RGBPreview` turns latents into a small picture with one
 matrix, thousands of times cheaper than the VAE.
 """
 
@@ -49,7 +49,7 @@ def _sigma(scheduler: Any, time: Any) -> Tensor:
     return sigma
 
 
-class Colours:
+class RGBPreview:
     """Convert latents to colours by a matrix, fitted to the VAE's latents of soft pictures."""
 
     def __init__(self, vae: Any, scale: int):
@@ -59,20 +59,22 @@ class Colours:
         with torch.no_grad():
             encoded = vae.encode(pictures)
         latents = encoded.latent_dist.mode() if hasattr(encoded, "latent_dist") else encoded[0]
-        colours = avg_pool2d(pictures.float(), pictures.shape[-1] // latents.shape[-1])
+        rgb_preview = avg_pool2d(pictures.float(), pictures.shape[-1] // latents.shape[-1])
         known = _flat(latents.float().cpu())
         known = torch.cat([known, known.new_ones(len(known), 1)], 1)
         # Without the ridge, the factors of channels that carry no information are arbitrary.
         ridge = 1e-4 * len(known) * torch.eye(known.shape[1])
-        self._matrix = torch.linalg.solve(known.T @ known + ridge, known.T @ _flat(colours.cpu()))
+        self._matrix = torch.linalg.solve(
+            known.T @ known + ridge, known.T @ _flat(rgb_preview.cpu())
+        )
 
     def picture(self, latents: Tensor, size: tuple[int, int]) -> Image.Image:
         """Return `latents` `[1, channels, h, w]`, in VAE scale, as a picture of (width, height)."""
         cells = latents[0].float().cpu()
-        colours = (
+        rgb_preview = (
             torch.einsum("chw,cd->dhw", cells, self._matrix[:-1]) + self._matrix[-1, :, None, None]
         )
-        pixels = ((colours.clamp(-1, 1) + 1) * 127.5).nan_to_num().round().to(torch.uint8)
+        pixels = ((rgb_preview.clamp(-1, 1) + 1) * 127.5).nan_to_num().round().to(torch.uint8)
         small = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
         return small.resize(size, Image.Resampling.BICUBIC)
 

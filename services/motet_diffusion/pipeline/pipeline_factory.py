@@ -1,7 +1,7 @@
 """Load a model's folder once, and make a pipeline of it for every picture.
 
 Pictures share all weights. State that a pipeline changes while it draws (its scheduler, its notes
-about the request) is per picture: a shallow copy with a scheduler of its own. Stages that are
+about the request) is per picture: a shallow copy with a scheduler of its attributes. Stages that are
 unsafe or inefficient to run for two pictures at a time (tokenizing and encoding text, encoding and
 decoding pixels) are serialized by one lock per stage.
 """
@@ -24,18 +24,18 @@ from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.merge import Call
 from motet_diffusion.engine.request import Drawing
 from motet_diffusion.kernels.fused import fuse
-from motet_diffusion.kernels.guided import is_sum
+from motet_diffusion.kernels.guided import is_linear
 from motet_diffusion.kernels.packed import pack
 from motet_kernels import gpu
 from motet_models.checkpoints import check_checkpoint
 from motet_shared.errors import ConfigError, InternalError
 
 from .adapters import Adapters
-from .rules import Rules, kind_of, own_defaults
-from .shared_modules import Ask, Door, SharedDenoiser, behind
+from .rules import Rules, folder_defaults, kind_of
+from .shared_modules import Denoise, LockedModule, SharedDenoiser, locked
 
 _DENOISERS = ("transformer", "unet")
-_TRIAL = 8  # latents, or patches of them, per side of the trial picture
+_TRIAL_LATENTS = 8  # latents, or patches of them, per side of the trial picture
 
 
 class PipelineFactory:
@@ -63,32 +63,34 @@ class PipelineFactory:
         self.vae = self.pipeline.vae
         self._pipelines = {"draw": self.pipeline, **_editors(self.pipeline)}
         self.rules = Rules(
-            config, self._pipelines, self.denoiser.config, own_defaults(Path(config.model))
+            config, self._pipelines, self.denoiser.config, folder_defaults(Path(config.model))
         )
-        self._text_door, self._pixel_door = threading.Lock(), threading.Lock()
-        self.fuses_steps = gpu.takes(next(self.denoiser.parameters())) and is_sum(
+        self._text_lock, self._vae_lock = threading.Lock(), threading.Lock()
+        self.fuses_steps = gpu.takes(next(self.denoiser.parameters())) and is_linear(
             self.pipeline.scheduler
         )
         self._fuse()
 
     # ------------------------------------------------------------------------------------ pipelines
-    def open(self, drawing: Drawing, ask: Ask) -> Any:
-        """Return a pipeline for one picture, with `ask` as its denoiser."""
+    def open(self, drawing: Drawing, denoise: Denoise) -> Any:
+        """Return a pipeline for one picture, with `denoise` as its denoiser."""
         pipeline = copy.copy(self._pipelines.get(kind_of(drawing), self.pipeline))
-        own = vars(pipeline)
-        own[self.denoiser_name] = SharedDenoiser(self.denoiser, self.denoiser_signature, ask)
-        own["scheduler"] = copy.deepcopy(pipeline.scheduler)
-        own["vae"] = Door(self.vae, self._pixel_door, ("encode", "decode"))
-        own["encode_prompt"] = behind(
-            self._text_door, self._reader(pipeline.encode_prompt, drawing)
+        attributes = vars(pipeline)
+        attributes[self.denoiser_name] = SharedDenoiser(
+            self.denoiser, self.denoiser_signature, denoise
+        )
+        attributes["scheduler"] = copy.deepcopy(pipeline.scheduler)
+        attributes["vae"] = LockedModule(self.vae, self._vae_lock, ("encode", "decode"))
+        attributes["encode_prompt"] = locked(
+            self._text_lock, self._with_adapters(pipeline.encode_prompt, drawing)
         )
         return pipeline
 
-    def _reader(self, read: Callable[..., Any], drawing: Drawing) -> Callable[..., Any]:
+    def _with_adapters(self, read: Callable[..., Any], drawing: Drawing) -> Callable[..., Any]:
         """Wrap text encoding to apply the adapters of the picture."""
 
         def adapted(*args: Any, **kwargs: Any) -> Any:
-            self.adapters.read(drawing.loras)
+            self.adapters.select_for_text(drawing.loras)
             return read(*args, **kwargs)
 
         return adapted
@@ -112,19 +114,21 @@ class PipelineFactory:
 
     def _first_call(self) -> Call:
         """Return the first denoiser call for a small picture."""
-        width, height = (min(side, _TRIAL * self.rules.unit) for side in self.rules.default_size)
-        drawing = self.rules.settled(Drawing(prompt="a picture", width=width, height=height))
+        width, height = (
+            min(side, _TRIAL_LATENTS * self.rules.size_multiple) for side in self.rules.default_size
+        )
+        drawing = self.rules.completed(Drawing(prompt="a picture", width=width, height=height))
         calls: list[Call] = []
 
-        def see(call: Call) -> None:
+        def capture(call: Call) -> None:
             calls.append(call)
-            raise _Seen
+            raise _CallCaptured
 
         try:
-            self.open(drawing, see)(
+            self.open(drawing, capture)(
                 **self.rules.arguments(drawing, torch.Generator().manual_seed(0))
             )
-        except _Seen:
+        except _CallCaptured:
             return calls[0]
         raise InternalError("the pipeline draws without its denoiser")
 
@@ -139,7 +143,7 @@ class PipelineFactory:
         return pixels
 
 
-class _Seen(BaseException):
+class _CallCaptured(BaseException):
     """Signal that ends a loop once its first call is known.
 
     Not an Exception, so that no pipeline handles it as an error.
@@ -164,7 +168,7 @@ def _load(config: EngineConfig) -> Any:
             local_files_only=True,
             use_safetensors=True,
             low_cpu_mem_usage=False,
-            **_left_out(Path(config.model)),
+            **_missing_parts(Path(config.model)),
         )
     except (OSError, ValueError, AttributeError, TypeError, json.JSONDecodeError) as error:
         raise ConfigError(f"model={config.model!r}: diffusers does not load it: {error}") from None
@@ -172,7 +176,7 @@ def _load(config: EngineConfig) -> Any:
     return pipeline.to(config.device)
 
 
-def _left_out(folder: Path) -> dict[str, None]:
+def _missing_parts(folder: Path) -> dict[str, None]:
     """Return the parts that a folder declares missing, such as the largest text encoder of SD3.
 
     diffusers requires them as explicit arguments.
@@ -185,11 +189,11 @@ def _editors(pipeline: Any) -> dict[str, Any]:
     """Return the pipelines that change pictures, where diffusers has them for this family."""
     from diffusers import AutoPipelineForImage2Image, AutoPipelineForInpainting
 
-    found = {}
+    editors = {}
     for kind, auto in (("change", AutoPipelineForImage2Image), ("fill", AutoPipelineForInpainting)):
         try:
-            found[kind] = auto.from_pipe(pipeline)
+            editors[kind] = auto.from_pipe(pipeline)
         except ValueError:
             continue
-        found[kind].set_progress_bar_config(disable=True)
-    return found
+        editors[kind].set_progress_bar_config(disable=True)
+    return editors

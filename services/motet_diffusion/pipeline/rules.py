@@ -16,17 +16,17 @@ from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.request import Drawing
 from motet_shared.errors import BadRequest, ConfigError, PayloadTooLarge, UnsupportedParameter
 
-from .image_to_image import STRENGTH, can_reenter
+from .image_to_image import STRENGTH, supports_sdedit
 
-OWN_DEFAULTS = "generation_config.json"  # beside model_index.json; diffusers has no such file
-# Known names with their least values.
-_DEFAULTS = {
+DEFAULTS_FILE = "generation_config.json"  # beside model_index.json; diffusers has no such file
+# Known names with their minimum values.
+_MINIMUMS = {
     "num_inference_steps": 1,
     "guidance_scale": 0.0,
     "strength": 0.0,
     "max_sequence_length": 1,
 }
-_GUIDANCE = 100.0  # largest guidance scale; more is taken for a mistake
+_MAX_GUIDANCE = 100.0  # largest guidance scale; more is taken for a mistake
 
 
 def kind_of(drawing: Drawing) -> str:
@@ -36,37 +36,37 @@ def kind_of(drawing: Drawing) -> str:
     return "draw" if drawing.image is None else "change"
 
 
-def own_defaults(folder: Path) -> dict[str, float]:
+def folder_defaults(folder: Path) -> dict[str, float]:
     """Return the defaults that a model's folder declares; {} for most models.
 
     Raises ConfigError if the file is invalid.
     """
-    file = folder / OWN_DEFAULTS
+    file = folder / DEFAULTS_FILE
     if not file.exists():
         return {}
     try:
         found = json.loads(file.read_text())
     except ValueError as error:  # UnicodeDecodeError is one
-        raise ConfigError(f"{file}: not JSON ({error}); mend it, or take it away") from None
-    for name, value in found.items() if isinstance(found, dict) else [(OWN_DEFAULTS, found)]:
-        least = _DEFAULTS.get(name)
-        if least is None:
+        raise ConfigError(f"{file}: not valid JSON ({error}); correct or remove it") from None
+    for name, value in found.items() if isinstance(found, dict) else [(DEFAULTS_FILE, found)]:
+        minimum = _MINIMUMS.get(name)
+        if minimum is None:
             raise ConfigError(
-                f"{file}: {name}: not known; give an object with any of {', '.join(_DEFAULTS)}"
+                f"{file}: {name}: not known; give an object with any of {', '.join(_MINIMUMS)}"
             )
         if (
             isinstance(value, bool)
-            or not isinstance(value, (type(least), int))
-            or not least <= value < math.inf
+            or not isinstance(value, (type(minimum), int))
+            or not minimum <= value < math.inf
         ):
-            raise ConfigError(f"{file}: {name}: {value!r}; give a number of at least {least}")
+            raise ConfigError(f"{file}: {name}: {value!r}; give a number of at least {minimum}")
     return dict(found)
 
 
 class Rules:
     """Validate and complete requests.
 
-    `pipelines` by kind; `shape` is the denoiser's config; `defaults` override those of the
+    `pipelines` by kind; `denoiser_config` is the denoiser's config; `defaults` override those of the
     pipelines.
     """
 
@@ -74,18 +74,24 @@ class Rules:
         self,
         config: EngineConfig,
         pipelines: Mapping[str, Any],
-        shape: Any,
+        denoiser_config: Any,
         defaults: Mapping[str, float],
     ):
-        self._config, self._shape, self._pipeline = config, shape, pipelines["draw"]
+        self._config, self._denoiser_config, self._pipeline = (
+            config,
+            denoiser_config,
+            pipelines["draw"],
+        )
         self._defaults = defaults
         self._parameters = {
             kind: inspect.signature(p.__call__).parameters for kind, p in pipelines.items()
         }
-        self._reenters = (
-            {"change", "fill"} - self._parameters.keys() if can_reenter(self._pipeline) else set()
+        self._sdedit_kinds = (
+            {"change", "fill"} - self._parameters.keys()
+            if supports_sdedit(self._pipeline)
+            else set()
         )
-        for kind in self._reenters:
+        for kind in self._sdedit_kinds:
             self._parameters[kind] = self._parameters["draw"]
 
     @property
@@ -93,14 +99,14 @@ class Rules:
         """Return the kinds of editing: changing pictures ("change"), and parts of them ("fill")."""
         return [kind for kind in self._parameters if kind != "draw"]
 
-    def reenters(self, drawing: Drawing) -> bool:
+    def uses_sdedit(self, drawing: Drawing) -> bool:
         """Return True if the picture is changed by entering the drawing pipeline midway."""
-        return kind_of(drawing) in self._reenters
+        return kind_of(drawing) in self._sdedit_kinds
 
     @property
-    def unit(self) -> int:
+    def size_multiple(self) -> int:
         """Return the number that width and height are multiples of, in pixels."""
-        patch = getattr(self._shape, "patch_size", None)
+        patch = getattr(self._denoiser_config, "patch_size", None)
         patch = patch if isinstance(patch, int) else 1
         packed = 2 if hasattr(self._pipeline, "_unpack_latents") else 1
         return int(self._pipeline.vae_scale_factor) * max(patch, packed)
@@ -108,13 +114,13 @@ class Rules:
     @property
     def default_size(self) -> tuple[int, int]:
         """Return (width, height) in pixels."""
-        size = getattr(self._shape, "sample_size", None)
+        size = getattr(self._denoiser_config, "sample_size", None)
         size = getattr(self._pipeline, "default_sample_size", None) if size is None else size
         height, width = size if isinstance(size, (list, tuple)) else (size or 64, size or 64)
         scale = int(self._pipeline.vae_scale_factor)
         return int(width) * scale, int(height) * scale
 
-    def settled(self, drawing: Drawing, kind: str = "") -> Drawing:
+    def completed(self, drawing: Drawing, kind: str = "") -> Drawing:
         """Return the request with defaults filled in, checked; `kind` if its image is not here yet.
 
         Raises BadRequest or a subclass that names the field. Computes nothing.
@@ -138,7 +144,7 @@ class Rules:
         )
 
     def arguments(self, drawing: Drawing, generator: torch.Generator) -> dict[str, Any]:
-        """Return the pipeline's `__call__` arguments for a settled request: those that it knows."""
+        """Return the pipeline's `__call__` arguments for a completed request: those that it knows."""
         size = (drawing.width, drawing.height)
         given = {
             "prompt": drawing.prompt,
@@ -172,8 +178,8 @@ class Rules:
         default = drawing.image.size if drawing.image is not None else self.default_size
         if drawing.image is not None:
             default = (
-                max(default[0] // self.unit, 1) * self.unit,
-                max(default[1] // self.unit, 1) * self.unit,
+                max(default[0] // self.size_multiple, 1) * self.size_multiple,
+                max(default[1] // self.size_multiple, 1) * self.size_multiple,
             )
         width, height = drawing.width or default[0], drawing.height or default[1]
         if width * height > self._config.max_pixels:
@@ -181,30 +187,32 @@ class Rules:
                 f"size: {width}x{height} is more than {self._config.max_pixels} pixels (max_pixels)"
             )
             raise PayloadTooLarge(message, param="size")
-        if width < 1 or height < 1 or width % self.unit or height % self.unit:
-            message = f"size: {width}x{height}; width and height must be multiples of {self.unit}, above 0"
+        if width < 1 or height < 1 or width % self.size_multiple or height % self.size_multiple:
+            message = f"size: {width}x{height}; width and height must be multiples of {self.size_multiple}, above 0"
             raise BadRequest(message, param="size")
         return width, height
 
     def _steps(self, drawing: Drawing, kind: str) -> int:
-        most = self._config.max_steps
+        limit = self._config.max_steps
         steps = (
             drawing.steps
             or self._config.steps
-            or min(self._default(kind, "num_inference_steps", 20), most)
+            or min(self._default(kind, "num_inference_steps", 20), limit)
         )
-        if not 1 <= steps <= most:
-            raise BadRequest(f"steps: {steps}; give 1 to {most} (max_steps)", param="steps")
+        if not 1 <= steps <= limit:
+            raise BadRequest(f"steps: {steps}; give 1 to {limit} (max_steps)", param="steps")
         return steps
 
     def _guidance(self, drawing: Drawing, kind: str) -> float:
         guidance = drawing.guidance_scale
         if guidance is None:
-            own = self._config.guidance
-            guidance = own if own >= 0 else float(self._default(kind, "guidance_scale", 0.0))
-        if not 0 <= guidance <= _GUIDANCE:
+            default = self._config.guidance
+            guidance = (
+                default if default >= 0 else float(self._default(kind, "guidance_scale", 0.0))
+            )
+        if not 0 <= guidance <= _MAX_GUIDANCE:
             raise BadRequest(
-                f"guidance_scale: {guidance}; give 0 to {_GUIDANCE:.0f}", param="guidance_scale"
+                f"guidance_scale: {guidance}; give 0 to {_MAX_GUIDANCE:.0f}", param="guidance_scale"
             )
         return guidance
 
@@ -213,18 +221,16 @@ class Rules:
         if strength is None:
             strength = float(self._default(kind, "strength", STRENGTH))
         if not 0 < strength <= 1:
-            raise BadRequest(
-                f"strength: {strength}; give more than 0, and at most 1", param="strength"
-            )
+            raise BadRequest(f"strength: {strength}; give more than 0, at most 1", param="strength")
         if strength * steps < 1 and kind != "draw":
             message = f"strength: {strength} of {steps} steps is less than one; raise either"
             raise BadRequest(message, param="strength")
         return strength
 
-    def _default(self, kind: str, name: str, otherwise: Any) -> Any:
-        """Return the default of the model's folder, else the pipeline's, else `otherwise`."""
+    def _default(self, kind: str, name: str, fallback: Any) -> Any:
+        """Return the default of the model's folder, else the pipeline's, else `fallback`."""
         if name in self._defaults:
             return self._defaults[name]
         parameter = self._parameters[kind].get(name)
-        own = None if parameter is None else parameter.default
-        return otherwise if own in (None, inspect.Parameter.empty) else own
+        default = None if parameter is None else parameter.default
+        return fallback if default in (None, inspect.Parameter.empty) else default

@@ -12,17 +12,17 @@ from torch import nn
 
 from motet_diffusion.engine.merge import Call
 
-Ask = Callable[[Call], Any]
+Denoise = Callable[[Call], Any]
 
 
 class SharedDenoiser:
     """Replace a pipeline's denoiser: calls go to the engine, attribute access to the module."""
 
-    def __init__(self, module: nn.Module, signature: inspect.Signature, ask: Ask):
-        self._module, self._signature, self._ask = module, signature, ask
+    def __init__(self, module: nn.Module, signature: inspect.Signature, denoise: Denoise):
+        self._module, self._signature, self._denoise = module, signature, denoise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._ask(self._signature.bind(*args, **kwargs).arguments)
+        return self._denoise(self._signature.bind(*args, **kwargs).arguments)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
@@ -34,21 +34,21 @@ class SharedDenoiser:
         """Do nothing, as other pictures are using the module."""
 
 
-class Door:
+class LockedModule:
     """Serialize some methods of a module, so that one picture at a time uses them."""
 
     def __init__(self, module: nn.Module, lock: threading.Lock, names: tuple[str, ...]):
         self._module = module
         for name in names:
-            setattr(self, name, behind(lock, getattr(module, name)))
+            setattr(self, name, locked(lock, getattr(module, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
 
-def behind(lock: threading.Lock, work: Callable[..., Any]) -> Callable[..., Any]:
-    def alone(*args: Any, **kwargs: Any) -> Any:
+def locked(lock: threading.Lock, work: Callable[..., Any]) -> Callable[..., Any]:
+    def locked_call(*args: Any, **kwargs: Any) -> Any:
         with lock:
             return work(*args, **kwargs)
 
-    return alone
+    return locked_call

@@ -12,8 +12,8 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 SHAPES = [(1, 4, 8, 8), (1, 5, 3), (1, 4, 0, 8), (1, 3, 17, 23), (1,)]
 
 
-def said(shape: tuple[int, ...]) -> torch.Tensor:
-    """What a denoiser says without text and with it, and what it says of others behind them: NaN."""
+def prediction(shape: tuple[int, ...]) -> torch.Tensor:
+    """What a denoiser says unconditional text and with it, and what it says of others behind them: NaN."""
     numbers = torch.randn(2, *shape[1:], generator=torch.Generator().manual_seed(sum(shape)))
     return torch.cat([numbers, torch.full_like(numbers, float("nan"))])
 
@@ -21,19 +21,19 @@ def said(shape: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_guided_steps(device: torch.device, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    without, with_text, *_ = said(shape).to(device, dtype).split(1)
+    unconditional, conditional, *_ = prediction(shape).to(device, dtype).split(1)
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(
-        guided(without, with_text, 2.5).double(),
-        guided_torch(without.double(), with_text.double(), 2.5),
+        guided(unconditional, conditional, 2.5).double(),
+        guided_torch(unconditional.double(), conditional.double(), 2.5),
         rtol=tolerance,
         atol=tolerance,
     )
     for kind in (dtype, torch.float32):
         sample = torch.ones(shape, device=device, dtype=kind) * 3
-        out = guided_step(sample, without, with_text, 2.5, 0.9, -0.3)
+        out = guided_step(sample, unconditional, conditional, 2.5, 0.9, -0.3)
         due = guided_step_torch(
-            sample.double(), without.double(), with_text.double(), 2.5, 0.9, -0.3
+            sample.double(), unconditional.double(), conditional.double(), 2.5, 0.9, -0.3
         )
         assert out.dtype == kind
         torch.testing.assert_close(out.double(), due, rtol=tolerance, atol=tolerance)
@@ -42,13 +42,13 @@ def test_guided_steps(device: torch.device, shape: tuple[int, ...], dtype: torch
 def test_what_does_not_fit_is_refused() -> None:
     x = torch.zeros(1, 4, 2, 2)
     with pytest.raises(
-        KernelError, match=r"with_text: torch\.int64 must be float32, bfloat16 or float16"
+        KernelError, match=r"conditional: torch\.int64 must be float32, bfloat16 or float16"
     ):
         guided(x, x.long(), 1.0)
     with pytest.raises(
         KernelError,
-        match=r"without: \[1, 4, 2\] of strides .* must be dense \[1, 4, 2, 2\], as sample",
+        match=r"unconditional: \[1, 4, 2\] of strides .* must be dense \[1, 4, 2, 2\], as sample",
     ):
         guided_step(x, x[:, :, 0], x, 1.0, 1.0, 1.0)
-    with pytest.raises(KernelError, match=r"with_text: .* must be dense"):
+    with pytest.raises(KernelError, match=r"conditional: .* must be dense"):
         guided(x, x.transpose(2, 3), 1.0)

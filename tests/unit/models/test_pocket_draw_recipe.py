@@ -18,7 +18,7 @@ from draw_data import HELD_OUT_SEEDS, batch, example, held_out, is_held_out  # n
 from draw_evaluate import GUIDANCE, load, paint, score  # noqa: E402
 from draw_recipe import Recipe, Stage  # noqa: E402
 from motet_diffusion.engine.request import Drawing  # noqa: E402
-from motet_diffusion.pipeline.rules import own_defaults  # noqa: E402
+from motet_diffusion.pipeline.rules import folder_defaults  # noqa: E402
 from pocket_draw import Model, Trainer, build_scheduler, seen, tensor, told, train  # noqa: E402
 from support.diffusion_book import Sketchbook, assert_alike  # noqa: E402
 from world import Scene, Thing  # noqa: E402
@@ -89,7 +89,7 @@ def test_all_stages_a_restart_and_a_folder_that_diffusers_loads(tmp_path: Path) 
     whole.save(tmp_path / "folder")
     index = json.loads((tmp_path / "folder" / "model_index.json").read_text())
     assert index["_class_name"] == "PixArtSigmaPipeline"
-    best = own_defaults(tmp_path / "folder")
+    best = folder_defaults(tmp_path / "folder")
     assert (best["guidance_scale"], best["num_inference_steps"]) == (
         TINY.guidance,
         TINY.denoising_steps,

@@ -22,7 +22,7 @@ from motet_diffusion.engine.denoise_loop import preview_steps
 from motet_diffusion.engine.engine import Engine
 from motet_diffusion.engine.request import Done, Drawing, Key
 from motet_diffusion.pipeline.estimate import estimate
-from motet_diffusion.pipeline.rules import OWN_DEFAULTS, own_defaults
+from motet_diffusion.pipeline.rules import DEFAULTS_FILE, folder_defaults
 from motet_shared.errors import (
     BadRequest,
     ConfigError,
@@ -265,14 +265,14 @@ def test_one_bad_request_in_a_batch_spoils_no_other(
     with Sketchbook(folder("sd")) as book:
         (wanted,) = book.draw(RED)
         noise = torch.randn((1, 4, 8, 8), generator=torch.Generator().manual_seed(66))
-        forward = book.engine.studio.denoiser.forward
+        forward = book.engine.factory.denoiser.forward
 
         def touchy(sample: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if any(torch.allclose(row, noise[0], atol=1e-3) for row in sample):
                 raise RuntimeError("not this one")
             return forward(sample, *args, **kwargs)
 
-        monkeypatch.setattr(book.engine.studio.denoiser, "forward", touchy)
+        monkeypatch.setattr(book.engine.factory.denoiser, "forward", touchy)
         for key, drawing in {
             "good": RED,
             "bad": replace(RED, seed=66),
@@ -310,7 +310,7 @@ def test_estimates_end_at_the_picture(folder: Callable[..., Path], family: str) 
         )
         changes = [float((guess - shown[-1]).abs().mean()) for guess in shown[:-1]]
         assert changes[-1] < changes[0]
-        preview = book.engine.colours.picture(shown[-1], (SIZE, SIZE))
+        preview = book.engine.rgb_preview.picture(shown[-1], (SIZE, SIZE))
         assert preview.size == (SIZE, SIZE)
 
 
@@ -390,15 +390,15 @@ def test_a_folder_says_what_is_best_where_a_request_does_not(
         "max_sequence_length": 12,
         "strength": 0.5,
     }
-    (plain / OWN_DEFAULTS).write_text(json.dumps(own))
+    (plain / DEFAULTS_FILE).write_text(json.dumps(own))
     with Sketchbook(plain) as book:
         (drawn,) = book.draw(replace(RED, steps=0, guidance_scale=None))
         assert_alike(drawn, due)
-        settled = book.engine.studio.rules.settled(replace(RED, steps=7, guidance_scale=None))
-        assert (settled.steps, settled.guidance_scale, settled.strength) == (7, 2.5, 0.5)
+        completed = book.engine.factory.rules.completed(replace(RED, steps=7, guidance_scale=None))
+        assert (completed.steps, completed.guidance_scale, completed.strength) == (7, 2.5, 0.5)
     with Sketchbook(plain, guidance=1.5) as book:
         assert (
-            book.engine.studio.rules.settled(replace(RED, guidance_scale=None)).guidance_scale
+            book.engine.factory.rules.completed(replace(RED, guidance_scale=None)).guidance_scale
             == 1.5
         )
 
@@ -406,7 +406,7 @@ def test_a_folder_says_what_is_best_where_a_request_does_not(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "not JSON"),
+        ("{", "not valid JSON"),
         ("[]", "give an object with any of num_inference_steps"),
         ('{"cfg": 3}', "cfg: not known"),
         ('{"guidance_scale": "3"}', "guidance_scale: '3'; give a number of at least 0.0"),
@@ -415,9 +415,9 @@ def test_a_folder_says_what_is_best_where_a_request_does_not(
     ],
 )
 def test_what_a_folder_says_amiss_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / OWN_DEFAULTS).write_text(content)
+    (tmp_path / DEFAULTS_FILE).write_text(content)
     with pytest.raises(ConfigError, match=message):
-        own_defaults(tmp_path)
+        folder_defaults(tmp_path)
 
 
 def test_checkpoints_of_other_pictures_are_refused(folder: Callable[..., Path]) -> None:
@@ -437,7 +437,7 @@ def test_checkpoints_of_other_pictures_are_refused(folder: Callable[..., Path]) 
 def test_a_family_that_does_not_change_pictures_says_so(
     folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motet_diffusion.pipeline.rules.can_reenter", lambda _: False)
+    monkeypatch.setattr("motet_diffusion.pipeline.rules.supports_sdedit", lambda _: False)
     with (
         Sketchbook(folder("pixart")) as book,
         pytest.raises(BadRequest, match="does not change pictures"),

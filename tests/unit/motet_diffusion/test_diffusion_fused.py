@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from motet_diffusion.engine.request import Drawing
 from motet_diffusion.kernels import fused, guided
 from motet_diffusion.kernels.fused import fuse
-from motet_diffusion.kernels.guided import fused_step, is_sum, promised
+from motet_diffusion.kernels.guided import deferred_guidance, fused_step, is_linear
 from motet_kernels import gpu
 from support.diffusion_book import Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, LENGTH, SCHEDULERS, SIZE
 
 RED = Drawing(prompt="red circle", steps=1, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0)
-SUMS = {"ddim", "euler", "v"}
+LINEAR = {"ddim", "euler", "v"}
 CUDA = torch.cuda.is_available()
 RUNS = "on" if CUDA else "interpret"
 
@@ -89,19 +89,19 @@ def test_pictures_are_those_of_the_model_as_it_was(
 # ------------------------------------------------------------------------------------------------------------ schedules
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_whose_steps_are_sums_are_found(name: str) -> None:
-    assert is_sum(SCHEDULERS[name]()) == (name in SUMS)
+    assert is_linear(SCHEDULERS[name]()) == (name in LINEAR)
 
 
 def test_flow_matching_is_a_sum_and_clipping_is_none() -> None:
     from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 
-    assert is_sum(FlowMatchEulerDiscreteScheduler(shift=3.0))
-    assert is_sum(FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True))
-    assert not is_sum(DDIMScheduler(clip_sample=True))
-    assert not is_sum(object())
+    assert is_linear(FlowMatchEulerDiscreteScheduler(shift=3.0))
+    assert is_linear(FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True))
+    assert not is_linear(DDIMScheduler(clip_sample=True))
+    assert not is_linear(object())
 
 
-@pytest.mark.parametrize("name", sorted(SUMS))
+@pytest.mark.parametrize("name", sorted(LINEAR))
 def test_a_step_and_its_guidance_are_one_kernel(
     name: str, device: torch.device, calls: Counter[str]
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_step_and_its_guidance_are_one_kernel(
     for time in schedulers[0].timesteps:
         said = torch.randn(2, 4, 3, 5, device=device)
         results = []
-        for answer in (said, *promised((said,))):
+        for answer in (said, *deferred_guidance((said,))):
             without, with_text = answer.chunk(2)
             results.append(without + 2.5 * (with_text - without))
         due = schedulers[0].step(results[0], time, sample, return_dict=False)
@@ -128,7 +128,7 @@ def test_a_step_and_its_guidance_are_one_kernel(
 
 def test_an_answer_is_what_it_is_whatever_is_done_to_it(device: torch.device) -> None:
     said = torch.randn(2, 8, 3, device=device)
-    (pending,) = promised((said,))
+    (pending,) = deferred_guidance((said,))
     without, with_text = pending.chunk(2)
     difference = with_text - without
     torch.testing.assert_close(difference.abs(), (said[1:] - said[:1]).abs())
@@ -139,7 +139,7 @@ def test_an_answer_is_what_it_is_whatever_is_done_to_it(device: torch.device) ->
     )
     torch.testing.assert_close(pending.mean(), said.mean())
     odd = torch.randn(1, 3, device=device)
-    assert promised((odd,))[0] is odd
+    assert deferred_guidance((odd,))[0] is odd
 
 
 # --------------------------------------------------------------------------------------------------------------- models
@@ -149,12 +149,12 @@ class Block(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.norm = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.mix = nn.Linear(width, width)
+        self.adapters = nn.Linear(width, width)
         self.plain = nn.Linear(width, width)
 
     def forward(self, x: Tensor, row: Tensor) -> Tensor:
         normed = self.norm(x)
-        x = x + row * self.mix(normed * (1 + row) + row)
+        x = x + row * self.adapters(normed * (1 + row) + row)
         x = self.plain(normed * 2) + x
         return x * (normed + 1).mean(1, keepdim=True)
 

@@ -96,7 +96,7 @@ def test_adapters_that_cannot_be_had_are_named(tmp_path: Path, lora: Lora, messa
     with Sketchbook(model, loras=(f"ink={ink}",)) as book:
         with pytest.raises(BadRequest, match=message):
             book.engine.add("x", with_loras(lora))
-        with pytest.raises(BadRequest, match="is there twice"):
+        with pytest.raises(BadRequest, match="is given twice"):
             book.engine.add("x", with_loras(Lora("ink"), Lora("ink")))
 
 
@@ -117,5 +117,5 @@ def test_files_that_are_no_adapters_are_refused(tmp_path: Path) -> None:
     pixart = FAMILIES["pixart"](tmp_path / "pixart" / "model")
     with pytest.raises(ConfigError, match="has no adapters for a PixArt"):
         Sketchbook(pixart, loras=(f"ink={alien}",))
-    with pytest.raises(ConfigError, match="does not go together with loras"):
+    with pytest.raises(ConfigError, match="cannot be combined with loras"):
         Sketchbook(model, loras=(f"ink={alien}",), step_cache=0.1)

@@ -189,7 +189,7 @@ async def test_a_broken_engine_ends_the_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with stage(folder) as (caller, (actor,), _):
-        monkeypatch.setattr(actor.thread.engine.meeting, "gather", lambda *_: 1 / 0)
+        monkeypatch.setattr(actor.thread.engine.batcher, "take", lambda *_: 1 / 0)
         asking = asyncio.create_task(caller.draw(ask(), patience=0.1))
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(actor.wait_crashed(), 10)

@@ -44,7 +44,7 @@ def test_rows_are_left_out_each_by_itself(folder: Path) -> None:
         together, *_ = cached.draw(RED, *OTHERS)
         assert_alike(together, alone)
         assert cached.engine.cache is not None
-        assert not cached.engine.cache._memory
+        assert not cached.engine.cache._cache
 
 
 def test_everything_may_be_left_out_but_the_first_step(folder: Path) -> None:
