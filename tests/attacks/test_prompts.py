@@ -72,7 +72,7 @@ class Attacked:
         return self.ask(key, messages=[{"role": "user", "content": text}], max_tokens=4, **fields)
 
     def tokens(self) -> int:
-        bucket = self.service.door.enter(
+        bucket = self.service.authenticator.authenticate(
             {"headers": [(b"authorization", f"Bearer {ACME}".encode())]}
         ).tenant.tokens
         assert bucket.bucket is not None
@@ -355,7 +355,7 @@ class Charged:
 
     tokens = 0
 
-    def charge_refused(self, tokens: int) -> None:
+    def charge_refusal(self, tokens: int) -> None:
         self.tokens += tokens
 
 

@@ -205,7 +205,7 @@ async def test_a_stream_has_the_picture_where_it_is_made(studio: Studio) -> None
             {"tools": [{**TOOL, "quality": "hd"}]},
             400,
             "tools[0].quality",
-            "choose a number of `steps`",
+            "`steps`",
         ),
         (
             {"tools": [{**TOOL, "input_fidelity": "high"}]},
@@ -213,12 +213,12 @@ async def test_a_stream_has_the_picture_where_it_is_made(studio: Studio) -> None
             "tools[0].input_fidelity",
             "unknown parameter",
         ),
-        ({"tools": [TOOL, TOOL]}, 400, "tools[1]", "there is one `image_generation` already"),
+        ({"tools": [TOOL, TOOL]}, 400, "tools[1]", "`image_generation`"),
         (
             {"tools": [{"type": "function", "function": {"name": "draw"}}, TOOL]},
             400,
             "tools[0].function.name",
-            "choose another",
+            "`tools[0].function.name`",
         ),
         ({"tool_choice": {"type": "image_generation"}}, 400, "tool_choice", "is not supported"),
         ({"modalities": ["image"]}, 400, "modalities", "is not supported"),

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 
 from motet_gateway.context import GatewayContext
-from motet_gateway.openai.requests import fresh_seed
+from motet_gateway.openai.requests import random_seed
 from motet_media.audio import SAMPLE_BYTES, duration_ms
 from motet_pipelines.voice.captions import Captions
 from motet_pipelines.voice.retranscription import continued
@@ -145,7 +145,7 @@ class ItemTranscription:
             audio=NO_AUDIO,
             language=settings.language or "",
             prompt=settings.prompt or "",
-            seed=fresh_seed() & 0xFFFFFFFF,
+            seed=random_seed() & 0xFFFFFFFF,
             request_id=item_id,
         )
         return await transcribe_turn(

@@ -13,8 +13,8 @@ import msgspec
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.asgi import ClientGone
 from motet_gateway.http.problems import Problem
-from motet_gateway.openai.chat_images import lent
-from motet_gateway.openai.requests import fresh_seed
+from motet_gateway.openai.chat_images import leased_images
+from motet_gateway.openai.requests import random_seed
 from motet_gateway.operations.metrics import Track
 from motet_gateway.tenancy.tenant import Tenant, Ticket
 from motet_gateway.tenancy.usage import ReplyMeter, SpeechMeter, prompt_tokens
@@ -159,7 +159,7 @@ class Response:
 
     async def _stream(self, messages: list[dict[str, Any]]) -> Ending:
         plain, pictures = await shown(messages, self._service.config)
-        async with await lent(self._service, pictures) as images:
+        async with await leased_images(self._service, pictures) as images:
             request = msgspec.structs.replace(self._request(plain), images=images)
             meter = ReplyMeter(self._ticket, prompt_tokens(request))
             with self._service.metrics.begin(request.model, self._outcome, meter) as track:
@@ -195,7 +195,7 @@ class Response:
             text="",
             voice=audio.voice or "",
             speed=audio.speed,
-            seed=fresh_seed(),
+            seed=random_seed(),
         )
         calls: list[ToolCallDelta] = []
         spoken = SpeechMeter(self._ticket.audio)
@@ -235,7 +235,7 @@ class Response:
         settings, rights = self._settings, self._tenant.rights
         limit = None if settings.max_output_tokens == "inf" else settings.max_output_tokens
         tools = settings.wire_tools()
-        sampling = Sampling(temperature=settings.temperature, seed=fresh_seed())
+        sampling = Sampling(temperature=settings.temperature, seed=random_seed())
         return Chat(
             model=settings.model,
             messages=messages,

@@ -115,7 +115,7 @@ class ResponseQueue:
                 param="response",
             )
         session.service.admit(settings.model)
-        session.caller.tenant.call()
+        session.caller.tenant.count_request()
         self._start(settings, context, patch, in_band)
 
     def cancel(self, response_id: str | None) -> None:
