@@ -196,7 +196,7 @@ async def test_a_stream_has_the_picture_where_it_is_made(studio: Studio) -> None
             "tools[0].model",
             "is no diffusion model here",
         ),
-        ({"tools": [{**TOOL, "size": "big"}]}, 400, "tools[0].size", "is not auto"),
+        ({"tools": [{**TOOL, "size": "big"}]}, 400, "tools[0].size", "'big'"),
         ({"tools": [{**TOOL, "size": "30000x30000"}]}, 413, "tools[0].size", "is more than"),
         ({"tools": [{**TOOL, "steps": 0}]}, 400, "tools[0].steps", ">= 1"),
         ({"tools": [{**TOOL, "partial_images": 9}]}, 400, "tools[0].partial_images", "<= 8"),

@@ -162,9 +162,9 @@ async def test_nats_keeps_pictures_within_bounds(
             keep = await JetStreamStore.open(bus, 60, 60, 6)
             assert keep is not None
             name = await keep.put_image(b"small", "png")
-            assert await keep.picture(name) == b"small"
-            with pytest.raises(Unavailable, match="the picture cannot be kept"):
+            assert await keep.image(name) == b"small"
+            with pytest.raises(Unavailable, match="insufficient resources"):
                 await keep.put_image(bytes(2 << 20), "png")
-            assert await keep.picture(name) == b"small"
+            assert await keep.image(name) == b"small"
         finally:
             await bus.close()
