@@ -18,19 +18,19 @@ class GatewayConfig(ProcessConfig):
     host: str = setting("address to listen on", default="127.0.0.1")
     port: int = setting("port to listen on; 0: any free one", default=8000, min=0, max=65535)
     listen_fd: int | None = setting(
-        "listening socket that was inherited, instead of --port", default=None, min=3
+        "inherited file descriptor of a listening socket, instead of --port", default=None, min=3
     )
     api_key: str | None = setting(
-        "keys that clients must send; in a file: one per line", default=None, secret=True
+        "API keys that clients must send; in a file, one per line", default=None, secret=True
     )
     tenants_file: Path | None = setting(
-        "file of tenants, their keys and limits; read again when it changes", default=None
+        "file with tenants, their keys and limits; reloaded when it changes", default=None
     )
     allowed_origins: tuple[str, ...] = setting(
-        "sites whose pages may ask, such as https://x.example", default=()
+        "origins whose pages may use this server, such as https://x.example; *: all", default=()
     )
     allowed_hosts: tuple[str, ...] = setting(
-        "names of this server besides addresses, localhost and its machine's, such as chat.example; *: any",
+        "host names of this server besides addresses, localhost and the machine's name, such as chat.example; *: any",
         default=(),
     )
     trusted_proxies: tuple[str, ...] = setting(
@@ -41,16 +41,18 @@ class GatewayConfig(ProcessConfig):
         default=False,
     )
     tls_cert: Path | None = setting("certificate chain in PEM: serve https and wss", default=None)
-    tls_key: Path | None = setting("key of the certificate, in PEM", default=None)
+    tls_key: Path | None = setting("private key of the certificate, in PEM", default=None)
     insecure: bool = setting("allow a public --host without API keys", default=False)
-    max_connections: int = setting("connections at a time; more get 503", default=8192, min=1)
+    max_connections: int = setting(
+        "most connections at a time; more are refused with 503", default=8192, min=1
+    )
     max_connections_per_address: int = setting(
-        "connections of one address (IPv6: of a /64), behind trusted proxies its requests",
+        "most connections per address (IPv6: per /64); behind trusted proxies, most requests",
         default=2048,
         min=1,
     )
     max_head: Bytes = setting(
-        "largest head of a request: its line and header fields", default=2**16, min=1024
+        "largest request head: request line and header fields", default=2**16, min=1024
     )
     max_header_fields: int = setting(
         "most header fields of a request", default=100, min=10, max=1000
@@ -63,59 +65,67 @@ class GatewayConfig(ProcessConfig):
         "longest time without a request on a connection", default=75.0, min=0.1
     )
     body_timeout: Duration = setting(
-        "longest time for a body, besides what --body-rate gives it", default=20.0, min=0.1
+        "longest time for a body, extended by --body-rate", default=20.0, min=0.1
     )
     body_rate: Bytes = setting(
-        "bytes per second that prolong --body-timeout by one second", default=4096, min=1
+        "received bytes that extend --body-timeout by one second", default=4096, min=1
     )
     max_body: Bytes = setting("largest body of an HTTP request", default=32 * 2**20, min=1024)
     max_image: Bytes = setting("largest image file in a chat", default=20 * 2**20, min=1024)
     image_pixels: int = setting(
-        "pixels of an image at detail auto; 0: as many as the model takes", default=0, min=0
+        "most pixels of an image at detail auto; 0: the model's limit", default=0, min=0
     )
     remote_images: bool = setting(
         "fetch images by http(s) URLs, except from private addresses", default=False
     )
     image_timeout: Duration = setting("longest time to fetch an image", default=10.0, min=0.1)
-    max_upload: Bytes = setting("largest form with a sound file", default=25 * 2**20, min=1024)
+    max_upload: Bytes = setting("largest form with an audio file", default=25 * 2**20, min=1024)
     upload_memory: Bytes = setting(
-        "memory for sounds and images on their way", default=64 * 2**20, min=1024
+        "memory for uploaded audio and images while services read them",
+        default=64 * 2**20,
+        min=1024,
     )
     max_message: Bytes = setting(
         "largest WebSocket message, and largest realtime conversation", default=16 * 2**20
     )
-    max_streams: int = setting("replies generated at a time; more get 429", default=1024, min=1)
+    max_streams: int = setting(
+        "most replies generated at a time; more are refused with 429", default=1024, min=1
+    )
     max_inputs: int = setting("most texts of one request for embeddings", default=2048, min=1)
     max_sockets: int = setting(
-        "WebSocket sessions at a time; more are closed with 1013", default=1024, min=1
+        "most WebSocket sessions at a time; more are closed with 1013", default=1024, min=1
     )
     session_keep: Duration = setting(
-        "time that a session waits for a client whose socket broke", default=30.0, min=0.0
+        "time that a session is kept for reconnection after its socket broke", default=30.0, min=0.0
     )
     max_kept_sessions: int = setting(
-        "sessions that wait at a time; the oldest makes room", default=256, min=0
+        "most disconnected sessions that are kept; the oldest is ended first", default=256, min=0
     )
     session_memory: Bytes = setting(
-        "largest part of a session that a client can be told again", default=8 * 2**20, min=2**16
+        "most event data per session that is kept for replay after a reconnection",
+        default=8 * 2**20,
+        min=2**16,
     )
     request_timeout: Duration = setting("longest time for one reply", default=600.0, min=0.1)
     patience: Duration = setting(
-        "least time in which a broken reply waits for a service to return; longer where its start took longer",
+        "least time that a broken reply waits for its service to return; longer if its start took longer",
         default=5.0,
         min=0.0,
     )
     expect: tuple[str, ...] = setting(
-        "models that are to be served, as ROLE=MODEL, such as decode=pocket-chat; not ready before all have been",
+        "models expected to be served, as ROLE=MODEL, such as decode=pocket-chat; not ready until all are",
         default=(),
     )
     picture_ttl: Duration = setting(
-        "time that pictures with a URL are kept", default=3600.0, min=1.0
+        "time that images with a URL are stored", default=3600.0, min=1.0
     )
-    job_ttl: Duration = setting("time that jobs are kept, done or not", default=86_400.0, min=1.0)
+    job_ttl: Duration = setting(
+        "time that jobs are stored, finished or not", default=86_400.0, min=1.0
+    )
     job_patience: Duration = setting(
-        "time without a sign of life until a job is drawn elsewhere", default=15.0, min=1.0
+        "time without progress after which a job is given to another gateway", default=15.0, min=1.0
     )
-    jobs: int = setting("jobs that this gateway draws at a time", default=2, min=0)
+    jobs: int = setting("most image jobs that this gateway runs at a time", default=2, min=0)
     drain_timeout: Duration = setting(
         "time for running replies to end after SIGTERM", default=30.0, min=0.0
     )
@@ -124,7 +134,7 @@ class GatewayConfig(ProcessConfig):
         super().__post_init__()
         if not is_loopback(self.host) and not self.needs_key and not self.insecure:
             message = (
-                f"host: {self.host!r} can be reached by others; give --api-key-file (MOTET_API_KEY_FILE) or "
+                f"host: {self.host!r} can be reached from other machines; give --api-key-file (MOTET_API_KEY_FILE) or "
                 "--tenants-file (MOTET_TENANTS_FILE), or --insecure to serve everyone"
             )
             raise ConfigError(message, param="host")

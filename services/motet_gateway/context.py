@@ -43,8 +43,8 @@ class GatewayContext:
         self.limits = ConcurrencyLimits(config.max_streams)
         self.metrics = GatewayMetrics(metrics)
         self.readiness = Readiness(bus, self.limits)
-        self.looks = HeartbeatHistory(bus.directory)
-        bus.monitor.duties.append(self.looks.tick)
+        self.heartbeats = HeartbeatHistory(bus.directory)
+        bus.monitor.duties.append(self.heartbeats.tick)
         # Created before the authenticator reads the file, so that a change in between is noticed.
         self.tenants_file = (
             TenantsFile(path, self._use) if (path := config.tenants_file) is not None else None
@@ -57,11 +57,11 @@ class GatewayContext:
         )
         self.metrics.connections.set_function(lambda: self.connections.total)
         self.hosts = Hosts(config.allowed_hosts, config.host)
-        self.door = Authenticator(config, self.limits, self.metrics.tenants, clock)
+        self.authenticator = Authenticator(config, self.limits, self.metrics.tenants, clock)
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.sessions: Sessions[Any] = Sessions(config.session_keep, config.max_kept_sessions)
         self.metrics.sockets.set_function(lambda: self.sessions.connected)
-        self.keep: JetStreamStore | None = None  # set if NATS has JetStream
+        self.store: JetStreamStore | None = None  # set if NATS has JetStream
         self.jobs: ImageJobs | None = None
         self._uploads: asyncio.Task[BlobStore] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -77,9 +77,9 @@ class GatewayContext:
 
         Sessions whose key is no longer accepted are closed.
         """
-        self.door.use(tenants)
+        self.authenticator.use(tenants)
         for session in self.sessions:
-            if not self.door.still_takes(session.caller):
+            if not self.authenticator.accepts(session.caller):
                 leaving = asyncio.create_task(
                     session.expel("the API key is no longer accepted"), name="expel"
                 )
@@ -112,18 +112,18 @@ class GatewayContext:
             self._uploads = asyncio.create_task(store.start(), name="uploads")
         return await asyncio.shield(self._uploads)
 
-    async def open_keep(self) -> None:
+    async def open_store(self) -> None:
         """Open the store of images, and run image jobs, if NATS has JetStream."""
         config = self.config
-        self.keep = await JetStreamStore.open(
+        self.store = await JetStreamStore.open(
             self.bus,
             config.picture_ttl,
             config.job_ttl,
             config.job_patience,
-            lambda owner: self.door.limits_of(owner).stored_bytes,
+            lambda owner: self.authenticator.limits_of(owner).stored_bytes,
         )
-        if self.keep is not None:
-            self.jobs = ImageJobs(self.bus, self.keep, self.uploads, config.request_timeout)
+        if self.store is not None:
+            self.jobs = ImageJobs(self.bus, self.store, self.uploads, config.request_timeout)
             self.jobs.start(config.jobs)
 
     async def close(self) -> None:

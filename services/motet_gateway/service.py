@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _TICKS = 10.0  # iterations of uvicorn's main loop per second
 _BACKLOG = 2048
 _CLOSING = 2  # seconds for clients to read their last bytes
-_LAST_CALL = 1.0  # seconds in which connections that will be closed still accept requests
+_FINAL_ACCEPT = 1.0  # seconds in which connections that will be closed still accept requests
 
 
 class Gateway(Actor):
@@ -59,7 +59,7 @@ class Gateway(Actor):
         self.service = GatewayContext(
             self.config, self.bus, self.metrics or Metrics(self.role, self.bus.instance)
         )
-        await self.service.open_keep()
+        await self.service.open_store()
         self.service.watch()
         if self.config.listen_fd is not None:
             await asyncio.sleep(HEARTBEAT_EVERY + 0.1)  # discover all instances before serving
@@ -123,7 +123,7 @@ class Gateway(Actor):
             raise RuntimeError(
                 f"{self.service.limits.active} active replies: a slot was released twice"
             )
-        self.service.door.check_integrity()
+        self.service.authenticator.check_integrity()
 
     def _on_server_end(self, task: asyncio.Task[None]) -> None:
         """Crash the process if the HTTP server ends without a request to stop."""
@@ -189,7 +189,7 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         self._state.leaving = True
-        await asyncio.sleep(_LAST_CALL)
+        await asyncio.sleep(_FINAL_ACCEPT)
         for connection in list(self.server_state.connections):
             if isinstance(connection, ChunkProtocol) and not connection.has_unread:
                 connection.shutdown()
@@ -255,7 +255,7 @@ def _inherited(fd: int) -> socket.socket:
         listener = socket.socket(fileno=fd)
     except OSError as error:
         message = (
-            f"listen_fd: {fd} is no socket: {error.strerror}; leave it out to listen on --port"
+            f"listen_fd: {fd} is not a socket: {error.strerror}; leave it out to listen on --port"
         )
         raise ConfigError(message, param="listen_fd") from None
     listener.setblocking(False)

@@ -68,9 +68,8 @@ async def test_the_own_network_is_refused_before_a_connection(host: str) -> None
     server = await asyncio.start_server(lambda *_: met.append(True), "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        refusal = await refused(f"http://{host}:{port}/")
+        await refused(f"http://{host}:{port}/")
     assert not met
-    assert "not on the open Internet" in str(refusal) or "cannot be fetched" in str(refusal)
 
 
 @pytest.mark.parametrize(

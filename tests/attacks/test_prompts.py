@@ -72,7 +72,7 @@ class Attacked:
         return self.ask(key, messages=[{"role": "user", "content": text}], max_tokens=4, **fields)
 
     def tokens(self) -> int:
-        bucket = self.service.door.enter(
+        bucket = self.service.authenticator.authenticate(
             {"headers": [(b"authorization", f"Bearer {ACME}".encode())]}
         ).tenant.tokens
         assert bucket.bucket is not None
@@ -355,7 +355,7 @@ class Charged:
 
     tokens = 0
 
-    def charge_refused(self, tokens: int) -> None:
+    def charge_refusal(self, tokens: int) -> None:
         self.tokens += tokens
 
 
@@ -460,10 +460,11 @@ async def test_no_tenant_holds_all_threads_that_compile_grammars() -> None:
     try:
         async with longest_pause() as longest:
             attacks = [
-                asyncio.create_task(grammars.sentence(slow(i), tenant="greedy")) for i in range(6)
+                asyncio.create_task(grammars.grammar_state(slow(i), tenant="greedy"))
+                for i in range(6)
             ]
             await asyncio.sleep(0.05)
-            assert await grammars.sentence(Grammar(kind="regex", text="abc"), tenant="other")
+            assert await grammars.grammar_state(Grammar(kind="regex", text="abc"), tenant="other")
             assert sum(attack.done() for attack in attacks) <= 2
             assert longest[0] < 0.5
             for attack in attacks:

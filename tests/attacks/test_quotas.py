@@ -50,8 +50,8 @@ async def nats(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 def keep_of(gateway: Gateway) -> JetStreamStore:
     assert gateway.service is not None
-    assert gateway.service.keep is not None
-    return gateway.service.keep
+    assert gateway.service.store is not None
+    return gateway.service.store
 
 
 def check_refused(answer: httpx.Response) -> None:
@@ -66,43 +66,43 @@ def check_refused(answer: httpx.Response) -> None:
 async def test_pictures_are_bounded_for_each_tenant(nats: NatsServer, tmp_path: Path) -> None:
     async with serving(nats, tmp_path) as (gateway, _):
         keep = keep_of(gateway)
-        first = await keep.put_picture(bytes(60_000), "png", "acme")
+        first = await keep.put_image(bytes(60_000), "png", "acme")
         with pytest.raises(QuotaExceeded) as refusal:
-            await keep.put_picture(bytes(60_000), "png", "acme")
+            await keep.put_image(bytes(60_000), "png", "acme")
         problem = Problem.of(refusal.value)
         assert (problem.status, problem.code, problem.param) == (
             429,
             "insufficient_quota",
             "response_format",
         )
-        await keep.put_picture(bytes(60_000), "png", "other")
-        await keep.put_picture(bytes(60_000), "png")
+        await keep.put_image(bytes(60_000), "png", "other")
+        await keep.put_image(bytes(60_000), "png")
         assert keep.stored.used("acme") == 60_000
-        assert len(await keep.picture(first)) == 60_000
+        assert len(await keep.image(first)) == 60_000
     async with serving(nats, tmp_path) as (gateway, _):  # a restart forgets nothing
         keep = keep_of(gateway)
         with pytest.raises(QuotaExceeded):
-            await keep.put_picture(bytes(60_000), "png", "acme")
+            await keep.put_image(bytes(60_000), "png", "acme")
         assert keep.stored.used("other") == 60_000
-        await keep._pictures.delete(first)
+        await keep._images.delete(first)
         await asyncio.sleep(1.1)  # READ_EVERY
-        await keep.put_picture(bytes(60_000), "png", "acme")
+        await keep.put_image(bytes(60_000), "png", "acme")
 
 
 async def test_pictures_that_expired_leave_room(nats: NatsServer, tmp_path: Path) -> None:
     async with serving(nats, tmp_path, picture_ttl=1.0) as (gateway, _):
         keep = keep_of(gateway)
-        await keep.put_picture(bytes(90_000), "png", "acme")
+        await keep.put_image(bytes(90_000), "png", "acme")
         with pytest.raises(QuotaExceeded):
-            await keep.put_picture(bytes(90_000), "png", "acme")
+            await keep.put_image(bytes(90_000), "png", "acme")
         await asyncio.sleep(1.5)
-        await keep.put_picture(bytes(90_000), "png", "acme")
+        await keep.put_image(bytes(90_000), "png", "acme")
 
 
 async def test_many_at_a_time_do_not_pass_the_bound(nats: NatsServer, tmp_path: Path) -> None:
     async with serving(nats, tmp_path) as (gateway, _):
         keep = keep_of(gateway)
-        puts = (keep.put_picture(bytes(30_000), "png", "acme") for _ in range(10))
+        puts = (keep.put_image(bytes(30_000), "png", "acme") for _ in range(10))
         found = await asyncio.gather(*puts, return_exceptions=True)
         assert sum(isinstance(one, str) for one in found) == 3
         assert sum(isinstance(one, QuotaExceeded) for one in found) == 7

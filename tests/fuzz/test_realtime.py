@@ -247,7 +247,7 @@ def stage() -> Iterator[Stage]:
         yield Stage(runner, made)
         runner.run(settle(200))
         assert not made.service.limits.active, "nothing is left of any session"
-        made.service.door.check_integrity()
+        made.service.authenticator.check_integrity()
         runner.run(opened.__aexit__(None, None, None))
 
 

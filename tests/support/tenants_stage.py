@@ -50,7 +50,7 @@ class Limited:
         return await self.ask(key, **fields).done()
 
     def tenant(self, key: str = ACME) -> Any:
-        return self.made.service.door.enter(
+        return self.made.service.authenticator.authenticate(
             {"headers": [(b"authorization", f"Bearer {key}".encode())]}
         ).tenant
 

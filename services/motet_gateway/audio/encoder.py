@@ -15,7 +15,7 @@ from av.audio.stream import AudioStream
 from motet_media.audio import SAMPLE_BYTES, Resampler, a_law_encode, mu_law_encode, wav_header
 
 RATE = 24_000  # Hz of the PCM input
-TELEPHONE_RATE = 8_000
+G711_RATE = 8_000
 
 
 class Encoder(Protocol):
@@ -62,18 +62,18 @@ class Wav:
         return self.push(b"")
 
 
-_TELEPHONE = {"pcmu": "audio/PCMU", "pcma": "audio/PCMA"}
+_G711 = {"pcmu": "audio/PCMU", "pcma": "audio/PCMA"}
 
 
-class Telephone:
+class G711:
     """Encode G.711 at 8 kHz, one byte per sample, without a header."""
 
     heavy = True
 
     def __init__(self, law: str) -> None:
-        self.content_type = _TELEPHONE[law]
+        self.content_type = _G711[law]
         self._encode = mu_law_encode if law == "pcmu" else a_law_encode
-        self._resampler = Resampler(RATE, TELEPHONE_RATE)
+        self._resampler = Resampler(RATE, G711_RATE)
 
     def push(self, pcm: bytes) -> bytes:
         return self._encode(self._resampler.feed(pcm))
@@ -83,7 +83,7 @@ class Telephone:
 
 
 @dataclass(frozen=True)
-class Coding:
+class FFmpegSettings:
     """FFmpeg settings of a format; nothing may be held back, no header rewritten at the end."""
 
     content_type: str
@@ -93,29 +93,29 @@ class Coding:
     options: tuple[tuple[str, str], ...] = ()
 
 
-_CODINGS = {
-    "mp3": Coding(
+_FFMPEG = {
+    "mp3": FFmpegSettings(
         "audio/mpeg", "mp3", "libmp3lame", 64_000, (("write_xing", "0"), ("id3v2_version", "0"))
     ),
-    "opus": Coding("audio/ogg", "ogg", "libopus", 32_000, (("page_duration", "20000"),)),
-    "aac": Coding("audio/aac", "adts", "aac", 64_000),
-    "flac": Coding("audio/flac", "flac", "flac"),
+    "opus": FFmpegSettings("audio/ogg", "ogg", "libopus", 32_000, (("page_duration", "20000"),)),
+    "aac": FFmpegSettings("audio/aac", "adts", "aac", 64_000),
+    "flac": FFmpegSettings("audio/flac", "flac", "flac"),
 }
-FORMATS = (*_CODINGS, "wav", "pcm", *_TELEPHONE)
+FORMATS = (*_FFMPEG, "wav", "pcm", *_G711)
 
 
 def content_types() -> list[str]:
     """Return the content types of all formats."""
-    coded = [coding.content_type for coding in _CODINGS.values()]
-    return [*coded, Wav.content_type, Pcm.content_type, *_TELEPHONE.values()]
+    coded = [coding.content_type for coding in _FFMPEG.values()]
+    return [*coded, Wav.content_type, Pcm.content_type, *_G711.values()]
 
 
-class Coded:
+class FFmpegEncoder:
     """Encode with FFmpeg through PyAV."""
 
     heavy = True
 
-    def __init__(self, coding: Coding) -> None:
+    def __init__(self, coding: FFmpegSettings) -> None:
         self.content_type = coding.content_type
         self._sink = _Sink()
         options = {"flush_packets": "1", **dict(coding.options)}
@@ -167,5 +167,5 @@ def make_encoder(audio_format: str) -> Encoder:
     if audio_format == "wav":
         return Wav()
     if audio_format in ("pcmu", "pcma"):
-        return Telephone(audio_format)
-    return Coded(_CODINGS[audio_format])
+        return G711(audio_format)
+    return FFmpegEncoder(_FFMPEG[audio_format])

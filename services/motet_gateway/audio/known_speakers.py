@@ -22,15 +22,15 @@ def parse_known(form: Form) -> tuple[tuple[str, bytes], ...]:
     names, sounds = form.fields.get(NAMES, []), form.fields.get(SOUNDS, [])
     if len(names) != len(sounds):
         raise BadRequest(
-            f"`{NAMES}` has {len(names)} entries and `{SOUNDS}` {len(sounds)}: one each",
+            f"`{NAMES}` has {len(names)} entries and `{SOUNDS}` {len(sounds)}; give one reference per name",
             param=NAMES,
         )
     if len(names) > MOST:
         raise BadRequest(
-            f"`{NAMES}` has {len(names)} entries; at most {MOST} are possible", param=NAMES
+            f"`{NAMES}` has {len(names)} entries; at most {MOST} are allowed", param=NAMES
         )
     if "" in names or len(set(names)) < len(names):
-        raise BadRequest(f"`{NAMES}` must be different, none of them empty", param=NAMES)
+        raise BadRequest(f"`{NAMES}` must be distinct and not empty", param=NAMES)
     return tuple(
         (name, _decoded(number, url))
         for number, (name, url) in enumerate(zip(names, sounds, strict=True))
@@ -44,7 +44,7 @@ def _decoded(number: int, url: str) -> bytes:
             raise ValueError
         return base64.b64decode(data, validate=True)
     except (ValueError, binascii.Error):
-        message = f"`{SOUNDS}[{number}]` {url[:30]!r} is no data URL; send data:audio/wav;base64,… of a sound file"
+        message = f"`{SOUNDS}[{number}]` {url[:30]!r} is not a data URL; send data:audio/wav;base64,… of a sound file"
         raise BadRequest(message, param=SOUNDS) from None
 
 

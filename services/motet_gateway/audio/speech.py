@@ -72,7 +72,7 @@ async def speech(service: GatewayContext, http: Exchange) -> None:
                     (b"content-type", encoder.content_type.encode()),
                     (b"x-accel-buffering", b"no"),
                 ]
-                spoken = _Spoken(service, http, body, encoder, ticket)
+                spoken = _SpeechStream(service, http, body, encoder, ticket)
                 await spoken.run(lambda data: http.write(data))
                 await http.finish(await spoken.rest())
 
@@ -81,7 +81,7 @@ async def _events(
     service: GatewayContext, http: Exchange, body: SpeechBody, encoder: Encoder, ticket: Ticket
 ) -> None:
     """Send `speech.audio.delta`s and one `speech.audio.done`, which has the times of words too."""
-    spoken = _Spoken(service, http, body, encoder, ticket)
+    spoken = _SpeechStream(service, http, body, encoder, ticket)
     try:
         await spoken.run(lambda data: http.write(_delta(data)))
         rest = await spoken.rest()
@@ -92,7 +92,7 @@ async def _events(
         await http.finish(error_event(Problem.of(error)))
 
 
-class _Spoken:
+class _SpeechStream:
     """Run one text through the pipeline and an encoder."""
 
     def __init__(

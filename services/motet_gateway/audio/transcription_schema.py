@@ -72,7 +72,7 @@ def parse_audio(form: Form, task: Task) -> AudioBody:
             raise UnsupportedParameter(f"unknown parameter `{name}`; remove it", param=name)
     speech, vad = parse_chunking(form)
     if form.file is None:
-        raise BadRequest("`file` is required: the sound, as a file of the form", param="file")
+        raise BadRequest("`file` is required; send the audio as a file of the form", param="file")
     body = AudioBody(
         file=form.file,
         filename=form.filename,
@@ -110,7 +110,7 @@ def _check_together(body: AudioBody, has_granularities: bool) -> None:
         raise BadRequest(message, param="timestamp_granularities")
     if body.stream and body.format in ("srt", "vtt", "text"):
         raise BadRequest(
-            f"`stream` sends events; they are no {body.format}: leave one out",
+            f"`response_format` {body.format} cannot be streamed; send json, or leave out `stream`",
             param="response_format",
         )
     if body.known and body.format != DIARIZED:

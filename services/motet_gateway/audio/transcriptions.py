@@ -13,7 +13,7 @@ from motet_gateway.http.problems import Problem
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.prompts import check_prompt
 from motet_gateway.openai.render import error_event
-from motet_gateway.openai.requests import fresh_seed
+from motet_gateway.openai.requests import random_seed
 from motet_gateway.tenancy.tenant import SECOND
 from motet_gateway.tenancy.usage import settled
 from motet_media.pool import decoding
@@ -55,7 +55,7 @@ async def _answer(service: GatewayContext, http: Exchange, task: Task) -> None:
         claimed = await decoding(claimed_seconds, body.file)
     expected = int(max(claimed, SHORTEST) * SECOND)
     with http.tenant.take(audio=expected) as ticket:
-        transcript = _Transcript(service, http, body)
+        transcript = _TranscriptionCall(service, http, body)
         with settled(ticket.audio, expected, lambda: transcript.length):
             await (transcript.stream() if body.stream else transcript.collect())
 
@@ -70,7 +70,7 @@ async def _check(service: GatewayContext, body: AudioBody) -> None:
         await decoding(check_sounds, body.known)
 
 
-class _Transcript:
+class _TranscriptionCall:
     """Transcribe one file."""
 
     def __init__(self, service: GatewayContext, http: Exchange, body: AudioBody):
@@ -145,6 +145,6 @@ class _Transcript:
             prompt=body.prompt,
             temperature=body.temperature,
             words=body.words,
-            seed=fresh_seed() & 0xFFFFFFFF,
+            seed=random_seed() & 0xFFFFFFFF,
             request_id=self._http.request_id,
         )

@@ -93,7 +93,10 @@ class App:
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         socket = scope["type"] == "websocket"
-        if not socket and (allowed := self._service.door.origins.preflight(scope)) is not None:
+        if (
+            not socket
+            and (allowed := self._service.authenticator.origins.preflight(scope)) is not None
+        ):
             await allowed(scope, receive, send)
             return
         route = self.routes.find(SOCKET if socket else scope["method"], scope["path"])
@@ -116,20 +119,20 @@ class App:
             await refuse_upgrade(problem, scope, receive, send)
             return
         http = Exchange(scope, receive, send)
-        http.told = lambda: self._service.door.origins.headers(scope)
+        http.told = lambda: self._service.authenticator.origins.headers(scope)
         await http.fail(problem)
 
     async def _small(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
         """Authenticate the request, check its access and let FastAPI answer it."""
-        door, tenant = self._service.door, None
+        door, tenant = self._service.authenticator, None
         if route.access is Access.PUBLIC:
             await self._api(scope, receive, send)
             return
         try:
-            tenant = door.enter(scope).tenant
-            door.admit(tenant, route.access)
+            tenant = door.authenticate(scope).tenant
+            door.authorize(tenant, route.access)
         except MotetError as error:
-            await _keep_back(error, tenant)
+            await _delay_refusal(error, tenant)
             http = Exchange(scope, receive, send)
             http.told = lambda: _told(door, tenant, scope)
             problem = Problem.of(error)
@@ -156,13 +159,13 @@ class App:
             telemetry.request_id.reset(token)
 
     async def _answer(self, route: Route, http: Exchange) -> None:
-        door, tenant = self._service.door, None
+        door, tenant = self._service.authenticator, None
         http.strict = self._service.config.strict
         http.told = lambda: door.origins.headers(http.scope)
         try:
-            http.tenant = tenant = door.enter(http.scope).tenant
+            http.tenant = tenant = door.authenticate(http.scope).tenant
             http.told = lambda: _told(door, tenant, http.scope)
-            door.admit(tenant, route.access)
+            door.authorize(tenant, route.access)
             with telemetry.span("gateway" + route.path, parent=_trace(http.scope)):
                 await route.handler(self._service, http)  # type: ignore[misc]
         except ClientGone:
@@ -173,11 +176,11 @@ class App:
             if http.started and not http.sends_events:
                 # An audio body cannot carry an error: left unterminated, it breaks the connection.
                 http.status = problem.status
-                log.warning("%s breaks off: %s", http.scope["path"], problem.message)
+                log.warning("%s aborted after its start: %s", http.scope["path"], problem.message)
             elif http.started:
                 await http.finish(error_event(problem))
             else:
-                await _keep_back(error, tenant)
+                await _delay_refusal(error, tenant)
                 await http.fail(problem)
 
 
@@ -235,7 +238,7 @@ def build_api(routers: Iterable[Router]) -> FastAPI:
 
     @api.exception_handler(MotetError)
     async def known(request: Request, error: MotetError) -> Response:
-        await _keep_back(error, getattr(request.state, "tenant", None))
+        await _delay_refusal(error, getattr(request.state, "tenant", None))
         return _problem_response(error, request.url.path)
 
     @api.exception_handler(RequestValidationError)
@@ -270,7 +273,7 @@ class _Page(StaticFiles):
         return response
 
 
-async def _keep_back(error: Exception, tenant: Tenant | None) -> None:
+async def _delay_refusal(error: Exception, tenant: Tenant | None) -> None:
     """Delay the refusal of a rate-limited tenant that retries too often."""
     if tenant is not None and isinstance(error, RateLimited):
         await asyncio.sleep(tenant.refusal_delay())

@@ -58,13 +58,16 @@ class Hosts:
         found = _NETLOC.fullmatch(text)
         if found is None:
             raise BadRequest(
-                f"the header `Host` is {text[:100]!r}, which is no host; send HOST:PORT",
+                f"the header `Host` is {text[:100]!r}, which is not a valid host; send HOST:PORT",
                 param="Host",
             )
         address, name, _ = found.groups()
         host = address or name.removesuffix(".")
         if not (self._any or (_is_address(host) if address else self._is_known(host))):
-            message = f"{host[:100]!r} is no name of this server; accept it with --allowed-hosts (MOTET_ALLOWED_HOSTS)"
+            message = (
+                f"{host[:100]!r} is not a name of this server; "
+                "allow it with --allowed-hosts (MOTET_ALLOWED_HOSTS)"
+            )
             raise HostNotAllowed(message, param="Host")
         return text
 
@@ -94,7 +97,7 @@ def _entry(given: str) -> str:
     """
     name = re.sub(r":[0-9]+$", "", given.lower()).removesuffix(".")
     if not _NAME.fullmatch(name):
-        message = f"allowed_hosts: {given!r} is no host name"
+        message = f"allowed_hosts: {given!r} is not a host name"
         message += "; give names such as chat.example or *.example, or * for all"
         raise ConfigError(message, param="allowed_hosts")
     return name

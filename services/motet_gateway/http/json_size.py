@@ -37,7 +37,7 @@ def check_json(
     plain = _outside_strings(text)
     if plain is not None and _fits(plain, entries):
         return
-    tenant.charge_refused(min(len(text) // 4, _CHARGED))
+    tenant.charge_refusal(min(len(text) // 4, _CHARGED))
     raise TooManyValues(
         f"the JSON has more than {entries} values, or more than {MAX_GROUPS} arrays and objects; "
         "send fewer at a time",

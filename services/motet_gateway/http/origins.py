@@ -14,7 +14,7 @@ from .asgi import Headers, Scope, header
 from .problems import ForbiddenOrigin
 
 ANY = "*"
-_TOLD = (
+_EXPOSED = (
     "x-request-id",
     "retry-after",
     "server-timing",
@@ -44,7 +44,7 @@ class Origins:
             allow_origins=allowed,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=_TOLD,
+            expose_headers=_EXPOSED,
         )
 
     def check(self, scope: Scope, *, keyed: bool) -> None:
@@ -59,11 +59,11 @@ class Origins:
             return
         if not keyed:
             raise ForbiddenOrigin(
-                f"a page of {origin} may not use this server; set an API key, or name it (--allowed-origins)"
+                f"pages of {origin} may not use this server; set an API key, or allow the origin (--allowed-origins)"
             )
         if self._allowed:
             raise ForbiddenOrigin(
-                f"a page of {origin} may not use this server; name it (--allowed-origins)"
+                f"pages of {origin} may not use this server; allow the origin (--allowed-origins)"
             )
 
     def headers(self, scope: Scope) -> Headers:
@@ -78,7 +78,7 @@ class Origins:
                 b"access-control-allow-origin",
                 ANY.encode() if self._cors.allow_all_origins else origin,
             ),
-            (b"access-control-expose-headers", ", ".join(_TOLD).encode()),
+            (b"access-control-expose-headers", ", ".join(_EXPOSED).encode()),
             (b"vary", b"Origin"),
         ]
 
@@ -105,5 +105,5 @@ def _check(origin: str) -> None:
     if origin != ANY and (
         parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin
     ):
-        message = f"allowed_origins: {origin!r} is no origin; give https://HOST or https://HOST:PORT, or * for all"
+        message = f"allowed_origins: {origin!r} is not an origin; give https://HOST or https://HOST:PORT, or * for all"
         raise ConfigError(message, param="allowed_origins")

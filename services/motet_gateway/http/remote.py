@@ -83,13 +83,13 @@ class _Guarded(httpcore.AsyncNetworkBackend):
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = [str(entry[4][0]) for entry in found]
         if not addresses or not all(self._allowed(address) for address in addresses):
-            raise _Refused(f"{host} is not on the open Internet")
+            raise _Refused(f"{host} does not resolve to public addresses")
         return await self._inner.connect_tcp(
             addresses[0], port, timeout, local_address, socket_options
         )
 
     async def connect_unix_socket(self, *args: Any, **options: Any) -> httpcore.AsyncNetworkStream:
-        raise _Refused("a socket of this machine")
+        raise _Refused("a Unix socket is not allowed")
 
     async def sleep(self, seconds: float) -> None:
         await self._inner.sleep(seconds)
@@ -134,7 +134,10 @@ async def _follow(url: str, param: str, most: int, allowed: Allowed) -> bytes:
     ) as pool:
         for _ in range(MAX_REDIRECTS + 1):
             if not url.isascii():
-                message = f"`{param}`: {url[:200]!a} is no URL: give the host as xn--…, all else percent-encoded"
+                message = (
+                    f"`{param}`: {url[:200]!a} is not an ASCII URL; "
+                    "write the host as xn--… and percent-encode the rest"
+                )
                 raise BadRequest(message, param=param)
             if urlsplit(url).scheme.lower() not in ("http", "https"):
                 raise _Refused(f"{url[:200]} is neither http nor https")
@@ -149,10 +152,12 @@ async def _follow(url: str, param: str, most: int, allowed: Allowed) -> bytes:
                     continue
                 if response.status != 200:
                     raise BadRequest(
-                        f"`{param}`: {url[:200]} answers {response.status}", param=param
+                        f"`{param}`: {url[:200]} returned status {response.status}", param=param
                     )
                 return await _body(response.aiter_stream(), param, most)
-    raise BadRequest(f"`{param}`: leads through more than {MAX_REDIRECTS} redirects", param=param)
+    raise BadRequest(
+        f"`{param}`: more than {MAX_REDIRECTS} redirects; give the final URL", param=param
+    )
 
 
 def _host(url: str) -> str:

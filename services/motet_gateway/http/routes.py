@@ -101,7 +101,9 @@ class RouteTable:
             return route
         allowed = [name for name in methods if name != SOCKET]
         if method == SOCKET or not allowed:
-            raise NotFound(f"{method} {path[:_MOST_SHOWN]}: there is no such path here")
+            raise NotFound(
+                f"{method} {path[:_MOST_SHOWN]}: unknown path; GET /openapi.json lists all paths"
+            )
         allow = ", ".join([*allowed, "HEAD"] if "GET" in allowed else allowed)
         raise MethodNotAllowed(f"{path[:_MOST_SHOWN]} takes {allow}, not {method}", allow)
 

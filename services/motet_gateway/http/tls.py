@@ -27,7 +27,7 @@ def check_tls(cert: Path, key: Path) -> None:
             message = f"tls_key: {str(key)!r} is not the key of the certificate {str(cert)!r}"
             message += "; give the one made with it"
             raise ConfigError(message, param="tls_key") from None
-        message = f"tls_cert: {str(cert)!r} and {str(key)!r} are no certificate and key in PEM ({error.reason})"
+        message = f"tls_cert: {str(cert)!r} and {str(key)!r} are not a certificate and key in PEM ({error.reason})"
         raise ConfigError(
             f"{message}; give the chain, own certificate first, and its key", param="tls_cert"
         ) from None

@@ -30,7 +30,7 @@ _SHORT = [bytes((_TEXT, size)) for size in range(126)]
 _MEDIUM = bytes((_TEXT, 126))
 _LONG = bytes((_TEXT, 127))
 _MARK_BYTES = 8  # uvicorn's own pings carry four
-_LAST_WORDS = 2.0  # seconds for the close frame of a peer that answers no pings
+_CLOSE_FRAME_TIMEOUT = 2.0  # seconds for the close frame of a peer that answers no pings
 
 
 class BurstProtocol(WebSocketsSansIOProtocol):
@@ -62,7 +62,7 @@ class BurstProtocol(WebSocketsSansIOProtocol):
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
         # A full buffer would never be flushed, and the application would not see the disconnect.
-        self.loop.call_later(_LAST_WORDS, self.transport.abort)
+        self.loop.call_later(_CLOSE_FRAME_TIMEOUT, self.transport.abort)
 
     def check_time(self, now: float) -> None:
         """Abort the connection if its client delays the closing; `now` is on the loop's clock."""

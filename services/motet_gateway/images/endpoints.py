@@ -19,12 +19,12 @@ from motet_gateway.http.problems import Problem
 from motet_gateway.openai.aliases import model_of
 from motet_gateway.openai.render import error_event
 from motet_gateway.tenancy.tenant import Ticket
-from motet_gateway.tenancy.usage import PictureMeter
+from motet_gateway.tenancy.usage import ImageMeter
 from motet_pipelines.images.draw import ROLE, Drawn, draw
 from motet_shared.errors import MotetError
 from motet_shared.messages import DenoisingProgress, Draw
 
-from .jobs_endpoints import picture_url
+from .jobs_endpoints import image_url_of
 from .schema import FILES, GenerationBody, ImageBody, check, edit_body, requests
 
 _generation = Decoder(GenerationBody)
@@ -36,23 +36,23 @@ async def generations(service: GatewayContext, http: Exchange) -> None:
     data = await http.body(service.config.max_body)
     check_json(data, http.tenant, "prompt")
     body = _generation.decode(data, http.hints("images"))
-    await _answer(_Pictures(service, http, body, "image_generation"))
+    await _answer(_ImageCall(service, http, body, "image_generation"))
 
 
 async def edits(service: GatewayContext, http: Exchange) -> None:
     """Generate images from an image, a prompt and an optional mask of the editable area."""
     form = await read_form(http, service.config.max_upload, FILES, "images")
     body, image, mask = edit_body(form)
-    await _answer(_Pictures(service, http, body, "image_edit", image, mask))
+    await _answer(_ImageCall(service, http, body, "image_edit", image, mask))
 
 
-async def _answer(pictures: _Pictures) -> None:
+async def _answer(pictures: _ImageCall) -> None:
     count = len(pictures.requests)
     with pictures.http.tenant.take(count, images=count) as ticket:
         await (pictures.stream(ticket) if pictures.body.stream else pictures.collect(ticket))
 
 
-class _Pictures:
+class _ImageCall:
     """Generate the images of one call, each as a stream of its own.
 
     Raises BadRequest or a subclass for an invalid request, Draining while stopping, and the errors
@@ -68,7 +68,7 @@ class _Pictures:
         image: bytes | None = None,
         mask: bytes | None = None,
     ):
-        check(body, kept=service.keep is not None)
+        check(body, kept=service.store is not None)
         service.check_open()
         self.service, self.http, self.body = service, http, body
         self._action, self._files = action, {"image": image, "mask": mask}
@@ -79,42 +79,43 @@ class _Pictures:
 
     async def collect(self, ticket: Ticket) -> None:
         """Send all images in one JSON body."""
-        if self.body.response_format == "url" and (keep := self.service.keep) is not None:
-            await keep.check_room(
+        if self.body.response_format == "url" and (store := self.service.store) is not None:
+            await store.check_room(
                 self.http.tenant.owner, 1, "response_format"
             )  # before any image is generated
         async with self.http.while_connected():
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [
-                        group.create_task(self._drawn(request, ticket)) for request in self.requests
+                        group.create_task(self._generate(request, ticket))
+                        for request in self.requests
                     ]
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
             drawn = [task.result() for task in tasks]
-            data = [await self._told(one) for one in drawn]
-            answer = {"created": self._created, "data": data, **self._shape(drawn[0])}
+            data = [await self._entry(one) for one in drawn]
+            answer = {"created": self._created, "data": data, **self._as_dict(drawn[0])}
             await self.http.reply(200, msgspec.json.encode(answer))
 
-    async def _told(self, drawn: Drawn) -> dict[str, str]:
+    async def _entry(self, drawn: Drawn) -> dict[str, str]:
         """Return an image's entry of the answer: its data, or a URL that expires."""
-        keep = self.service.keep
-        if self.body.response_format == "url" and keep is not None:
-            name = await keep.put_picture(
+        store = self.service.store
+        if self.body.response_format == "url" and store is not None:
+            name = await store.put_image(
                 drawn.data, self.requests[0].format, self.http.tenant.owner
             )
-            return {"url": picture_url(self.http.scope, name)}
+            return {"url": image_url_of(self.http.scope, name)}
         return {"b64_json": _base64(drawn.data)}
 
     async def stream(self, ticket: Ticket) -> None:
         """Send server-sent events: previews and progress, then the image."""
         try:
             async with self.http.while_connected():
-                drawn = await self._drawn(self.requests[0], ticket, told=True)
+                drawn = await self._generate(self.requests[0], ticket, progress=True)
                 picture = {
                     "b64_json": _base64(drawn.data),
                     "created_at": self._created,
-                    **self._shape(drawn),
+                    **self._as_dict(drawn),
                 }
                 await self.http.finish(self._event("completed", picture))
         except MotetError as error:
@@ -122,9 +123,9 @@ class _Pictures:
                 raise
             await self.http.finish(error_event(Problem.of(error)))
 
-    async def _drawn(self, request: Draw, ticket: Ticket, *, told: bool = False) -> Drawn:
+    async def _generate(self, request: Draw, ticket: Ticket, *, progress: bool = False) -> Drawn:
         drawn, config = Drawn(), self.service.config
-        strokes = draw(
+        steps = draw(
             self.service.bus,
             await self.service.uploads(),
             request,
@@ -133,30 +134,28 @@ class _Pictures:
             deadline=config.request_timeout,
             patience=config.patience,
         )
-        with PictureMeter(ticket.images) as meter:
-            async with aclosing(strokes):
-                async for stroke in strokes:
-                    meter.stroke()
-                    if told:
-                        await self._tell(stroke)
+        with ImageMeter(ticket.images) as meter:
+            async with aclosing(steps):
+                async for step in steps:
+                    meter.begin()
+                    if progress:
+                        await self._send_progress(step)
         return drawn
 
-    async def _tell(self, stroke: DenoisingProgress) -> None:
-        if stroke.preview:
+    async def _send_progress(self, step: DenoisingProgress) -> None:
+        if step.preview:
             partial = {
-                "b64_json": _base64(stroke.preview),
+                "b64_json": _base64(step.preview),
                 "created_at": int(time.time()),
                 "partial_image_index": self._previews,
-                **self._shape(),
+                **self._as_dict(),
             }
             self._previews += 1
             await self.http.write(self._event("partial_image", partial))
         if self.body.progress:
-            await self.http.write(
-                self._event("progress", {"step": stroke.step, "steps": stroke.steps})
-            )
+            await self.http.write(self._event("progress", {"step": step.step, "steps": step.steps}))
 
-    def _shape(self, drawn: Drawn | None = None) -> dict[str, Any]:
+    def _as_dict(self, drawn: Drawn | None = None) -> dict[str, Any]:
         """Return the image properties of OpenAI's answers."""
         size = self.body.size or "auto" if drawn is None else f"{drawn.width}x{drawn.height}"
         kind = self.requests[0].format

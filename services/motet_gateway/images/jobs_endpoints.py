@@ -25,12 +25,12 @@ from motet_gateway.http.routes import Access, Router
 from motet_gateway.tenancy.tenant import Tenant
 from motet_shared.errors import Unavailable
 
-from .jobs import ImageJobs, JobNote, public_id
+from .jobs import ImageJobs, JobRecord, public_id
 from .schema import GenerationBody
 
 _ID = "[A-Za-z0-9_-]{1,64}"
 _NO_STORE = (
-    "pictures and jobs are not kept here; the server needs JetStream (motet up --store FOLDER)"
+    "images and jobs are not stored here; the server needs JetStream (motet up --store FOLDER)"
 )
 
 
@@ -46,7 +46,7 @@ class JobBody(GenerationBody, kw_only=True):
 _decoder = Decoder(JobBody)
 
 
-def picture_url(scope: Scope, name: str) -> str:
+def image_url_of(scope: Scope, name: str) -> str:
     """Return the URL of a stored image, with the host that the client used."""
     return f"{scope.get('scheme', 'http')}://{checked_host(scope)}/images/{name}"
 
@@ -71,9 +71,9 @@ async def submit(service: GatewayContext, http: Exchange) -> None:
     with http.tenant.take(
         images=0 if await jobs.has(job) else count
     ) as ticket:  # a job is charged once
-        note, fresh = await jobs.submit(job, GenerationBody(**fields))
-        ticket.images.use(count if fresh else 0)
-    await http.reply(202, msgspec.json.encode(_shape(note, None, http.scope)))
+        record, is_new = await jobs.submit(job, GenerationBody(**fields))
+        ticket.images.use(count if is_new else 0)
+    await http.reply(202, msgspec.json.encode(_as_dict(record, None, http.scope)))
 
 
 def jobs_router(service: GatewayContext) -> Router:
@@ -81,22 +81,22 @@ def jobs_router(service: GatewayContext) -> Router:
 
     @router.get("/v1/images/jobs/{job}", Access.TENANT)
     async def job_status(job: str, request: Request) -> dict[str, Any]:
-        note, position = await jobs_of(service).status(_owned(job, request.state.tenant))
-        return _shape(note, position, request.scope)
+        record, position = await jobs_of(service).status(_owned(job, request.state.tenant))
+        return _as_dict(record, position, request.scope)
 
     @router.delete("/v1/images/jobs/{job}", Access.TENANT)
     async def cancel_job(job: str, request: Request) -> dict[str, Any]:
-        return _shape(
+        return _as_dict(
             await jobs_of(service).cancel(_owned(job, request.state.tenant)), None, request.scope
         )
 
     @router.get("/images/{name}", Access.PUBLIC)
-    async def kept_picture(name: str) -> Response:
+    async def stored_image(name: str) -> Response:
         """Return an image without authentication: its name is unguessable."""
-        if service.keep is None:
+        if service.store is None:
             raise Unavailable(_NO_STORE)
         kind = name.rpartition(".")[2]
-        data = await service.keep.picture(name)
+        data = await service.store.image(name)
         headers = {"cache-control": "private, immutable", "x-content-type-options": "nosniff"}
         return Response(data, media_type=f"image/{kind}", headers=headers)
 
@@ -109,21 +109,21 @@ def _owned(job: str, tenant: Tenant) -> str:
     Raises NotFound for a malformed id.
     """
     if not re.fullmatch(_ID, job):
-        raise NotFound(f"job {job[:60]!r} is not here; an id has letters, digits, _ and -")
+        raise NotFound(f"job {job[:60]!r} does not exist; an id has letters, digits, _ and -")
     return f"of.{tenant.owner}.{job}" if tenant.owner else job
 
 
-def _shape(note: JobNote, position: int | None, scope: Scope) -> dict[str, Any]:
+def _as_dict(record: JobRecord, position: int | None, scope: Scope) -> dict[str, Any]:
     return {
-        "id": public_id(note.id),
+        "id": public_id(record.id),
         "object": "image.job",
-        "created_at": note.created,
-        "status": note.status,
+        "created_at": record.created,
+        "status": record.status,
         "position": position,
-        "step": note.step,
-        "steps": note.steps,
-        "data": [{"url": picture_url(scope, name)} for name in note.pictures]
-        if note.status == "done"
+        "step": record.step,
+        "steps": record.steps,
+        "data": [{"url": image_url_of(scope, name)} for name in record.pictures]
+        if record.status == "done"
         else [],
-        "error": note.error,
+        "error": record.error,
     }

@@ -50,8 +50,8 @@ def check_options(options: ImageOptions) -> None:
     """Raise UnsupportedParameter for options that are valid but not supported here."""
     if options.background == "transparent":
         raise UnsupportedParameter(
-            "`background` transparent: pictures here are opaque", param="background"
+            "`background` transparent is not supported; send opaque or auto", param="background"
         )
     if options.quality in ("low", "high", "hd"):
-        message = f"`quality` {options.quality}: choose a number of `steps` instead"
+        message = f"`quality` {options.quality} is not supported; set `steps` instead"
         raise UnsupportedParameter(message, param="quality")

@@ -14,7 +14,7 @@ from msgspec import Meta
 from motet_gateway.http.decoding import explain
 from motet_gateway.http.fields import Int64
 from motet_gateway.http.multipart import Form
-from motet_gateway.openai.requests import fresh_seed
+from motet_gateway.openai.requests import random_seed
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Adapter, Draw
 
@@ -62,10 +62,10 @@ def edit_body(form: Form) -> tuple[EditBody, bytes, bytes | None]:
     """
     images, masks = form.files.get("image", []), form.files.get("mask", [])
     if len(images) != 1:
-        message = f"`image`: {len(images)} files; send one, as a file of the form: one picture is changed at a time"
+        message = f"`image`: {len(images)} files; send exactly one, as a file of the form"
         raise BadRequest(message, param="image")
     if len(masks) > 1:
-        raise BadRequest(f"`mask`: {len(masks)} files; send one, or none", param="mask")
+        raise BadRequest(f"`mask`: {len(masks)} files; send at most one", param="mask")
     return _converted(form), images[0], masks[0] if masks else None
 
 
@@ -86,7 +86,7 @@ def _listed(fields: dict[str, Any]) -> dict[str, Any]:
         return {"loras": msgspec.json.decode(fields["loras"])}
     except msgspec.DecodeError as error:
         message = (
-            f'`loras`: is no JSON ({error}); in a form, send a list such as [{{"name": "ink"}}]'
+            f'`loras`: is not JSON ({error}); in a form, send a list such as [{{"name": "ink"}}]'
         )
         raise BadRequest(message, param="loras") from None
 
@@ -98,16 +98,16 @@ def check(body: ImageBody, *, kept: bool) -> None:
     """
     if body.response_format == "url" and (body.stream or not kept):
         why = (
-            "a stream has none"
+            "a stream cannot return URLs"
             if body.stream
-            else "pictures are not kept here (motet up --store FOLDER)"
+            else "this server stores no images (motet up --store FOLDER)"
         )
-        message = f"`response_format` url: {why}; ask for b64_json"
+        message = f"`response_format` url: {why}; send b64_json"
         raise UnsupportedParameter(message, param="response_format")
     check_options(body)
     if body.stream and (body.n or 1) > 1:
         raise BadRequest(
-            f"`n` {body.n}: one picture is streamed at a time; leave `stream` or `n` out", param="n"
+            f"`n` {body.n}: a stream has one image; leave out `stream` or `n`", param="n"
         )
     if body.partial_images and not body.stream:
         raise BadRequest("`partial_images` needs `stream`", param="partial_images")
@@ -119,18 +119,18 @@ def requests(body: ImageBody, model: str, request_id: str) -> list[Draw]:
     The seed is fixed here, so that an image that fails over stays the same.
     """
     base = msgspec.structs.replace(
-        brush(body, model, request_id),
+        image_request(body, model, request_id),
         prompt=body.prompt,
         strength=body.strength if isinstance(body, EditBody) else None,
     )
-    seed = fresh_seed() if body.seed is None else body.seed
+    seed = random_seed() if body.seed is None else body.seed
     return [
         msgspec.structs.replace(base, seed=(seed + index) & _SEED_MASK)
         for index in range(body.n or 1)
     ]
 
 
-def brush(options: ImageOptions, model: str, request_id: str) -> Draw:
+def image_request(options: ImageOptions, model: str, request_id: str) -> Draw:
     """Return a request with the image options but without prompt and seed."""
     width, height = _size(options.size)
     return Draw(
@@ -157,6 +157,7 @@ def _size(size: str | None) -> tuple[int, int]:
     match = _SIZE.fullmatch(size)
     if match is None:
         raise BadRequest(
-            f"`size` {size[:40]!r} is not auto, nor like 512x512 (width x height)", param="size"
+            f"`size` {size[:40]!r} must be auto or WIDTHxHEIGHT in pixels, such as 512x512",
+            param="size",
         )
     return int(match[1]), int(match[2])

@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_QUEUE, _NOTES, _PICTURES = "motet_jobs", "motet_job_records", "motet_pictures"
+_QUEUE, _RECORDS, _IMAGES = "motet_jobs", "motet_job_records", "motet_pictures"
 _CONSUMER = "draw"
 _TIMEOUT = 12.0  # seconds for an answer of JetStream, long enough for a pause of NATS
 ERRORS = (nats.errors.Error, nats.js.errors.Error, TimeoutError)
 
 
-_BESIDE = ("seq.", "stop.")  # prefixes of keys that accompany a job's note
+_COMPANION_KEYS = ("seq.", "stop.")  # prefixes of keys that accompany a job's record
 
 
 def owner_of(job: str) -> str:
@@ -82,12 +82,12 @@ class _Info(Struct):
 
 
 class JetStreamStore:
-    """Hold the job queue (`queue`), the note of each job (`notes`), and images by name."""
+    """Hold the job queue (`queue`), the record of each job (`records`), and images by name."""
 
     def __init__(
         self,
         client: Client,
-        notes: KeyValue,
+        records: KeyValue,
         pictures: ObjectStore,
         patience: float,
         ttls: tuple[float, float],
@@ -96,7 +96,7 @@ class JetStreamStore:
         self._client, self._js = client, client.jetstream(timeout=_TIMEOUT)
         self._picture_ttl, self._job_ttl = ttls
         self.stored = Stored(self._entries, limit_of)
-        self.notes, self._pictures = notes, pictures
+        self.records, self._images = records, pictures
         self.patience = patience  # seconds without a progress report until a job is redelivered
 
     @classmethod
@@ -130,17 +130,17 @@ class JetStreamStore:
         )
         with suppress(nats.js.errors.BadRequestError):  # it exists with other settings
             await js.add_stream(queue)
-        notes = KeyValueConfig(bucket=_NOTES, ttl=job_ttl, storage=StorageType.FILE)
-        pictures = ObjectStoreConfig(bucket=_PICTURES, ttl=picture_ttl, storage=StorageType.FILE)
+        records = KeyValueConfig(bucket=_RECORDS, ttl=job_ttl, storage=StorageType.FILE)
+        pictures = ObjectStoreConfig(bucket=_IMAGES, ttl=picture_ttl, storage=StorageType.FILE)
         with suppress(nats.js.errors.BadRequestError):
-            await js.create_key_value(notes)
+            await js.create_key_value(records)
         with suppress(nats.js.errors.BadRequestError):
-            await js.create_object_store(config=pictures, bucket=_PICTURES)
-        stores = await js.key_value(_NOTES), await js.object_store(_PICTURES)
+            await js.create_object_store(config=pictures, bucket=_IMAGES)
+        stores = await js.key_value(_RECORDS), await js.object_store(_IMAGES)
         return cls(client, *stores, job_patience, (picture_ttl, job_ttl), limit_of)
 
     # ------------------------------------------------------------------------------------------------------- pictures
-    async def put_picture(self, data: bytes, kind: str, owner: str = "") -> str:
+    async def put_image(self, data: bytes, kind: str, owner: str = "") -> str:
         """Store an image of the tenant `owner`; return its unguessable name.
 
         `kind` is png, jpeg or webp. Raises QuotaExceeded if the tenant stores too much, Unavailable
@@ -152,26 +152,26 @@ class JetStreamStore:
             with self.stored.putting(
                 Entry(name, owner, len(data), time.time() + self._picture_ttl)
             ):
-                await self._pictures.put(name, data, ObjectMeta(description=owner))
+                await self._images.put(name, data, ObjectMeta(description=owner))
         except ERRORS as error:
             raise Unavailable(
-                f"the picture cannot be kept: {error or type(error).__name__}; try again"
+                f"the image cannot be stored: {error or type(error).__name__}; try again"
             ) from None
         return name
 
-    async def picture(self, name: str) -> bytes:
+    async def image(self, name: str) -> bytes:
         """Return the data of an image.
 
         Raises NotFound if it does not exist or has expired, Unavailable if the store does not
         answer.
         """
         try:
-            found = await self._pictures.get(name)
+            found = await self._images.get(name)
         except (nats.js.errors.NotFoundError, nats.js.errors.InvalidObjectNameError):
-            raise NotFound(f"picture {name[:60]!r} is not here; it may have expired") from None
+            raise NotFound(f"image {name[:60]!r} does not exist; it may have expired") from None
         except ERRORS as error:
             raise Unavailable(
-                f"the picture cannot be read: {error or type(error).__name__}; try again"
+                f"the image cannot be read: {error or type(error).__name__}; try again"
             ) from None
         return found.data or b""
 
@@ -185,11 +185,11 @@ class JetStreamStore:
             await self.stored.check(owner, size, param)
         except ERRORS as error:
             raise Unavailable(
-                f"what is kept cannot be read: {error or type(error).__name__}; try again"
+                f"the stored images cannot be listed: {error or type(error).__name__}; try again"
             ) from None
 
-    async def create_note(self, job: str, data: bytes) -> None:
-        """Store the note of a new job.
+    async def create_record(self, job: str, data: bytes) -> None:
+        """Store the record of a new job.
 
         Raises KeyWrongLastSequenceError if there is one, QuotaExceeded if the tenant stores too
         much.
@@ -198,13 +198,13 @@ class JetStreamStore:
             owner_of(job), len(data) + 1, "prompt"
         )  # and at least one byte for its images
         with self.stored.putting(Entry(job, owner_of(job), len(data), time.time() + self._job_ttl)):
-            await self.notes.create(job, data)
+            await self.records.create(job, data)
 
     async def _entries(self) -> AsyncIterator[Entry]:
-        """Yield all images and job notes in the store."""
+        """Yield all images and job records in the store."""
         now = time.time()
         try:
-            pictures = await self._pictures.list(ignore_deletes=True)
+            pictures = await self._images.list(ignore_deletes=True)
         except nats.js.errors.NotFoundError:
             pictures = []
         for info in pictures:
@@ -215,14 +215,17 @@ class JetStreamStore:
                     info.size or 0,
                     _until(info.mtime, self._picture_ttl),
                 )
-        watcher = await self.notes.watchall(ignore_deletes=True)
+        watcher = await self.records.watchall(ignore_deletes=True)
         try:
-            async for note in watcher:
-                if note is None:  # end of the existing notes
+            async for record in watcher:
+                if record is None:  # end of the existing records
                     break
-                if note.key is not None and not note.key.startswith(_BESIDE):
+                if record.key is not None and not record.key.startswith(_COMPANION_KEYS):
                     yield Entry(
-                        note.key, owner_of(note.key), len(note.value or b""), now + self._job_ttl
+                        record.key,
+                        owner_of(record.key),
+                        len(record.value or b""),
+                        now + self._job_ttl,
                     )
         finally:
             await watcher.stop()

@@ -23,7 +23,7 @@ STALE_AFTER = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A stored image or job note.
+    """A stored image or job record.
 
     `owner` is the tenant's name, `size` is in bytes, `expires` in Unix seconds.
     """
@@ -71,8 +71,8 @@ class Stored:
             return
         await self.refresh()
         if (used := self.used(owner)) + size > limit:
-            what = f"pictures and jobs of this key take {used} bytes, {size} more would exceed the limit of {limit}"
-            raise QuotaExceeded(f"{what}; wait until they expire, or ask for b64_json", param=param)
+            what = f"images and jobs of this key use {used} bytes; {size} more would exceed the limit of {limit}"
+            raise QuotaExceeded(f"{what}; wait until they expire, or send b64_json", param=param)
 
     @contextmanager
     def putting(self, entry: Entry) -> Iterator[None]:

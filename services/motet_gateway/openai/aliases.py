@@ -55,7 +55,7 @@ _KINDS = {
     "tts": ("a speech model", "/v1/audio/speech"),
     "diffusion": ("an image model", "/v1/images/generations"),
     "embedding": ("an embedding model", "/v1/embeddings"),
-    "speakers": ("a model that tells speakers apart", "/v1/audio/transcriptions (diarized_json)"),
+    "speakers": ("a speaker embedding model", "/v1/audio/transcriptions (diarized_json)"),
     "vad": ("a voice activity model", "/v1/realtime"),
 }
 
@@ -71,13 +71,13 @@ def model_of(directory: Directory, role: str, name: str) -> str:
     models = served(directory, role)
     if name not in models:
         _check_kind(directory, role, name)
-        if not name or stands_for(name) == role:
+        if not name or role_of_alias(name) == role:
             name = next(iter([*models, *directory.presence.models(role)]), name or "any")
     check_served(directory, role, name)
     return name
 
 
-def stands_for(name: str) -> str:
+def role_of_alias(name: str) -> str:
     """Return the role of which `name` means any model, or "" if it is not an OpenAI name."""
     fits = [
         (len(known), role)
@@ -94,7 +94,7 @@ def _chat_model(directory: Directory, name: str) -> str:
         return name
     except (UnknownModel, Unavailable):
         _check_kind(directory, CHAT, name)
-        if stands_for(name) == CHAT and (
+        if role_of_alias(name) == CHAT and (
             models := [*servable(directory), *directory.presence.models("decode")]
         ):
             return models[0]
@@ -107,10 +107,12 @@ def _check_kind(directory: Directory, role: str, name: str) -> None:
         if other != role and name in _names(directory, other):
             message = f"`model`: {name!r} is {kind}; {endpoint} serves it"
             raise WrongModelKind(message, param="model")
-    other = stands_for(name)
+    other = role_of_alias(name)
     if other not in ("", role) and (names := _names(directory, other)):
         kind, endpoint = _KINDS[other]
-        message = f"`model`: {name!r} stands for {kind}, here {names[0]!r}; {endpoint} serves it"
+        message = (
+            f"`model`: {name!r} is an alias of {kind}, here {names[0]!r}; {endpoint} serves it"
+        )
         raise WrongModelKind(message, param="model")
 
 

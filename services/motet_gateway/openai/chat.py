@@ -12,7 +12,12 @@ import msgspec
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
-from motet_gateway.images.chat_drawings import ChatDrawing, DrawnChatChunks, collected, painted
+from motet_gateway.images.chat_generation import (
+    ChatImageGeneration,
+    ImageChatChunks,
+    chat_with_images,
+    collector_with_images,
+)
 from motet_gateway.tenancy.tenant import Ticket
 from motet_gateway.tenancy.usage import expected_tokens
 from motet_pipelines.chat.chat import Outcome, chat
@@ -20,7 +25,7 @@ from motet_pipelines.chat.models import accepts_images
 from motet_pipelines.chat.vision import InputMedia
 from motet_shared.messages import Chat, Complete, Text
 
-from .chat_images import given_pictures, lent
+from .chat_images import leased_images, read_images
 from .generate import ChoiceStreams, Source
 from .prompt_size import PromptSize, read_prompt
 from .render import ChatChunks, CompletionChunks
@@ -39,23 +44,23 @@ async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     size.check_count(len(body.messages), "messages")
     size.check_tools(wire_tools(body.tools or []))
     is_seeing = accepts_images(service.bus.directory, body.model)
-    painting = ChatDrawing.of(service, body, http.request_id)
+    generation = ChatImageGeneration.of(service, body, http.request_id)
     requests = chat_requests(body, http.request_id, http.tenant.rights, accepts_images=is_seeing)
     size.check_chat(requests[0])
     head = ("chatcmpl-" + secrets.token_hex(12), int(time.time()), body.model)
-    images = len(requests) if painting is not None else 0
+    images = len(requests) if generation is not None else 0
     with http.tenant.take(len(requests), tokens=expected_tokens(requests), images=images) as ticket:
-        pictures = await given_pictures(service, body, accepts_images=is_seeing)
-        if painting is None:
+        pictures = await read_images(service, body, accepts_images=is_seeing)
+        if generation is None:
             await _plain(service, http, body, requests, pictures, head, ticket)
             return
         store = await service.uploads()
-        source = partial(painted, service, store, painting, pictures, is_seeing)
-        generation = ChoiceStreams(service, http, requests, source, ticket)
+        source = partial(chat_with_images, service, store, generation, pictures, is_seeing)
+        choices = ChoiceStreams(service, http, requests, source, ticket)
         if body.stream:
-            await generation.stream(DrawnChatChunks(painting, *head, **_usage(body)))
+            await choices.stream(ImageChatChunks(generation, *head, **_usage(body)))
         else:
-            await generation.collect(partial(chat_result, *head), collected(painting))
+            await choices.collect(partial(chat_result, *head), collector_with_images(generation))
 
 
 async def _plain(
@@ -68,13 +73,13 @@ async def _plain(
     ticket: Ticket,
 ) -> None:
     """Answer a chat request without image generation; its choices share the input images."""
-    async with await lent(service, pictures) as images:
+    async with await leased_images(service, pictures) as images:
         requests = [msgspec.structs.replace(request, images=images) for request in requests]
-        generation = ChoiceStreams(service, http, requests, _pipeline(service), ticket)
+        choices = ChoiceStreams(service, http, requests, _pipeline(service), ticket)
         if body.stream:
-            await generation.stream(ChatChunks(*head, **_usage(body)))
+            await choices.stream(ChatChunks(*head, **_usage(body)))
         else:
-            await generation.collect(partial(chat_result, *head))
+            await choices.collect(partial(chat_result, *head))
 
 
 async def completions(service: GatewayContext, http: Exchange) -> None:
@@ -87,12 +92,12 @@ async def completions(service: GatewayContext, http: Exchange) -> None:
     )
     prompts = len(requests) // (body.n or 1)
     with http.tenant.take(len(requests), tokens=expected_tokens(requests, prompts)) as ticket:
-        generation = ChoiceStreams(service, http, requests, _pipeline(service), ticket, prompts)
+        choices = ChoiceStreams(service, http, requests, _pipeline(service), ticket, prompts)
         head = ("cmpl-" + secrets.token_hex(12), int(time.time()), body.model)
         if body.stream:
-            await generation.stream(CompletionChunks(*head, **_usage(body)))
+            await choices.stream(CompletionChunks(*head, **_usage(body)))
         else:
-            await generation.collect(partial(completion_result, *head))
+            await choices.collect(partial(completion_result, *head))
 
 
 def _usage(body: SamplingFields) -> dict[str, Any]:

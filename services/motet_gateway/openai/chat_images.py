@@ -74,7 +74,7 @@ def _sources(body: ChatBody, accepts_images: bool) -> Iterator[Source]:
                 yield Source(f"messages[{number}].images[{index}].image_url", image.image_url)
 
 
-async def given_pictures(
+async def read_images(
     service: GatewayContext, body: ChatBody, *, accepts_images: bool
 ) -> list[InputMedia]:
     """Read the images of a chat.
@@ -86,12 +86,12 @@ async def given_pictures(
     if given and not accepts_images:
         param = given[0].param
         raise UnsupportedParameter(
-            f"`{param}`: model {body.model!r} reads no images; send text", param=param
+            f"`{param}`: model {body.model!r} does not accept images; send text only", param=param
         )
     config = service.config
     return [
         InputMedia(
-            await read_picture(source, config),
+            await read_image(source, config),
             source.max_pixels(config),
             source.param,
             source.is_video,
@@ -100,7 +100,7 @@ async def given_pictures(
     ]
 
 
-async def lent(
+async def leased_images(
     service: GatewayContext, pictures: list[InputMedia]
 ) -> AbstractAsyncContextManager[list[Image]]:
     """Return a context manager that leases the images to the services for a chat's duration."""
@@ -109,7 +109,7 @@ async def lent(
     return lent_pictures(await service.uploads(), pictures, service.config.request_timeout)
 
 
-async def read_picture(source: Source, config: GatewayConfig) -> bytes:
+async def read_image(source: Source, config: GatewayConfig) -> bytes:
     """Return the file at a data URI or http(s) URL.
 
     Raises BadRequest, PayloadTooLarge or UnsupportedParameter; all name the parameter.
@@ -122,12 +122,10 @@ async def read_picture(source: Source, config: GatewayConfig) -> bytes:
         return await asyncio.to_thread(_decoded, url, param, config.max_image, example)
     if not re.match("https?://", url, re.IGNORECASE):
         raise BadRequest(
-            f"`{param}`: {url[:40]!r} is no URL of {what}; send {example}", param=param
+            f"`{param}`: {url[:40]!r} is not a URL of {what}; send {example}", param=param
         )
     if not config.remote_images:
-        message = (
-            f"`{param}`: this server fetches nothing (--remote-images allows it); send {example}"
-        )
+        message = f"`{param}`: this server does not fetch URLs (enable it with --remote-images); send {example}"
         raise UnsupportedParameter(message, param=param)
     return await fetch(url, param, most=config.max_image, seconds=config.image_timeout)
 
@@ -144,7 +142,9 @@ def _decoded(url: str, param: str, most: int, example: str) -> bytes:
         or ";base64" not in head["options"].lower()
     ):
         shown = url.partition(",")[0][:60]
-        raise BadRequest(f"`{param}`: begins with {shown!r}; send {example}", param=param)
+        raise BadRequest(
+            f"`{param}`: {shown!r} is not a supported data URI; send {example}", param=param
+        )
     if (len(url) - head.end()) * 3 // 4 > most + 2:
         raise PayloadTooLarge(
             f"`{param}`: the file has more than {most} bytes (--max-image)", param=param
@@ -153,8 +153,8 @@ def _decoded(url: str, param: str, most: int, example: str) -> bytes:
         data = base64.b64decode(url[head.end() :].encode("ascii"), validate=True)
     except (binascii.Error, UnicodeEncodeError) as error:
         raise BadRequest(
-            f"`{param}`: is no base64 ({error}); encode the file anew", param=param
+            f"`{param}`: invalid base64 ({error}); encode the file again", param=param
         ) from None
     if not data:
-        raise BadRequest(f"`{param}`: is empty; send {example}", param=param)
+        raise BadRequest(f"`{param}`: the file is empty; send {example}", param=param)
     return data

@@ -29,7 +29,7 @@ def models_router(service: GatewayContext) -> Router:
         if name not in models:
             known = ", ".join(models) or "none"
             raise UnknownModel(
-                f"model {name!r} cannot be served here; there are: {known}", param="model"
+                f"model {name!r} does not exist here; available: {known}", param="model"
             )
         return models[name]
 
@@ -56,7 +56,7 @@ def _models(service: GatewayContext) -> list[dict[str, Any]]:
     directory = service.bus.directory
     found = {role: _starting(service, role) for role in KINDS}
     chat = [
-        _shape(card)
+        _as_dict(card)
         | {
             "kind": "chat",
             "context_length": card.context,
@@ -67,17 +67,19 @@ def _models(service: GatewayContext) -> list[dict[str, Any]]:
         for card in servable(directory).values()
     ]
     speech = [
-        _shape(card) | {"kind": "speech", "voices": card.voices}
+        _as_dict(card) | {"kind": "speech", "voices": card.voices}
         for card in served(directory, "tts").values()
     ]
     listening = [
-        _shape(card) | {"kind": "transcription"} for card in served(directory, "asr").values()
+        _as_dict(card) | {"kind": "transcription"} for card in served(directory, "asr").values()
     ]
     embedding = [
-        _shape(card) | {"kind": "embedding", "context_length": card.context}
+        _as_dict(card) | {"kind": "embedding", "context_length": card.context}
         for card in served(directory, "embedding").values()
     ]
-    drawing = [_shape(card) | {"kind": "image"} for card in served(directory, "diffusion").values()]
+    drawing = [
+        _as_dict(card) | {"kind": "image"} for card in served(directory, "diffusion").values()
+    ]
     ready = {
         "decode": chat,
         "tts": speech,
@@ -95,12 +97,12 @@ def _starting(service: GatewayContext, role: str) -> list[dict[str, Any]]:
     """
     names = service.readiness.starting(role)
     return [
-        _shape(ModelCard(name=name, context=0), "starting") | {"kind": KINDS[role]}
+        _as_dict(ModelCard(name=name, context=0), "starting") | {"kind": KINDS[role]}
         for name in names
     ]
 
 
-def _shape(card: ModelCard, status: str = "ready") -> dict[str, Any]:
+def _as_dict(card: ModelCard, status: str = "ready") -> dict[str, Any]:
     return {
         "id": card.name,
         "object": "model",

@@ -102,14 +102,14 @@ class PromptSize:
     def _refuse(self, size: int, shown: str, param: str) -> None:
         self._charge(size)
         raise ContextTooLong(
-            f"`{param}`: {shown} are more than {self.tokens} tokens can hold, the most for a prompt with its reply; "
+            f"`{param}`: {shown} exceed the context of {self.tokens} tokens for a prompt and its reply; "
             "shorten it",
             param=param,
         )
 
     def _charge(self, size: int) -> None:
         """Charge about one token per 4 characters, at most as for a prompt that fits."""
-        self.tenant.charge_refused(min(-(-size // 4), self.tokens or size))
+        self.tenant.charge_refusal(min(-(-size // 4), self.tokens or size))
 
 
 async def read_prompt(
@@ -143,7 +143,7 @@ def _check_large(
     has_pictures = any(mark in body for mark in _PICTURES)
     # Base64 has no commas: more of them than the longest prompt could have are not from an image.
     if (body.count(b",") if has_pictures else len(body)) > room:
-        tenant.charge_refused(min(len(body) // 4, max(card.context for card in cards)))
+        tenant.charge_refusal(min(len(body) // 4, max(card.context for card in cards)))
         raise ContextTooLong(
             f"the body has {len(body)} bytes, more text than the longest prompt of any model here; shorten it",
             param=param,

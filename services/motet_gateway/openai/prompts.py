@@ -15,5 +15,5 @@ def check_prompt(directory: Directory, model: str, prompt: str | None, param: st
     """
     card = served(directory, ROLE).get(model)
     if prompt and prompt.strip() and card is not None and not card.accepts_prompt:
-        message = f"`{param}`: model {model!r} cannot go on from a text; leave it out"
+        message = f"`{param}`: model {model!r} does not support prompts; leave it out"
         raise UnsupportedParameter(message, param=param)

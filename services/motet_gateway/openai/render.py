@@ -95,7 +95,7 @@ class Choice:
     def __init__(self, chunks: Chunks, index: int):
         self._chunks = chunks
         self._index = index
-        self._before, self._after = chunks.split(self._shape(_MARK))
+        self._before, self._after = chunks.split(self._as_dict(_MARK))
         self._opened = not chunks.continuous
 
     def batch(self, items: list[Text]) -> bytes:
@@ -121,7 +121,7 @@ class Choice:
         opening = self._open()
         if item.tools is not None or item.logprobs is not None:
             return opening + self._rich(item)
-        return opening + (self._chunks.chunk(self._shape(item.text)) if item.text else b"")
+        return opening + (self._chunks.chunk(self._as_dict(item.text)) if item.text else b"")
 
     def _open(self) -> bytes:
         """Render the opening once, if `start` deferred it until the prompt was counted."""
@@ -140,7 +140,7 @@ class Choice:
     def finish(self, end: End) -> bytes:
         raise NotImplementedError
 
-    def _shape(self, text: str) -> dict[str, Any]:
+    def _as_dict(self, text: str) -> dict[str, Any]:
         raise NotImplementedError
 
     def _rich(self, item: Text) -> bytes:
@@ -170,7 +170,7 @@ class ChatChoice(Choice):
             self._delta({}, finish=chat_finish(end.status, self._called_tools))
         )
 
-    def _shape(self, text: str) -> dict[str, Any]:
+    def _as_dict(self, text: str) -> dict[str, Any]:
         return self._delta({"content": text})
 
     def _rich(self, item: Text) -> bytes:
@@ -242,9 +242,9 @@ class CompletionChoice(Choice):
         self._offset = 0
 
     def finish(self, end: End) -> bytes:
-        return self._chunks.chunk(self._shape("", finish=end.status))
+        return self._chunks.chunk(self._as_dict("", finish=end.status))
 
-    def _shape(
+    def _as_dict(
         self, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None
     ) -> dict[str, Any]:
         return {"index": self._index, "text": text, "logprobs": logprobs, "finish_reason": finish}
@@ -252,7 +252,7 @@ class CompletionChoice(Choice):
     def _rich(self, item: Text) -> bytes:
         logprobs = completion_logprobs(item.logprobs or [], self._offset)
         self._offset += sum(len(token) for token in logprobs["tokens"])
-        return self._chunks.chunk(self._shape(item.text, logprobs))
+        return self._chunks.chunk(self._as_dict(item.text, logprobs))
 
 
 def completion_logprobs(logprobs: list[TextLogprob], offset: int = 0) -> dict[str, Any]:

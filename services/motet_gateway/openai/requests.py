@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from motet_gateway.tenancy.rights import ANYONE, Rights
+from motet_gateway.tenancy.rights import UNRESTRICTED, Rights
 from motet_pipelines.images.chat_drawing import remembered
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Complete, Sampling
@@ -35,7 +35,7 @@ MAX_COMPLETIONS = 32  # prompts * n of one request
 
 
 def chat_requests(
-    body: ChatBody, request_id: str, rights: Rights = ANYONE, *, accepts_images: bool = False
+    body: ChatBody, request_id: str, rights: Rights = UNRESTRICTED, *, accepts_images: bool = False
 ) -> list[Chat]:
     """Return one request per choice.
 
@@ -65,7 +65,7 @@ def chat_requests(
 
 
 def completion_requests(
-    body: CompletionBody, request_id: str, rights: Rights = ANYONE
+    body: CompletionBody, request_id: str, rights: Rights = UNRESTRICTED
 ) -> list[Complete]:
     """Return one request per prompt and choice, in the order of the choices' indices.
 
@@ -73,7 +73,7 @@ def completion_requests(
     """
     prompts, n = _prompts(body.prompt), body.n or 1
     if len(prompts) * n > MAX_COMPLETIONS:
-        message = f"`prompt` times `n` asks for {len(prompts) * n} completions; at most {MAX_COMPLETIONS} are possible"
+        message = f"`prompt` times `n` requests {len(prompts) * n} completions; at most {MAX_COMPLETIONS} are allowed"
         raise BadRequest(message, param="prompt")
     max_tokens = body.max_tokens or 16
     base = Complete(
@@ -154,10 +154,13 @@ def flatten(content: Content, where: str, first: int = 0) -> str:
         else:
             kind, param = part.__struct_config__.tag, f"{where}[{index}]"
             if isinstance(part, ImagePart | VideoPart):
-                message = f"`{param}`: images are read in messages of the user alone; move it there"
+                message = (
+                    f"`{param}`: images are accepted in user messages only; move the image there"
+                )
                 raise UnsupportedParameter(message, param=param)
             raise UnsupportedParameter(
-                f"`{param}`: no service here reads `{kind}`; send text parts", param=param
+                f"`{param}`: content of type `{kind}` is not supported; send text parts",
+                param=param,
             )
     return "\n".join(texts)
 
@@ -174,7 +177,7 @@ def wire_tools(tools: list[Tool]) -> list[dict[str, Any]]:
     ]
 
 
-def fresh_seed() -> int:
+def random_seed() -> int:
     return secrets.randbits(63)
 
 
@@ -194,7 +197,7 @@ def _stops(stop: str | list[str] | None) -> list[str]:
 
 
 def _seeds(seed: int | None, n: int) -> list[int]:
-    first = fresh_seed() if seed is None else seed & _SEED_MASK
+    first = random_seed() if seed is None else seed & _SEED_MASK
     return [(first + index) & _SEED_MASK for index in range(n)]
 
 

@@ -263,7 +263,7 @@ def parse_chat(body: bytes, ignored: Ignored | None = None) -> ChatBody:
         raise BadRequest("`top_logprobs` needs `logprobs: true`", param="top_logprobs")
     both = (request.max_tokens, request.max_completion_tokens)
     if None not in both and both[0] != both[1]:
-        message = f"`max_tokens` ({both[0]}) and `max_completion_tokens` ({both[1]}) disagree; give only the latter"
+        message = f"`max_tokens` ({both[0]}) and `max_completion_tokens` ({both[1]}) differ; send only the latter"
         raise BadRequest(message, param="max_tokens")
     _check_tools(request)
     return request
@@ -293,19 +293,17 @@ def _check_tools(request: ChatBody) -> None:
     if len(draws) > 1:
         where = f"tools[{draws[1]}]"
         raise BadRequest(
-            f"`{where}`: there is one `image_generation` already; leave it out", param=where
+            f"`{where}`: only one `image_generation` is allowed; remove this one", param=where
         )
     names = [tool.function.name for tool in tools if isinstance(tool, FunctionTool)]
     for index, tool in enumerate(tools):
         if draws and isinstance(tool, FunctionTool) and tool.function.name == TOOL:
             where = f"tools[{index}].function.name"
-            message = (
-                f"`{where}` {TOOL!r} is that of `image_generation` for the model; choose another"
-            )
+            message = f"`{where}` {TOOL!r} is reserved for `image_generation`; choose another name"
             raise BadRequest(message, param=where)
     choice = tool_choice_of(request.tool_choice)
     if choice.kind == "required" and (draws or request.modalities in DRAWING):
-        message = "`tool_choice`: a call cannot be required where pictures are drawn; send 'auto' or 'none'"
+        message = "`tool_choice`: a call cannot be required together with image generation; send 'auto' or 'none'"
         raise UnsupportedParameter(message, param="tool_choice")
     check_tool_choice(choice, names)
 
@@ -323,7 +321,7 @@ def _check_common(request: ChatBody | CompletionBody) -> None:
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     if len(stops) > MAX_STOPS:
         raise BadRequest(
-            f"`stop` has {len(stops)} strings; at most {MAX_STOPS} are possible", param="stop"
+            f"`stop` has {len(stops)} strings; at most {MAX_STOPS} are allowed", param="stop"
         )
     if "" in stops:
         raise BadRequest("`stop` must not contain an empty string", param="stop")

@@ -54,7 +54,7 @@ class StructuredOutputs(Strict):
 
 
 _ANY_OBJECT = '{"type":"object"}'
-_WAYS = ("json", "regex", "choice", "grammar", "json_object")
+_CONSTRAINTS = ("json", "regex", "choice", "grammar", "json_object")
 
 
 def grammar_of(
@@ -64,23 +64,23 @@ def grammar_of(
 
     Raises BadRequest if both parameters, or not exactly one field of `structured_outputs`, are set.
     """
-    formatted = _of_format(response_format)
+    formatted = _of_response_format(response_format)
     if structured is None:
         return formatted
-    ways = [name for name in _WAYS if getattr(structured, name) not in (None, False)]
+    ways = [name for name in _CONSTRAINTS if getattr(structured, name) not in (None, False)]
     if len(ways) != 1:
         given = " and ".join(f"`{way}`" for way in ways) or "none"
-        message = f"`structured_outputs` takes one of {', '.join(_WAYS)}, and has {given}; send one"
-        raise BadRequest(message, param="structured_outputs")
-    if formatted is not None:
         message = (
-            f"`structured_outputs` and `{formatted.param}` both shape the reply; send one of them"
+            f"`structured_outputs` takes exactly one of {', '.join(_CONSTRAINTS)}, not {given}"
         )
         raise BadRequest(message, param="structured_outputs")
-    return _of_way(ways[0], getattr(structured, ways[0]))
+    if formatted is not None:
+        message = f"`structured_outputs` and `{formatted.param}` both constrain the reply; send one of them"
+        raise BadRequest(message, param="structured_outputs")
+    return _of_constraint(ways[0], getattr(structured, ways[0]))
 
 
-def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
+def _of_response_format(wanted: ResponseFormat | None) -> Grammar | None:
     if isinstance(wanted, JsonFormat):
         return Grammar(kind="json_schema", text=_ANY_OBJECT, param="response_format")
     if isinstance(wanted, SchemaFormat):
@@ -91,7 +91,7 @@ def _of_format(wanted: ResponseFormat | None) -> Grammar | None:
     return None
 
 
-def _of_way(way: str, value: Any) -> Grammar:
+def _of_constraint(way: str, value: Any) -> Grammar:
     param = f"structured_outputs.{way}"
     if way == "json_object":
         return Grammar(kind="json_schema", text=_ANY_OBJECT, param=param)
@@ -124,7 +124,7 @@ class ToolChoice:
         return {"type": "function", "name": self.tool} if self.tool else self.kind
 
 
-AS_THE_MODEL_LIKES = ToolChoice()
+AUTO_TOOL_CHOICE = ToolChoice()
 
 
 class _Function(Strict):
@@ -151,7 +151,7 @@ def tool_choice_of(choice: Any, param: str = "tool_choice") -> ToolChoice:
     Raises UnsupportedParameter for anything else.
     """
     if choice is None:
-        return AS_THE_MODEL_LIKES
+        return AUTO_TOOL_CHOICE
     if choice in ("auto", "none", "required"):
         return ToolChoice(choice)
     with suppress(msgspec.ValidationError):
@@ -169,7 +169,9 @@ def check_tool_choice(choice: ToolChoice, tools: list[str], param: str = "tool_c
     if choice.kind != "required":
         return
     if not tools:
-        raise BadRequest(f"`{param}`: there is nothing to call; give `tools`", param=param)
+        raise BadRequest(
+            f"`{param}`: a call is required but `tools` is empty; add `tools`", param=param
+        )
     if choice.tool and choice.tool not in tools:
         raise BadRequest(
             f"`{param}`: there is no tool {choice.tool!r}; name one of `tools`", param=param

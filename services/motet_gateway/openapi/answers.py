@@ -80,7 +80,7 @@ class DataUrl(Struct):
     url: str
 
 
-class PaintedImage(Struct):
+class GeneratedImage(Struct):
     """An image that was generated in a chat, as a data URL."""
 
     type: Literal["image_url"]
@@ -94,7 +94,7 @@ class ChatMessage(Struct):
     content: str | None
     refusal: None
     tool_calls: list[CalledTool] = []
-    images: list[PaintedImage] = []
+    images: list[GeneratedImage] = []
 
 
 class ChatChoice(Struct):

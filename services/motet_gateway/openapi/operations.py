@@ -19,11 +19,11 @@ class Version(Struct):
     version: str
 
 
-class Lacking(Struct):
+class MissingRoles(Struct):
     missing: list[str]
 
 
-class LackingEyes(Struct):
+class ImageInput(Struct):
     """Services that image inputs need and that are missing; `models` cannot read images now."""
 
     missing: list[str]
@@ -35,8 +35,8 @@ class Health(Struct):
 
     status: Literal["ready", "unavailable"]
     models: list[str]
-    speech: Lacking
-    images: LackingEyes
+    speech: MissingRoles
+    images: ImageInput
     missing: list[str] = []
 
 

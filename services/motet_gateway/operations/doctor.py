@@ -29,13 +29,14 @@ def doctor_router(service: GatewayContext) -> Router:
         `window_seconds`: the seconds that were available. `findings`: those with the largest effect
         first; an empty list means healthy.
         """
-        recent, looks = service.metrics.recent, service.looks
+        recent, heartbeats = service.metrics.recent, service.heartbeats
         seen = Window.of(
-            looks.last(window), [reply.timing for reply in recent.since(recent.clock() - window)]
+            heartbeats.last(window),
+            [reply.timing for reply in recent.since(recent.clock() - window)],
         )
         return {
             "time": recent.clock(),
-            "window_seconds": round(looks.seconds(window), 3),
+            "window_seconds": round(heartbeats.seconds(window), 3),
             "findings": msgspec.to_builtins(diagnose(seen)),
         }
 

@@ -31,7 +31,7 @@ def health_router(service: GatewayContext) -> Router:
         a name that is unknown. `models`: chat models. `speech.missing`: roles. `images.models`:
         models that read images but cannot be given any now.
         """
-        lacking = service.readiness.lacking(model)
+        missing = service.readiness.missing(model)
         models = list(servable(service.bus.directory))
         blind = without_vision(service.bus.directory)
         body: dict[str, Any] = {
@@ -39,10 +39,10 @@ def health_router(service: GatewayContext) -> Router:
             "speech": {"missing": SpeechServices.find(service.bus.directory).missing},
             "images": {"missing": ["vision"] if blind else [], "models": blind},
         }
-        if not lacking:
+        if not missing:
             return JSONResponse({"status": "ready", **body})
         return JSONResponse(
-            {"status": "unavailable", "missing": lacking, **body},
+            {"status": "unavailable", "missing": missing, **body},
             503,
             {"retry-after": str(RETRY_AFTER)},
         )

@@ -35,19 +35,19 @@ class HeartbeatHistory:
     def _thin(self) -> None:
         close, oldest = self._now - _CLOSE, self._now - LONGEST - HEARTBEAT_EVERY
         kept = [
-            (number, look)
-            for number, look in self._kept
-            if look.time >= close or (number % _SPARSE == 0 and look.time >= oldest)
+            (number, snapshot)
+            for number, snapshot in self._kept
+            if snapshot.time >= close or (number % _SPARSE == 0 and snapshot.time >= oldest)
         ]
         self._kept = deque(kept)
 
     def last(self, seconds: float) -> list[Snapshot]:
         """Return the snapshots of the last `seconds`, oldest first; at least two if there are."""
-        looks = [look for _, look in self._kept]
-        inside = sum(look.time >= self._now - seconds for look in looks)
-        return looks[-max(inside, 2) :]
+        snapshots = [snapshot for _, snapshot in self._kept]
+        inside = sum(snapshot.time >= self._now - seconds for snapshot in snapshots)
+        return snapshots[-max(inside, 2) :]
 
     def seconds(self, seconds: float) -> float:
         """Return how many of the last `seconds` the snapshots cover."""
-        looks = self.last(seconds)
-        return looks[-1].time - looks[0].time if looks else 0.0
+        snapshots = self.last(seconds)
+        return snapshots[-1].time - snapshots[0].time if snapshots else 0.0

@@ -43,7 +43,7 @@ class Readiness:
         ready = self._served(role)
         return [name for name in self._bus.directory.presence.models(role) if name not in ready]
 
-    def lacking(self, model: str = "") -> list[str]:
+    def missing(self, model: str = "") -> list[str]:
         """Return the reasons against a 200, of `model` or else of the gateway.
 
         Raises UnknownModel for a name that is unknown.
@@ -51,9 +51,9 @@ class Readiness:
         problems = ["the gateway is stopping"] if self._limits.draining else []
         if self._bus.broker.silent > EXPIRES_AFTER:
             problems.append("NATS does not answer")
-        return problems + (self._lacking_for(model) if model else self._lacking_at_all())
+        return problems + (self._missing_for(model) if model else self._missing_at_all())
 
-    def _lacking_for(self, model: str) -> list[str]:
+    def _missing_for(self, model: str) -> list[str]:
         ready = self.models()
         if model in ready:
             return []
@@ -61,11 +61,11 @@ class Readiness:
         if model not in known:
             names = ", ".join([*ready, *known]) or "none"
             raise UnknownModel(
-                f"model {model!r} does not exist here; there are: {names}", param="model"
+                f"model {model!r} does not exist here; available: {names}", param="model"
             )
         return [f"{model} is starting"]
 
-    def _lacking_at_all(self) -> list[str]:
+    def _missing_at_all(self) -> list[str]:
         directory = self._bus.directory
         if not self._was_ready and (due := directory.presence.due):
             return [f"{role} for {model} is not ready yet" for role, model in due]

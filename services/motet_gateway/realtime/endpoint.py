@@ -11,7 +11,7 @@ from urllib.parse import parse_qs
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.asgi import ClientGone, Receive, Scope, Send, request_id
 from motet_gateway.http.problems import Forbidden, Problem, Unauthorized
-from motet_gateway.openai.aliases import CHAT, stands_for
+from motet_gateway.openai.aliases import CHAT, role_of_alias
 from motet_gateway.tenancy.auth import Caller
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import (
@@ -84,8 +84,8 @@ async def _converse(
     service: GatewayContext, scope: Scope, receive: Receive, socket: Socket
 ) -> None:
     try:
-        caller = service.door.enter(scope)
-        caller.tenant.call()
+        caller = service.authenticator.authenticate(scope)
+        caller.tenant.count_request()
         query = _Query.of(scope)
         begin = _resume if query.session_id else _open
         session, attachment = await begin(service, caller, query, socket)
@@ -177,7 +177,7 @@ async def _resume(
     """
     service.check_open()
     session = service.sessions.find(query.session_id, caller)
-    if query.model not in ("", session.settings.model) and stands_for(query.model) != CHAT:
+    if query.model not in ("", session.settings.model) and role_of_alias(query.model) != CHAT:
         message = f"`model` is {query.model!r}, but the session talks to {session.settings.model!r}; leave it out"
         raise BadRequest(message, param="model")
     session.channel.check(query.after)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from motet_gateway.config import GatewayConfig
-from motet_gateway.openai.chat_images import Source, read_picture
+from motet_gateway.openai.chat_images import Source, read_image
 from motet_gateway.openai.schema import ImageUrl
 from motet_pipelines.chat.models import accepts_images
 from motet_pipelines.chat.vision import InputMedia
@@ -56,7 +56,7 @@ async def _check_part(part: ContentPart, param: str, config: GatewayConfig) -> N
     if part.image_url[:5].lower() != "data:":
         message = f"`{param}.image_url`: conversations take data URLs; send data:image/png;base64,…"
         raise UnsupportedParameter(message, param=f"{param}.image_url")
-    await read_picture(_source(part.image_url, part.detail, f"{param}.image_url"), config)
+    await read_image(_source(part.image_url, part.detail, f"{param}.image_url"), config)
 
 
 def without_files(item: Item) -> Item:
@@ -83,7 +83,7 @@ async def shown(
                     source = _source(part["image_url"], part["detail"], "conversation")
                     pictures.append(
                         InputMedia(
-                            await read_picture(source, config),
+                            await read_image(source, config),
                             source.max_pixels(config),
                             source.param,
                         )

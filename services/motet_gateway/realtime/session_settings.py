@@ -8,8 +8,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET
 
-from motet_gateway.openai.aliases import CHAT, stands_for
-from motet_gateway.openai.structured import AS_THE_MODEL_LIKES, ToolChoice, tool_choice_of
+from motet_gateway.openai.aliases import CHAT, role_of_alias
+from motet_gateway.openai.structured import AUTO_TOOL_CHOICE, ToolChoice, tool_choice_of
 from motet_pipelines.voice.conversation.settings import ConversationSettings, ReplySettings
 from motet_pipelines.voice.services import SpeechServices
 from motet_shared.errors import BadRequest, UnsupportedParameter
@@ -40,7 +40,7 @@ class SessionSettings:
     model: str
     instructions: str = ""
     tools: tuple[RealtimeTool, ...] = ()
-    tool_choice: ToolChoice = AS_THE_MODEL_LIKES
+    tool_choice: ToolChoice = AUTO_TOOL_CHOICE
     max_output_tokens: int | Literal["inf"] = "inf"
     temperature: float = 0.8
     truncation: Literal["auto", "disabled"] = "auto"
@@ -67,7 +67,7 @@ class SessionSettings:
         """
         if patch.type == "transcription":
             speech.need("session.type", transcription=True)
-        if patch.model not in (UNSET, self.model) and stands_for(str(patch.model)) != CHAT:
+        if patch.model not in (UNSET, self.model) and role_of_alias(str(patch.model)) != CHAT:
             message = f"`session.model` cannot change from {self.model!r}; open another connection"
             raise BadRequest(message, param="session.model")
         changed = self._with(patch, "session", speech)

@@ -1,4 +1,4 @@
-"""Authenticate callers: the tenant of a key, or the plain tenant where no key is required.
+"""Authenticate callers: the tenant of a key, or the default tenant where no key is required.
 
 Keys are stored as digests alone.
 """
@@ -44,20 +44,20 @@ class Authenticator:
     def __init__(
         self,
         config: GatewayConfig,
-        gate: ConcurrencyLimits,
+        concurrency: ConcurrencyLimits,
         counters: TenantCounters,
         clock: Clock = time.monotonic_ns,
     ):
         self.origins = Origins(config.allowed_origins)
         self._make: Callable[[str, TenantLimits], Tenant] = lambda name, limits: Tenant(
-            name, limits, gate, counters, clock
+            name, limits, concurrency, counters, clock
         )
         self._keyed = config.needs_key
-        plain = self._make(DEFAULT if self._keyed else "", TenantLimits(metrics=True))
-        self._plain = Caller(plain)
-        self._plain_keys = {digest(key): plain for key in config.api_keys}
+        default = self._make(DEFAULT if self._keyed else "", TenantLimits(metrics=True))
+        self._default = Caller(default)
+        self._default_keys = {digest(key): default for key in config.api_keys}
         self._tenants: dict[str, Tenant] = {}
-        self._keys = self._plain_keys
+        self._keys = self._default_keys
         if config.tenants_file is not None:
             self.use(load_tenants(config.tenants_file))
 
@@ -70,7 +70,7 @@ class Authenticator:
                 self._tenants[name] = self._make(name, limits)
         for name in self._tenants.keys() - tenants.limits.keys():
             del self._tenants[name]
-        self._keys = self._plain_keys | {
+        self._keys = self._default_keys | {
             key.sha256: self._tenants[key.tenant] for key in tenants.keys
         }
 
@@ -80,10 +80,10 @@ class Authenticator:
         A tenant that no longer exists has the default limits.
         """
         if name in ("", DEFAULT):
-            return self._plain.tenant.limits
+            return self._default.tenant.limits
         return self._tenants[name].limits if name in self._tenants else TenantLimits()
 
-    def enter(self, scope: Scope) -> Caller:
+    def authenticate(self, scope: Scope) -> Caller:
         """Return the caller of a request.
 
         Raises Unauthorized without an accepted key, Forbidden for a page of a site that is not
@@ -91,32 +91,34 @@ class Authenticator:
         """
         self.origins.check(scope, keyed=self._keyed)
         if not self._keyed:
-            return self._plain
+            return self._default
         given = _bearer(scope) or _from_subprotocol(scope)
         if not given:
             raise Unauthorized("no API key was sent; send `Authorization: Bearer <key>`")
         # Looked up by digest, which a client cannot choose: timing reveals nothing about keys.
         key = digest(given)
         if (tenant := self._keys.get(key)) is None:
-            raise Unauthorized("the API key is not accepted here")
+            raise Unauthorized("the API key is not valid on this server; check the key")
         return Caller(tenant, key)
 
-    def still_takes(self, caller: Caller) -> bool:
+    def accepts(self, caller: Caller) -> bool:
         """Return True if the key of an accepted caller would be accepted now."""
         return not self._keyed or self._keys.get(caller.key) is caller.tenant
 
-    def admit(self, tenant: Tenant, access: Access) -> None:
+    def authorize(self, tenant: Tenant, access: Access) -> None:
         """Raise Forbidden or RateLimited if the tenant may not call a route of this access now."""
         if access is Access.TENANT:
-            tenant.call()
+            tenant.count_request()
         elif access is Access.METRICS and not tenant.limits.metrics:
-            raise Forbidden("this key does not open /metrics; set `metrics = true` for its tenant")
+            raise Forbidden(
+                "this key has no access to /metrics; set `metrics = true` for its tenant"
+            )
 
     def check_integrity(self) -> None:
-        for tenant in (self._plain.tenant, *self._tenants.values()):
+        for tenant in (self._default.tenant, *self._tenants.values()):
             if tenant.streams < 0 or tenant.sockets < 0:
                 raise RuntimeError(
-                    f"{tenant.streams} streams, {tenant.sockets} sockets: something was released twice"
+                    f"{tenant.streams} streams, {tenant.sockets} sockets: a slot was released twice"
                 )
 
 

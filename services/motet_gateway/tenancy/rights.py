@@ -40,4 +40,4 @@ class Rights:
         return self.limits.max_context or 0
 
 
-ANYONE = Rights()
+UNRESTRICTED = Rights()

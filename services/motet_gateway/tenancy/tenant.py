@@ -17,8 +17,8 @@ from .rights import Rights
 
 SECOND = 1_000_000  # units of audio: microseconds
 _MINUTE, _HOUR = 60, 3600
-_AT_ONCE = 20  # refusals that are sent without delay, and per second after that
-_LATEST = 2 * NANOSECONDS  # longest delay of a refusal
+_UNDELAYED = 20  # refusals that are sent without delay, and per second after that
+_LONGEST_DELAY = 2 * NANOSECONDS  # longest delay of a refusal
 
 
 class Ticket:
@@ -61,14 +61,14 @@ class Tenant:
         self,
         name: str,
         limits: TenantLimits,
-        gate: ConcurrencyLimits,
+        concurrency: ConcurrencyLimits,
         counters: TenantCounters,
         clock: Clock = time.monotonic_ns,
     ):
         self.rights = Rights(name, limits)
         self.streams = self.sockets = 0  # open at present
-        self._gate, self._counters, self._clock = gate, counters, clock
-        self._refusals = Bucket(_AT_ONCE, 1, clock)
+        self._concurrency, self._counters, self._clock = concurrency, counters, clock
+        self._refusals = Bucket(_UNDELAYED, 1, clock)
         self._label = name or DEFAULT
         self.requests = Allowance("requests", counters.requests.labels(self._label))
         self.tokens = Allowance("tokens", counters.tokens.labels(self._label))
@@ -94,7 +94,7 @@ class Tenant:
         return self.rights.limits
 
     # ------------------------------------------------------------------------------------ admission
-    def call(self) -> None:
+    def count_request(self) -> None:
         """Count one more request. Raises RateLimited if there were too many."""
         self.spend(self.requests, 1)
 
@@ -104,7 +104,7 @@ class Tenant:
         allowance.charge(amount)
         allowance.count(amount)
 
-    def charge_refused(self, tokens: int) -> None:
+    def charge_refusal(self, tokens: int) -> None:
         """Charge what a refused prompt has cost, in tokens, into debt if need be."""
         self.tokens.charge(tokens)
         self.tokens.count(tokens)
@@ -120,7 +120,7 @@ class Tenant:
         retry at once, whatever `Retry-After` says, would take the gateway from all other tenants.
         """
         due = self._refusals.wait(0)
-        if due < _LATEST:
+        if due < _LONGEST_DELAY:
             self._refusals.charge(1)
         return due / NANOSECONDS
 
@@ -139,7 +139,7 @@ class Tenant:
         ):
             if amount:
                 self._check(allowance, amount)
-        slot = self._gate.take(count)
+        slot = self._concurrency.take(count)
         self.streams += count
         return Ticket(
             self,
@@ -171,7 +171,9 @@ class Tenant:
         if most is None:
             return
         if count > most:
-            message = f"`n`: {count} replies at a time are asked for; at most {most} are allowed for this key"
+            message = (
+                f"`n`: {count} replies were requested at a time; this key allows at most {most}"
+            )
             raise BadRequest(message, param="n")
         if self.streams + count > most:
             what = f"{self.streams} replies are being generated and {count} more would exceed the limit of {most}"
@@ -180,7 +182,7 @@ class Tenant:
     def _check_images(self, count: int) -> None:
         most = self.limits.images_per_hour
         if most is not None and count > most:
-            message = f"`n`: {count} images are asked for; at most {most} per hour are allowed for this key"
+            message = f"`n`: {count} images were requested; this key allows at most {most} per hour"
             raise BadRequest(message, param="n")
 
     def _check(self, allowance: Allowance, amount: int) -> None:
@@ -191,10 +193,10 @@ class Tenant:
         scale = SECOND if allowance is self.audio else 1
         per = "minute" if bucket.period == _MINUTE else "hour"
         left = max(bucket.level, 0) // scale
-        what = f"rate limit of {bucket.limit // scale} {allowance.kind} per {per}: {left} are left"
+        what = f"rate limit of {bucket.limit // scale} {allowance.kind} per {per}: {left} remain"
         asked = -(-amount // scale)
         self._refuse(
-            allowance.kind, f"{what}, {asked} are asked for; try again in {seconds} s", seconds
+            allowance.kind, f"{what}, {asked} were requested; try again in {seconds} s", seconds
         )
 
     def _refuse(self, kind: str, message: str, seconds: int) -> NoReturn:
@@ -203,21 +205,21 @@ class Tenant:
             message, kind if kind in ("requests", "tokens") else "rate_limit_error", seconds
         )
 
-    # --------------------------------------------------------------------------------- what is left
+    # ----------------------------------------------------------------------------- remaining limits
     def headers(self) -> Headers:
         """Return OpenAI's `x-ratelimit-*` headers; none for a resource without a limit."""
-        told: list[tuple[bytes, bytes]] = []
+        headers: list[tuple[bytes, bytes]] = []
         for allowance in (self.requests, self.tokens):
             if (bucket := allowance.bucket) is not None:
                 kind = allowance.kind.encode()
-                told.append((b"x-ratelimit-limit-" + kind, b"%d" % bucket.limit))
-                told.append((b"x-ratelimit-remaining-" + kind, b"%d" % max(bucket.level, 0)))
-                told.append((b"x-ratelimit-reset-" + kind, _duration(bucket.full_in)))
-        return told
+                headers.append((b"x-ratelimit-limit-" + kind, b"%d" % bucket.limit))
+                headers.append((b"x-ratelimit-remaining-" + kind, b"%d" % max(bucket.level, 0)))
+                headers.append((b"x-ratelimit-reset-" + kind, _duration(bucket.full_in)))
+        return headers
 
     def as_rate_limits(self) -> list[dict[str, Any]]:
         """Return the entries of `rate_limits.updated`: the tenant's, or else the server's."""
-        told = [
+        limits = [
             {
                 "name": allowance.kind,
                 "limit": bucket.limit,
@@ -227,7 +229,7 @@ class Tenant:
             for allowance in (self.requests, self.tokens)
             if (bucket := allowance.bucket) is not None
         ]
-        return told or self._gate.as_rate_limits()
+        return limits or self._concurrency.as_rate_limits()
 
 
 def _duration(nanoseconds: int) -> bytes:

@@ -12,7 +12,7 @@ from motet_shared.tenants import Tenants, load_tenants
 
 log = logging.getLogger(__name__)
 
-_LOOK_EVERY = 1.0  # seconds
+_POLL_INTERVAL = 1.0  # seconds
 _Stamp = tuple[int, int, int]
 
 
@@ -26,7 +26,7 @@ class TenantsFile:
     async def watch(self) -> None:
         """Check for changes once a second, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_POLL_INTERVAL)
             if await asyncio.to_thread(self.changed):
                 self.read()
 

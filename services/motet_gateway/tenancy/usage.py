@@ -112,11 +112,11 @@ class ReplyMeter:
             if isinstance(item, Text):
                 tokens += len(item.ids)
             else:
-                self._painted(item)
+                self._count_image(item)
         self._counted += tokens
         self._ticket.tokens.use(tokens)
 
-    def _painted(self, item: DenoisingProgress | Drawing) -> None:
+    def _count_image(self, item: DenoisingProgress | Drawing) -> None:
         """Count an image from its first preview on."""
         if not self._drawing:
             self._ticket.images.use(1)
@@ -134,7 +134,7 @@ class ReplyMeter:
         self._counted = known
 
 
-class PictureMeter:
+class ImageMeter:
     """Charge one image from its first preview on, unless it fails.
 
     An image that its client leaves is charged.
@@ -144,19 +144,19 @@ class PictureMeter:
         self._images = images
         self._began = False
 
-    def stroke(self) -> None:
+    def begin(self) -> None:
         if not self._began:
             self._began = True
             self._images.use(1)
 
-    def __enter__(self) -> PictureMeter:
+    def __enter__(self) -> ImageMeter:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         if error is None:
-            self.stroke()  # previews may be left out
+            self.begin()  # previews may be left out
         elif self._began and isinstance(error, MotetError):
             self._images.use(-1)
 

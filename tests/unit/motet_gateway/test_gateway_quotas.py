@@ -121,7 +121,7 @@ async def test_a_file_costs_what_it_lasts(tmp_path: Path, fields: dict[str, str]
         assert (await hear(here, 2.5, **fields).done()).status == 200
         assert here.used("audio") == pytest.approx(2.5)
         spend(here, "audio", 96)
-        assert "3 are asked for" in (await refused(hear(here, 2.5)))["message"], (
+        assert "3 were requested" in (await refused(hear(here, 2.5)))["message"], (
             "its header says how long it is"
         )
         assert (await hear(here, 1.25, "/v1/audio/translations").done()).status == 200

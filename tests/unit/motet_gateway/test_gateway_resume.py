@@ -273,7 +273,7 @@ async def test_a_kept_session_is_one_of_its_tenants(tmp_path: Path) -> None:
         other = await caller(here, headers=headers)  # the one that nobody talks in makes room
         assert await refused(client.again()) == ("session_not_found", 4000)
         await other.socket.leave()
-        here.service.door.check_integrity()
+        here.service.authenticator.check_integrity()
 
 
 async def test_stopping_keeps_nobody(here: World) -> None:

@@ -190,7 +190,7 @@ async def test_concurrent_streams_come_back_whoever_leaves(tmp_path: Path, strea
         both[1].leave()
         await both[1].done()
         assert here.tenant().streams == here.made.service.limits.active == 0
-        here.made.service.door.check_integrity()
+        here.made.service.authenticator.check_integrity()
 
 
 async def test_who_tries_again_at_once_is_refused_later_and_later(tmp_path: Path) -> None:
@@ -348,8 +348,8 @@ async def test_a_revoked_key_is_refused_within_seconds(tmp_path: Path) -> None:
     async with limited(tmp_path) as here:
         rewrite(here.path, document("", (ACME, GONE)))
         here.made.service.watch()
-        keys = here.made.service.door._keys
-        await eventually(lambda: here.made.service.door._keys is not keys)
+        keys = here.made.service.authenticator._keys
+        await eventually(lambda: here.made.service.authenticator._keys is not keys)
         assert (await here.done(GONE)).status == 200
         async with socket(here, OTHER):
             talk = Socket(here.made.app, headers=bearer(GONE))

@@ -161,10 +161,10 @@ async def test_nats_keeps_pictures_within_bounds(
         try:
             keep = await JetStreamStore.open(bus, 60, 60, 6)
             assert keep is not None
-            name = await keep.put_picture(b"small", "png")
-            assert await keep.picture(name) == b"small"
-            with pytest.raises(Unavailable, match="the picture cannot be kept"):
-                await keep.put_picture(bytes(2 << 20), "png")
-            assert await keep.picture(name) == b"small"
+            name = await keep.put_image(b"small", "png")
+            assert await keep.image(name) == b"small"
+            with pytest.raises(Unavailable, match="insufficient resources"):
+                await keep.put_image(bytes(2 << 20), "png")
+            assert await keep.image(name) == b"small"
         finally:
             await bus.close()

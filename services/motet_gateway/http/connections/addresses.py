@@ -70,5 +70,5 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     try:
         return ipaddress.ip_network(text)
     except ValueError as error:
-        message = f"trusted_proxies: {text!r} is no network ({error}); give one such as 10.0.0.0/8, or an address"
+        message = f"trusted_proxies: {text!r} is not a network ({error}); give one such as 10.0.0.0/8, or an address"
         raise ConfigError(message, param="trusted_proxies") from None

@@ -58,7 +58,8 @@ class ConnectionCounts:
         name = counted(address) if address is not None and address not in self.proxies else None
         if self.total >= self.most:
             self._refuse(
-                "total", f"{self.total} connections are open, the most in all (--max-connections)"
+                "total",
+                f"{self.total} connections are open, the limit of this server (--max-connections)",
             )
         self._check_address(name)
         return Lease(self, name, total=True)
@@ -84,7 +85,7 @@ class ConnectionCounts:
 
     def _check_address(self, name: str | None) -> None:
         if name is not None and self.by_address[name] >= self.most_by_address:
-            most = f"the most of one address (--max-connections-per-address); {name} has them"
+            most = f"the limit for one address (--max-connections-per-address), here {name}"
             self._refuse("address", f"{self.most_by_address} connections are open, {most}")
 
     def _refuse(self, reason: str, message: str) -> None:

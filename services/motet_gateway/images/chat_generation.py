@@ -29,37 +29,39 @@ from motet_shared.errors import MotetError
 from motet_shared.messages import Chat, DenoisingProgress, Draw, Text
 
 from .options import ImageOptions, ImageTool, check_options
-from .schema import brush
+from .schema import image_request
 
 _MODALITIES = "modalities"
 _OPTIONS = ImageOptions.__struct_fields__
 
 
 @dataclass(frozen=True, slots=True)
-class ChatDrawing:
+class ChatImageGeneration:
     """How the images of a chat are generated, and whether progress is reported."""
 
-    brush: Draw
+    request: Draw
     progress: bool
     where: str  # path of the options in the request, for errors
 
     @classmethod
-    def of(cls, service: GatewayContext, body: ChatBody, request_id: str) -> ChatDrawing | None:
+    def of(
+        cls, service: GatewayContext, body: ChatBody, request_id: str
+    ) -> ChatImageGeneration | None:
         """Return the settings of a chat's images, or None if the chat has no image generation.
 
         Errors name the field of the tool in the request.
         """
-        options, where = _wanted(body)
+        options, where = _image_tool(body)
         if options is None or body.tool_choice == "none":
             return None
-        with _naming(where):
+        with _errors_at(where):
             check_options(options)
             model = model_of(service.bus.directory, ROLE, options.model)
-            return cls(brush(options, model, request_id), options.progress, where)
+            return cls(image_request(options, model, request_id), options.progress, where)
 
 
 @contextmanager
-def _naming(where: str) -> Iterator[None]:
+def _errors_at(where: str) -> Iterator[None]:
     """Rewrite the parameter of errors in image options to its path in the chat request."""
     try:
         yield
@@ -69,7 +71,7 @@ def _naming(where: str) -> Iterator[None]:
         raise
 
 
-def _wanted(body: ChatBody) -> tuple[ImageOptions | None, str]:
+def _image_tool(body: ChatBody) -> tuple[ImageOptions | None, str]:
     """Return the image tool and its path in the request; (None, "") if there is none."""
     for index, tool in enumerate(body.tools or []):
         if isinstance(tool, ImageTool):
@@ -77,10 +79,10 @@ def _wanted(body: ChatBody) -> tuple[ImageOptions | None, str]:
     return (ImageTool(), _MODALITIES) if body.modalities in DRAWING else (None, "")
 
 
-async def painted(
+async def chat_with_images(
     service: GatewayContext,
     store: BlobStore,
-    painting: ChatDrawing,
+    generation: ChatImageGeneration,
     pictures: Sequence[InputMedia],
     accepts_images: bool,
     request: Chat,
@@ -92,81 +94,92 @@ async def painted(
         service.bus,
         store,
         request,
-        painting.brush,
+        generation.request,
         pictures,
         outcome,
         accepts_images=accepts_images,
         deadline=config.request_timeout,
         patience=config.patience,
     )
-    with _naming(painting.where):
+    with _errors_at(generation.where):
         async with aclosing(events):
             async for event in events:
                 yield event if isinstance(event, list) else [event]
 
 
 # ------------------------------------------------------------------------------------------------------------ streamed
-class DrawnChatChunks(ChatChunks):
+class ImageChatChunks(ChatChunks):
     """Render the chunks of a chat with images."""
 
     def __init__(
-        self, painting: ChatDrawing, response_id: str, created: int, model: str, **usage: bool
+        self,
+        generation: ChatImageGeneration,
+        response_id: str,
+        created: int,
+        model: str,
+        **usage: bool,
     ):
         super().__init__(response_id, created, model, **usage)
-        self.painting = painting
+        self.generation = generation
 
     def choice(self, index: int) -> Choice:
-        return DrawnChatChoice(self, index, self.painting)
+        return ImageChatChoice(self, index, self.generation)
 
 
-class DrawnChatChoice(ChatChoice):
+class ImageChatChoice(ChatChoice):
     """Render the chunks of one choice with images.
 
     `partial_images` and `image_progress` of a delta are extensions; other clients see only
     `images`.
     """
 
-    def __init__(self, chunks: DrawnChatChunks, index: int, painting: ChatDrawing):
+    def __init__(self, chunks: ImageChatChunks, index: int, generation: ChatImageGeneration):
         super().__init__(chunks, index)
-        self._painting = painting
-        self._done = self._previews = 0
+        self._generation = generation
+        self._finished = self._preview_count = 0
 
     def batch(self, items: list[Any]) -> bytes:
         if not items or isinstance(items[0], Text):
             return super().batch(items)
-        return self._open() + b"".join([self._pictured(item) for item in items])
+        return self._open() + b"".join([self._image_delta(item) for item in items])
 
-    def _pictured(self, item: Drawing | DenoisingProgress) -> bytes:
+    def _image_delta(self, item: Drawing | DenoisingProgress) -> bytes:
         if isinstance(item, Drawing):
-            entry = image_entry(item, self._painting.brush.format, self._done)
-            self._done, self._previews = self._done + 1, 0
-            return self._told({"images": [entry]})
-        told: dict[str, Any] = {}
+            entry = image_entry(item, self._generation.request.format, self._finished)
+            self._finished, self._preview_count = self._finished + 1, 0
+            return self._delta_chunk({"images": [entry]})
+        delta: dict[str, Any] = {}
         if item.preview:
             preview = Drawing("", item.preview)
-            shape = image_entry(preview, self._painting.brush.format, self._done)
-            told["partial_images"] = [{**shape, "partial_image_index": self._previews}]
-            self._previews += 1
-        if self._painting.progress:
-            told["image_progress"] = {"index": self._done, "step": item.step, "steps": item.steps}
-        return self._told(told) if told else b""
+            shape = image_entry(preview, self._generation.request.format, self._finished)
+            delta["partial_images"] = [{**shape, "partial_image_index": self._preview_count}]
+            self._preview_count += 1
+        if self._generation.progress:
+            delta["image_progress"] = {
+                "index": self._finished,
+                "step": item.step,
+                "steps": item.steps,
+            }
+        return self._delta_chunk(delta) if delta else b""
 
-    def _told(self, delta: dict[str, Any]) -> bytes:
+    def _delta_chunk(self, delta: dict[str, Any]) -> bytes:
         return self._chunks.chunk(self._delta(delta))
 
 
 # --------------------------------------------------------------------------------------------------------------- whole
-def collected(painting: ChatDrawing) -> type[Collected]:
+def collector_with_images(generation: ChatImageGeneration) -> type[Collected]:
     """Return the class that collects a choice with images."""
 
-    class PaintedCollected(Collected):
+    class CollectedWithImages(Collected):
         def add(self, items: list[Any]) -> None:
             for item in items:
                 if isinstance(item, Drawing):
-                    self.images.append(image_entry(item, painting.brush.format, len(self.images)))
+                    self.images.append(
+                        image_entry(item, generation.request.format, len(self.images))
+                    )
             super().add([item for item in items if isinstance(item, Text)])
 
-    return PaintedCollected
+    return CollectedWithImages
 
 
 def image_entry(drawing: Drawing, kind: str, index: int) -> dict[str, Any]:
