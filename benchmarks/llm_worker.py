@@ -44,7 +44,7 @@ class Motet:
         self._engine = Engine(config)
 
     def run(self, prompts: Sequence[Sequence[int]], output: int) -> Run:
-        from motet_llm.engine.engine import StepOutput
+        from motet_llm.engine.outputs import StepOutput
         from motet_shared.messages import Sampling
 
         engine = self._engine

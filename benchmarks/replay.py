@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from motet_llm.adapters.bank import Adapter
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_llm.grammar.grammar import GrammarState
 from motet_shared.errors import MotetError
 from motet_shared.messages import Sampling

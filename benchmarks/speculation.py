@@ -157,14 +157,14 @@ class Bench:
 
     def measure(self, kind: Kind) -> Iterator[Finding]:
         config = self._config(kind.speculate)
-        engine = Engine(config, self.plain.runner)
-        _keep_to_half(engine, 1)
         drafts = kind.drafts(config, self.plain.runner)
         for temperature in self.plan.temperatures:
             for streams in self.plan.streams:
-                engine.speculation = Speculation(drafts, SpeculationController(config.draft_tokens))
+                speculation = Speculation(drafts, SpeculationController(config.draft_tokens))
+                engine = Engine(config, self.plain.runner, speculation=speculation)
+                _keep_to_half(engine, 1)
                 yield self._compare(kind, engine, drafts, temperature, streams)
-        engine.close()
+                engine.close()
 
     def _compare(
         self, kind: Kind, engine: Engine, drafts: Any, temperature: float, streams: int

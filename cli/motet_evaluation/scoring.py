@@ -9,10 +9,10 @@ from itertools import pairwise
 import torch
 
 from motet_llm.attention.heavy_hitters import Watch
-from motet_llm.attention.prompt_compression import gather, store
+from motet_llm.attention.prompt_compression import gather, observations, store
 from motet_llm.engine.model_runner import ModelRunner
 from motet_llm.engine.request import Request
-from motet_llm.scheduling.scheduler import Work
+from motet_llm.scheduling.work import Work
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 
@@ -40,13 +40,15 @@ def log_probabilities(
     if len(tokens) < 2:
         return found
     with runner.other_caches(1, len(tokens)):
-        request = _request(runner, tokens, watch)
+        request = _request(runner, tokens)
         for first, end in pairwise(_bounds(len(tokens) - 1, watch)):
             due = list(tokens[first + 1 : end + 1])
             # The request has the tokens up to the next one; the others are a draft, since the
             # logits of all draft tokens are returned.
             request.tokens = list(tokens[: first + 1])
-            logits_RV = runner.forward([Work(request, len(due), tuple(due[:-1]))]).logits_RV
+            works = [Work(request, len(due), tuple(due[:-1]))]
+            watched = {} if watch is None or first >= watch.num_prompt else {request: watch}
+            logits_RV = runner.forward(works, observations(works, watched)).logits_RV
             logprobs_RV = logits_RV.float().log_softmax(-1)
             found += (
                 logprobs_RV.gather(1, torch.tensor(due, device=logits_RV.device).unsqueeze(1))
@@ -56,7 +58,7 @@ def log_probabilities(
             request.num_computed = end
             if watch is not None and end == watch.num_prompt:
                 rows = gather(runner.kv, request, watch)
-                request.left_out = watch.num_left_out
+                request.blocks.num_dropped = watch.num_left_out
                 store(runner.kv, request, rows)
     return found
 
@@ -69,13 +71,15 @@ def _bounds(num_tokens: int, watch: Watch | None) -> list[int]:
     return sorted(bounds)
 
 
-def _request(runner: ModelRunner, tokens: Sequence[int], watch: Watch | None) -> Request:
+def _request(runner: ModelRunner, tokens: Sequence[int]) -> Request:
     """Return a request that has all of the runner's cache."""
-    request = Request(0, 0, list(tokens[:1]), Sampling(), max_length=len(tokens), watch=watch)
+    request = Request(0, 0, list(tokens[:1]), Sampling(), max_length=len(tokens))
     needed = -(-len(tokens) // runner.kv.block_size)
     groups = range(len(runner.kv.groups))
-    request.tables = [array("i", range(group * needed, (group + 1) * needed)) for group in groups]
+    request.blocks.tables = [
+        array("i", range(group * needed, (group + 1) * needed)) for group in groups
+    ]
     if runner.states is not None:
-        request.state_slot = 0
+        request.blocks.state_slot = 0
         runner.states.scrub(0)
     return request

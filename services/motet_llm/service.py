@@ -14,8 +14,10 @@ from typing import Any
 
 from motet_llm.adapters.bank import Adapter
 from motet_llm.cache.cache_events import CacheReporter
+from motet_llm.disaggregation.remote_placement import RemotePlacement
 from motet_llm.disaggregation.remote_prefill import RemotePrefill
-from motet_llm.engine.engine import StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_llm.engine.request import Key
 from motet_llm.grammar.compiler import GrammarCache
 from motet_llm.grammar.grammar import GrammarState
@@ -43,11 +45,16 @@ class Decode(EngineActor):
         self._running: dict[Key, tuple[Call, asyncio.Future[StepOutput]]] = {}
         self._profiler = Profiler()
         self._reporter: CacheReporter | None = None
+        self._placement = RemotePlacement(config.model_name, config.remote_prefill)
         self._remote: RemotePrefill | None = None
         self._image_reader = ImageEmbeddingReader(self.store, config.image_memory)
         self._grammars = GrammarCache(
             self._spelling, timeout=config.grammar_timeout, capacity=config.grammar_cache
         )
+
+    def _make_engine(self) -> Engine:
+        placement = None if self._placement.policy == "never" else self._placement
+        return Engine(self.config.engine(), placement=placement)
 
     async def warm(self) -> None:
         await super().warm()
@@ -59,8 +66,8 @@ class Decode(EngineActor):
             self.bus,
             self.store,
             self.thread,
+            self._placement,
             self.models(),
-            config.remote_prefill,
             config.prefill_patience,
             self.crash,
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_shared.messages import Sampling
 
 LONGEST_PROMPT, LONGEST_ANSWER = 40, 30  # tokens; windows and chunks of tiny models are shorter

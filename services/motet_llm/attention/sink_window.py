@@ -55,7 +55,7 @@ def rows_by_group(
     tables: by group `[B, M]`, one row per sequence, all of its blocks.
     spans: for each sequence, its first token in this step and the one after its last.
     left_out_B: tokens of each sequence that are in no block of groups without a window
-        (`Request.left_out`).
+        (`RequestBlocks.num_dropped`).
     """
     starts = accumulate((stop - start for start, stop in spans), initial=0)
     whole = Rows.of(tables[0], starts, (stop for _, stop in spans))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 
+from motet_llm.engine.thread_owner import ThreadOwner
 from motet_shared.errors import InternalError
 
 
@@ -12,15 +13,24 @@ class BlockPool:
     """Count references to blocks 0 … num_blocks - 1 by the block tables that contain them.
 
     A published block outlives its last table: it becomes *idle* and is reused only when no empty
-    block is left, the least recently used first. Idle blocks count as free. `on_evict(block, key)`
-    is called before an idle block loses its content.
+    block is left, the least recently used first. Idle blocks count as free.
+
+    on_evict(block, key): called before an idle block loses its content.
+    owner: the threads that may allocate and free; None: any.
     """
 
-    def __init__(self, num_blocks: int, block_size: int):
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        on_evict: Callable[[int, Hashable], None] | None = None,
+        owner: ThreadOwner | None = None,
+    ):
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.on_evict: Callable[[int, Hashable], None] = lambda block, key: None
         self.evictions = 0
+        self._on_evict = on_evict
+        self._owner = owner
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._refs = [0] * num_blocks
@@ -44,6 +54,8 @@ class BlockPool:
 
         Raises InternalError if fewer are free: callers check `num_free` first.
         """
+        if self._owner is not None:
+            self._owner.check()
         if count > self.num_free:
             raise InternalError(
                 f"allocate({count}): only {self.num_free} of {self.num_blocks} blocks are free"
@@ -55,7 +67,8 @@ class BlockPool:
 
     def _evict(self) -> int:
         block = next(iter(self._idle))
-        self.on_evict(block, self._keys[block])
+        if self._on_evict is not None:
+            self._on_evict(block, self._keys[block])
         del self._idle[block]
         self._keys[block] = None
         self.evictions += 1
@@ -66,6 +79,8 @@ class BlockPool:
 
         Raises InternalError at a block that is in no table, changing nothing further.
         """
+        if self._owner is not None:
+            self._owner.check()
         for block in blocks:
             if not self._refs[block]:
                 raise InternalError(f"block {block} was freed twice")

@@ -11,6 +11,7 @@ from motet_models.capacity import KvGroup, KvLayout
 from motet_shared.errors import ConfigError, InternalError
 
 from .block_pool import BlockPool
+from .request_blocks import RequestBlocks
 from .spill import Spill, Spilled
 from .state_cache import StateCache
 
@@ -99,12 +100,9 @@ class BlockTables:
 
     def open(self, request: Request) -> None:
         """Give a request empty tables, and a state slot if the model is recurrent."""
-        request.tables = [array("i") for _ in self._groups]
-        request.num_released = [0] * len(self._groups)
-        request.whole_from = [0] * len(self._groups)
-        request.spilled = None
+        request.blocks = RequestBlocks.empty(len(self._groups))
         if self._states is not None:
-            request.state_slot = self._states.allocate()
+            request.blocks.state_slot = self._states.allocate()
 
     def missing(self, request: Request, num_tokens: int, *, passed: bool = False) -> int:
         """Return the blocks to allocate before the first `num_tokens` tokens have slots.
@@ -122,7 +120,9 @@ class BlockTables:
 
     def _length(self, request: Request, group: KvGroup, num_tokens: int) -> int:
         """Return the blocks of a group's table that the first `num_tokens` tokens take."""
-        return self.pool.blocks_for(request.places(group, num_tokens))
+        if group.window is None:
+            num_tokens -= request.blocks.num_dropped
+        return self.pool.blocks_for(num_tokens)
 
     def _seen(self, group: KvGroup, table: array[int], num_tokens: int, length: int) -> list[int]:
         """Return the indices beyond a table, up to `length`, that token `num_tokens` still sees."""
@@ -181,12 +181,12 @@ class BlockTables:
     def spill(self, request: Request, num_tokens: int) -> bool:
         """Spill what is `to_spill`; return False if that fails and the request is lost.
 
-        `Request.spilled` has the cause.
+        `RequestBlocks.spilled` has the cause.
         """
         count = self.to_spill(request, num_tokens)
         if self._spill is None or not count:
             return True
-        spilled = request.spilled = request.spilled or Spilled()
+        spilled = request.blocks.spilled = request.blocks.spilled or Spilled()
         first = spilled.num_blocks
         self._spill.take(spilled, request.tables, count)
         for g in self._whole:
@@ -213,39 +213,35 @@ class BlockTables:
         for group, table in zip(self._groups, request.tables, strict=True):
             yield table, self._length(request, group, request.num_computed)
 
-    def leave_out(self, request: Request, count: int) -> None:
-        """Empty the tables of groups without a window, for prompts cut by `count` tokens."""
+    def drop(self, request: Request, count: int) -> None:
+        """Empty the tables of groups without a window, for prompts that lose `count` tokens."""
         for group, table in zip(self._groups, request.tables, strict=True):
             if group.window is None:
                 self.pool.free(reversed(table))
                 del table[:]
-        request.left_out = count
+        request.blocks.num_dropped = count
 
     def trim(self, request: Request) -> None:
         """Free the blocks that no window of the request's next token reaches."""
         for g, group in enumerate(self._groups):
             gap = group.gap(request.num_computed, self.block_size)
-            table, start = request.tables[g], max(request.num_released[g], gap.start)
+            table, start = request.tables[g], max(request.blocks.num_released[g], gap.start)
             end = min(gap.stop, len(table))
             passed = [block for block in table[start:end] if block != self._null]
             for index in range(start, end):
                 table[index] = self._null
             self.pool.free(passed)
-            request.num_released[g] = max(start, end)
+            request.blocks.num_released[g] = max(start, end)
 
     def close(self, request: Request) -> None:
         """Free all blocks, last ones first, so that the beginnings of prompts are evicted last."""
         for table in request.tables:
             self.pool.free(block for block in reversed(table) if block != self._null)
-        request.tables = []
-        request.num_released = []
-        request.left_out = 0
-        if self._spill is not None and request.spilled is not None:
-            self._spill.drop(request.spilled)
-            request.spilled = None
-        if self._states is not None and request.state_slot >= 0:
-            self._states.free(request.state_slot)
-            request.state_slot = -1
+        held, request.blocks = request.blocks, RequestBlocks()
+        if self._spill is not None and held.spilled is not None:
+            self._spill.drop(held.spilled)
+        if self._states is not None and held.state_slot >= 0:
+            self._states.free(held.state_slot)
 
     def num_unshared(self, request: Request) -> int:
         """Return how many blocks would be free without this request."""
@@ -272,7 +268,7 @@ class BlockTables:
             for table in request.tables
         )
         if self._states is not None:
-            self._states.check_integrity([request.state_slot for request in running])
+            self._states.check_integrity([request.blocks.state_slot for request in running])
         if self._spill is not None:
             self._check_spilled(running)
 
@@ -284,9 +280,12 @@ class BlockTables:
                     f"request {request.key!r}: a block that was spilled is in the pool, too"
                 )
         assert self._spill is not None
-        self._spill.check_integrity([r.spilled for r in running if r.spilled is not None])
+        self._spill.check_integrity(
+            [r.blocks.spilled for r in running if r.blocks.spilled is not None]
+        )
 
 
 def _num_spilled(request: Request) -> int:
     """Return the spilled blocks at the beginning of each table of layers with full attention."""
-    return 0 if request.spilled is None else request.spilled.num_blocks
+    spilled = request.blocks.spilled
+    return 0 if spilled is None else spilled.num_blocks

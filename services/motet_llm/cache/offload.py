@@ -66,8 +66,9 @@ class Offload:
         disk_bytes: int = 0,
         folder: Path | None = None,
         recompute_seconds: Callable[[], float] = lambda: 0.0,
+        on_drop: Callable[[Hashable], None] = lambda key: None,
     ):
-        self.on_drop: Callable[[Hashable], None] = lambda key: None
+        self._on_drop = on_drop
         self.damaged = 0
         self.loads = 0
         self.limits = (host_bytes, disk_bytes)
@@ -165,7 +166,7 @@ class Offload:
                 self._put(DISK, key, written)
                 return
         _remove(copy)
-        self.on_drop(key)
+        self._on_drop(key)
 
     def _write(self, copy: _Copy) -> _Copy | None:
         if self._folder is None or isinstance(copy.content, Path):
@@ -208,7 +209,16 @@ class Offload:
             if copy is not None:
                 self._used[tier] -= copy.nbytes
                 _remove(copy)
-                self.on_drop(key)
+                self._on_drop(key)
+
+    def stats(self) -> dict[str, float]:
+        """Return the bytes of both tiers, and counts of copies loaded and found damaged."""
+        return {
+            "host_cache_bytes": self.host_bytes,
+            "disk_cache_bytes": self.disk_bytes,
+            "blocks_loaded": self.loads,
+            "blocks_damaged": self.damaged,
+        }
 
     def close(self) -> None:
         """Drop all copies and remove the folder."""

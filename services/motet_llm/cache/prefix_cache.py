@@ -16,52 +16,24 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 from torch import Tensor
 
 from motet_llm.engine.request import Request
+from motet_shared.errors import InternalError
 from motet_shared.text import prefixes
 
 from .block_pool import BlockPool
 from .ghost_cache import GhostCache
 from .kv_cache import KvCache
 from .offload import Offload
+from .prefix_tree import Entry, Node, PrefixTree
 from .state_cache import StateCache
 
-_MOST_CHANGES = 1 << 20  # changes kept until they are reported
 MAX_SIBLINGS = 16  # children that are compared token by token for a match inside a block
-
-
-class Node:
-    """Represent the tokens of one block, after those of its ancestors.
-
-    pins: requests whose next block belongs below the node.
-    called: its name, by `prefixes`.
-    told: whether the node was last reported as held.
-    """
-
-    __slots__ = ("blocks", "called", "children", "parent", "pins", "tokens", "told")
-
-    def __init__(
-        self,
-        parent: Node | None,
-        tokens: tuple[int, ...],
-        num_groups: int,
-        root: int = prefixes.ROOT,
-    ):
-        self.parent = parent
-        self.tokens = tokens
-        self.children: dict[tuple[int, ...], Node] = {}
-        self.blocks: list[int | None] = [None] * num_groups
-        self.pins = 0
-        self.called: int = root if parent is None else prefixes.chained(parent.called, tokens)
-        self.told = False
-
-
-Entry = tuple[Node, int]  # a node and the index of a KV group
 
 
 @dataclass(slots=True)
@@ -79,32 +51,60 @@ class Match:
         return self.nodes[-1] if self.nodes else self.root
 
 
-class PrefixCache:
-    """Manage the published blocks of `pool`. Called between steps only.
+@dataclass(slots=True)
+class _Position:
+    """Position of a running request: its first `num_published` blocks end at `node`."""
 
-    changes: appended to as blocks come and go: (a block's name, whether any of it is held).
+    node: Node
+    num_published: int
+
+
+def evict_to(
+    tree: PrefixTree, kv: KvCache, offload: Offload | None
+) -> Callable[[int, Hashable], None]:
+    """Return what a pool calls before it reuses a block: it keeps a copy in the offload tiers."""
+
+    def evict(block: int, key: Hashable) -> None:
+        node, group = cast(Entry, key)
+        if offload is not None:
+            offload.store((node, group), lambda: kv.read_block(block))
+            node.copies[group] = (node, group) in offload
+        node.blocks[group] = None
+        tree.prune(node)
+
+    return evict
+
+
+class PrefixCache:
+    """Manage the published blocks of `pool`, which are in `tree`. Called between steps only.
+
+    The pool evicts by `evict_to(tree, …)`, and the tiers drop copies by `tree.drop_copy`.
     """
 
     def __init__(
         self,
+        tree: PrefixTree,
         pool: BlockPool,
         kv: KvCache,
         offload: Offload | None = None,
         states: StateCache | None = None,
     ):
+        self._tree = tree
         self._pool = pool
         self._kv = kv
         self._groups = kv.groups
         self._offload = offload
         self._states = states
-        self._roots: dict[int, Node] = {}
-        self.changes: deque[tuple[int, bool]] = deque(maxlen=_MOST_CHANGES)
-        self.ghosts = GhostCache(pool.num_blocks)
-        pool.on_evict = self._on_evict
-        if offload is not None:
-            offload.on_drop = lambda key: self._prune(cast(Entry, key)[0])
-        if states is not None:
-            states.on_drop = lambda node: self._prune(cast(Node, node))
+        self._positions: dict[Request, _Position] = {}
+
+    @property
+    def changes(self) -> deque[tuple[int, bool]]:
+        """Return the changes not yet reported: (a block's name, whether any of it is held)."""
+        return self._tree.changes
+
+    @property
+    def ghosts(self) -> GhostCache:
+        return self._tree.ghosts
 
     @property
     def wants_whole_blocks(self) -> bool:
@@ -116,7 +116,7 @@ class PrefixCache:
         """Return the longest cached prefix below `root` that leaves a token or more to compute."""
         size = self._pool.block_size
         path: list[Node] = []
-        node = top = self._top(root)
+        node = top = self._tree.root(root)
         for start in range(0, len(tokens) - size + 1, size):
             child = node.children.get(tuple(tokens[start : start + size]))
             if child is None:
@@ -129,12 +129,6 @@ class PrefixCache:
             self._extend(match, tokens[whole * size : len(tokens) - 1])
         return match
 
-    def _top(self, root: int) -> Node:
-        """Return the root node of a tree, created when first used."""
-        if root not in self._roots:
-            self._roots[root] = Node(None, (), len(self._groups), root)
-        return self._roots[root]
-
     def _usable(self, path: list[Node]) -> int:
         """Return the most nodes after which every group has all that the next token sees."""
         size = self._pool.block_size
@@ -142,7 +136,7 @@ class PrefixCache:
         leading = [0] * len(self._groups)  # consecutive present blocks at the beginning, per group
         unbroken = [0] * len(self._groups)  # consecutive present blocks up to here, per group
         for count, node in enumerate(path, start=1):
-            unbroken = [run + 1 if self._has(node, g) else 0 for g, run in enumerate(unbroken)]
+            unbroken = [run + 1 if node.has(g) else 0 for g, run in enumerate(unbroken)]
             leading = [
                 run if run == count else lead for run, lead in zip(unbroken, leading, strict=True)
             ]
@@ -151,7 +145,7 @@ class PrefixCache:
                 run >= count - gap.stop and lead >= min(gap.start, count)
                 for run, lead, gap in zip(unbroken, leading, gaps, strict=True)
             )
-            if is_whole and self._has_state(node):
+            if is_whole and (node.has_state or self._states is None):
                 usable = count
         return usable
 
@@ -165,14 +159,6 @@ class PrefixCache:
             same = next((i for i, (a, b) in pairs if a != b), min(len(tokens), len(rest)))
             if same > match.num_partial:
                 match.partial, match.num_partial = child, same
-
-    def _has(self, node: Node, group: int) -> bool:
-        return node.blocks[group] is not None or (
-            self._offload is not None and (node, group) in self._offload
-        )
-
-    def _has_state(self, node: Node) -> bool:
-        return self._states is None or self._states.has(node)
 
     def num_held(self, match: Match) -> int:
         """Return how many of the match's blocks are in tables: sharing them takes no free one."""
@@ -193,9 +179,9 @@ class PrefixCache:
         and the rest computed again.
         """
         while (fetched := self._fetch(match)) is None:
-            match = self.match(request.findable, request.root)
+            match = self.match(request.matchable, request.root)
         # Pin before evicting: an eviction may drop a node's last copy, and the node with it.
-        self._pin(request, match.end)
+        self._move(request, match.end, len(match.nodes))
         for node, g in self._needed(match):
             if (block := node.blocks[g]) is not None:
                 self._pool.share(block)
@@ -212,9 +198,8 @@ class PrefixCache:
             request.tables[g].extend(cast(Iterator[int], blocks))
         request.num_computed = len(match.nodes) * size + self._copy_partial(match, request.tables)
         if match.nodes and self._states is not None:
-            self._states.restore(match.nodes[-1], request.state_slot)
-        request.num_published = len(match.nodes)
-        self.ghosts.count(match.end.called, request.names[len(match.nodes) * size :], size)
+            self._states.restore(match.nodes[-1], request.blocks.state_slot)
+        self.ghosts.count(match.end.name, request.names[len(match.nodes) * size :], size)
 
     def _fetch(self, match: Match) -> dict[Entry, Tensor] | None:
         """Load what only the tiers have of the match; None if some of it is damaged."""
@@ -245,7 +230,7 @@ class PrefixCache:
             (block,) = self._pool.allocate(1)
             self._pool.publish(block, (node, group))
             node.blocks[group] = block
-            self._tell(node)
+            self._tree.note(node)
             blocks.append(block)
         self._kv.write_blocks(blocks, list(fetched.values()))
 
@@ -267,91 +252,69 @@ class PrefixCache:
         keep_state: also snapshot the recurrent state, if it is that after a whole block. It is
             large, so not after every step.
         """
-        if request.left_out:
+        if request.blocks.num_dropped:
             return  # later blocks depend on a compressed prompt
         size = self._pool.block_size
-        node = request.node or self._top(request.root)
-        for index in range(request.num_published, request.num_computed // size):
+        position = self._positions.get(request)
+        node = self._tree.root(request.root) if position is None else position.node
+        num_whole = request.num_computed // size
+        for index in range(0 if position is None else position.num_published, num_whole):
             tokens = tuple(request.names[index * size : (index + 1) * size])
             child = node.children.get(tokens)
             if child is None:
-                child = node.children[tokens] = Node(node, tokens, len(self._groups))
+                child = self._tree.add(node, tokens)
             for g, table in enumerate(request.tables):
                 block = table[index]
-                is_whole = block != self._kv.null_block and index * size >= request.whole_from[g]
+                is_whole = (
+                    block != self._kv.null_block and index * size >= request.blocks.whole_from[g]
+                )
                 if child.blocks[g] is None and is_whole and self._pool.is_private(block):
                     child.blocks[g] = block
                     self._pool.publish(block, (child, g))
-            self._tell(child)
+            self._tree.note(child)
             node = child
-            request.num_published = index + 1
-        self._pin(request, node)
-        if (
-            keep_state
-            and self._states is not None
-            and request.num_computed == request.num_published * size > 0
-        ):
-            self._states.snapshot(request.state_slot, node)
+        if position is None or num_whole > position.num_published:
+            self._move(request, node, num_whole)
+        if keep_state and self._states is not None and request.num_computed == num_whole * size > 0:
+            self._snapshot(self._states, request, node)
+
+    def _snapshot(self, states: StateCache, request: Request, node: Node) -> None:
+        """Keep a copy of a request's recurrent state, and drop the oldest one if need be."""
+        dropped = states.snapshot(request.blocks.state_slot, node)
+        node.has_state = states.has(node)
+        if dropped is not None:
+            old = cast(Node, dropped)
+            old.has_state = False
+            self._tree.prune(old)
 
     def release(self, request: Request) -> None:
         """Unpin a request's node, before its blocks are freed."""
-        self._pin(request, None)
+        position = self._positions.pop(request, None)
+        if position is not None:
+            position.node.pins -= 1
+            self._tree.prune(position.node)
 
-    def _pin(self, request: Request, node: Node | None) -> None:
-        old = request.node
-        if node is not None:
-            node.pins += 1
-        request.node = node
-        if old is not None:
-            old.pins -= 1
-            self._prune(old)
-
-    # ----------------------------------------------------------------------------------------------------- forgetting
-    def _on_evict(self, block: int, key: Hashable) -> None:
-        node, group = cast(Entry, key)
-        if self._offload is not None:
-            self._offload.store((node, group), lambda: self._kv.read_block(block))
-        node.blocks[group] = None
-        self._prune(node)
-
-    def _prune(self, node: Node) -> None:
-        """Remove nodes that hold nothing from the tree, starting at `node`."""
-        self._tell(node)
-        while node.parent is not None and not (
-            node.children or node.pins or self._holds_something(node)
-        ):
-            if node.parent.children.get(node.tokens) is node:
-                del node.parent.children[node.tokens]
-            node = node.parent
-
-    def _tell(self, node: Node) -> None:
-        """Record a change if the first part of a node has come, or the last one gone."""
-        held = self._holds_something(node)
-        if held != node.told and node.parent is not None:
-            node.told = held
-            self.changes.append((node.called, held))
-            self.ghosts.note(node.called, held)
-
-    def _holds_something(self, node: Node) -> bool:
-        has_block = any(self._has(node, g) for g in range(len(self._groups)))
-        return has_block or (self._states is not None and self._states.has(node))
+    def _move(self, request: Request, node: Node, num_published: int) -> None:
+        """Pin the node below which the request's next block belongs, and unpin the one before."""
+        node.pins += 1
+        self.release(request)
+        self._positions[request] = _Position(node, num_published)
 
     def __len__(self) -> int:
         """Return the number of nodes without the roots."""
-        count, open_nodes = -len(self._roots), [*self._roots.values()]
-        while open_nodes:
-            count += 1
-            open_nodes += open_nodes.pop().children.values()
-        return count
+        return len(self._tree)
 
     def check_integrity(self) -> None:
         """Raise InternalError if tree and pool disagree.
 
         Walks the whole tree: for tests and idle engines.
         """
-        open_nodes = [*self._roots.values()]
-        while open_nodes:
-            node = open_nodes.pop()
-            open_nodes += node.children.values()
+        for node in self._tree.nodes():
             for g, block in enumerate(node.blocks):
                 self._pool.check_published(block, (node, g))
+                if node.copies[g] != (self._offload is not None and (node, g) in self._offload):
+                    raise InternalError(f"prefix cache: copy of block {block} is not as recorded")
+            if node.has_state != (self._states is not None and self._states.has(node)):
+                raise InternalError(
+                    "prefix cache: snapshot of a recurrent state is not as recorded"
+                )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ class StateShape:
 class StateCache:
     """Keep `num_running` slots for sequences and `num_snapshots` for prefixes.
 
-    The least recently used snapshot is dropped first; `on_drop(key)` is called once it is gone.
+    The least recently used snapshot is dropped first.
     """
 
     def __init__(
@@ -38,7 +38,6 @@ class StateCache:
         num_snapshots: int,
         device: torch.device = torch.device("cpu"),  # noqa: B008
     ):
-        self.on_drop: Callable[[Hashable], None] = lambda key: None
         slots = num_running + num_snapshots
         self._layers = {
             layer: tuple(
@@ -86,21 +85,20 @@ class StateCache:
         """Return True if there is a snapshot under `key`."""
         return key in self._snapshots
 
-    def snapshot(self, slot: int, key: Hashable) -> None:
-        """Keep a copy of a sequence's state under `key`."""
+    def snapshot(self, slot: int, key: Hashable) -> Hashable | None:
+        """Keep a copy of a sequence's state under `key`; return the key dropped for it, or None."""
         if key in self._snapshots:
             self._snapshots.move_to_end(key)
-            return
+            return None
         dropped = None
         if not self._free_snapshots:
             if not self._snapshots:
-                return
+                return None
             dropped, place = self._snapshots.popitem(last=False)
             self._free_snapshots.append(place)
         self._snapshots[key] = target = self._free_snapshots.pop()
         self._slots.copy([slot], [target])
-        if dropped is not None:
-            self.on_drop(dropped)
+        return dropped
 
     def restore(self, key: Hashable, slot: int) -> None:
         """Copy the snapshot under `key` into a sequence's slot."""

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-
-from torch import Tensor
-
 from motet_llm.cache.kv_cache import KvCache
-from motet_llm.engine.request import Request
+from motet_llm.engine.feature import Feature
+from motet_llm.engine.outputs import StepOutput
+from motet_llm.engine.request import Options, Request
 
-from .kv_transfer import KvPart, pack, plan_parts
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """A part, its bytes (`uint8`, on the CPU) and their dtype."""
-
-    part: KvPart
-    content: Tensor
-    dtype: str
+from .kv_transfer import KvPart, Packed, pack, plan_parts
 
 
-class KvSender:
+class KvSender(Feature):
     """Pack parts on the thread that steps the engine.
 
     `part_bytes`: approximate upper bound of a part's size.
@@ -32,23 +20,41 @@ class KvSender:
         self.part_bytes = part_bytes
         self._kv = kv
         self._dtype = str(kv.dtype).removeprefix("torch.")
+        self._sent: dict[Request, int] = {}  # tokens that the other engine has or is about to get
         self._parts = self._bytes = 0
 
-    def pack(self, running: Iterable[Request]) -> list[tuple[Request, list[Packed]]]:
+    def admit(self, request: Request, options: Options) -> None:
+        if "send_from" in options:
+            self._sent[request] = options["send_from"]
+            request.constraints.prefill_only = True
+
+    def forget(self, request: Request) -> None:
+        self._sent.pop(request, None)
+
+    def outputs(self) -> list[StepOutput]:
         """Return what was computed for others since the last call, cached prefixes included.
 
         Safe while a step is computed: that writes other slots of these blocks.
         """
-        ready = [request for request in running if 0 <= request.sent < request.num_computed]
-        return [(request, self._pack(request)) for request in ready]
+        ready = [request for request, sent in self._sent.items() if sent < request.num_computed]
+        return [self._output(request) for request in ready]
+
+    def _output(self, request: Request) -> StepOutput:
+        request.emitted += 1
+        finish = None if request.num_uncomputed else "stop"
+        return StepOutput(request.key, [], finish=finish, packed=self._pack(request))
 
     def _pack(self, request: Request) -> list[Packed]:
-        parts = plan_parts(self._kv, request.sent, request.num_computed, self.part_bytes)
-        request.sent = request.num_computed
-        packed = [Packed(part, pack(self._kv, request.tables, part), self._dtype) for part in parts]
+        start, stop = self._sent[request], request.num_computed
+        self._sent[request] = stop
+        parts = plan_parts(self._kv, start, stop, self.part_bytes)
+        packed = [self._pack_part(request, part) for part in parts]
         self._parts += len(packed)
         self._bytes += sum(one.content.nbytes for one in packed)
         return packed
+
+    def _pack_part(self, request: Request, part: KvPart) -> Packed:
+        return Packed(part, pack(self._kv, request.tables, part), self._dtype)
 
     def stats(self) -> dict[str, float]:
         return {"kv_parts_sent": self._parts, "kv_bytes_sent": self._bytes}

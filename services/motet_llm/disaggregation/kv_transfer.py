@@ -49,6 +49,15 @@ class KvPart:
     last: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A part, its bytes (`uint8`, on the CPU) and their dtype."""
+
+    part: KvPart
+    content: Tensor
+    dtype: str
+
+
 def token_bytes(kv: KvCache, layer: int) -> int:
     """Return the bytes of one token of a layer, in the cache's dtype."""
     return sum(t.shape[1] * t.shape[3] for t in kv.tensors(layer)) * kv.dtype.itemsize

@@ -5,7 +5,7 @@ Shapes: N packed tokens, R rows that draw a token, V vocabulary, B rows, M block
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +42,7 @@ from motet_llm.cache.kv_cache import KvCache, layout_of
 from motet_llm.cache.state_cache import StateCache
 from motet_llm.config import EngineConfig
 from motet_llm.models.fuse import optimize
-from motet_llm.scheduling.scheduler import Work
+from motet_llm.scheduling.work import Work
 from motet_llm.weights import checkpoint
 from motet_llm.weights import quantized_checkpoint as quantized
 from motet_models.capacity import KvLayout
@@ -253,8 +253,13 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------------------------ one step
     @torch.inference_mode()
-    def forward(self, works: list[Work]) -> Forward:
-        """Compute `works`, ordered as the scheduler gives them: those of a single token first."""
+    def forward(
+        self, works: Sequence[Work], watched: Sequence[tuple[Watch, slice]] = ()
+    ) -> Forward:
+        """Compute `works`, ordered as the scheduler gives them: those of a single token first.
+
+        watched: watches that record queries, each with its slice of the packed tokens.
+        """
         positions_N = np.concatenate([np.arange(*work.span) for work in works])
         ids_N = np.fromiter(
             (t for w in works for t in w.tokens),
@@ -270,7 +275,7 @@ class ModelRunner:
         draws_R = np.concatenate(draws) if draws else np.empty(0, np.int64)
         arrays = (ids_N, self._turned(positions_N, works), draws_R)
         ids, positions, draws_at = upload_all(arrays, self.device)
-        layout = self._layout(works, positions_N, ends)
+        layout = self._layout(works, positions_N, ends, watched)
         with self._adapted(works, layout):
             logits_RV = self._call(self._see(ids, works), positions, layout, draws_at)
         hidden_ND = self._hidden_1ND[0]
@@ -297,7 +302,7 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _see(self, ids_N: Tensor, works: list[Work]) -> dict[str, Any]:
+    def _see(self, ids_N: Tensor, works: Sequence[Work]) -> dict[str, Any]:
         """Return the model's inputs: token ids, or embeddings if there are image placeholders."""
         if self.image_shape is None:
             return {"input_ids": ids_N.unsqueeze(0)}
@@ -327,7 +332,7 @@ class ModelRunner:
             }
         return inputs
 
-    def _turned(self, positions_N: np.ndarray, works: list[Work]) -> np.ndarray:
+    def _turned(self, positions_N: np.ndarray, works: Sequence[Work]) -> np.ndarray:
         """Return rotary positions: `[3, N]` if images with several axes are present, else `[N]`."""
         if (
             self.image_shape is None
@@ -343,22 +348,27 @@ class ModelRunner:
                 )
         return turned_3N
 
-    def _layout(self, works: list[Work], positions_N: np.ndarray, ends: np.ndarray) -> StepLayout:
+    def _layout(
+        self,
+        works: Sequence[Work],
+        positions_N: np.ndarray,
+        ends: np.ndarray,
+        watched: Sequence[tuple[Watch, slice]],
+    ) -> StepLayout:
         spans = [work.span for work in works]
         tables = [self._tables(works, g) for g in range(len(self.kv.groups))]
-        state_slots_B = np.array([work.request.state_slot for work in works])
-        left_out_B = np.array([work.request.left_out for work in works], dtype=np.int32)
-        places_N = positions_N - np.repeat(left_out_B, [work.num_tokens for work in works])
+        state_slots_B = np.array([work.request.blocks.state_slot for work in works])
+        dropped_B = np.array([work.request.blocks.num_dropped for work in works], dtype=np.int32)
+        places_N = positions_N - np.repeat(dropped_B, [work.num_tokens for work in works])
         places = [places_N if group.window is None else positions_N for group in self.kv.groups]
         slots_N = list(map(partial(self._slots, works), tables, places))
         *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
-        rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans, left_out_B)
+        rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans, dropped_B)
         long = self._long_rows(works, spans)
         rows = [
             row if group is None else row.only(group.others)
             for row, group in zip(rows, long, strict=True)
         ]
-        watched = _watched(works)
         is_plain = (
             not watched and not any(long) and all(len(row.lengths_B) == len(works) for row in rows)
         )
@@ -375,7 +385,7 @@ class ModelRunner:
             if self.device.type != "cpu":
                 batches = [batch.to(self.device) for batch in batches]
             layout = StepLayout(
-                self.kv, list(map(GroupStep, slots, batches, long)), watched=watched
+                self.kv, list(map(GroupStep, slots, batches, long)), watched=list(watched)
             )
         if self.states is not None:
             layout.states, layout.state_rows = (
@@ -384,9 +394,11 @@ class ModelRunner:
             )
         return layout
 
-    def _long_rows(self, works: list[Work], spans: list[tuple[int, int]]) -> list[LongRows | None]:
+    def _long_rows(
+        self, works: Sequence[Work], spans: list[tuple[int, int]]
+    ) -> list[LongRows | None]:
         """Return by group of layers how rows longer than the pool attend; None without them."""
-        spilled = [work.request.spilled for work in works]
+        spilled = [work.request.blocks.spilled for work in works]
         if self._staging is None or not any(spilled):
             return [None] * len(self.kv.groups)
         return [
@@ -403,7 +415,7 @@ class ModelRunner:
         ]
 
     @contextmanager
-    def _adapted(self, works: list[Work], layout: StepLayout) -> Iterator[None]:
+    def _adapted(self, works: Sequence[Work], layout: StepLayout) -> Iterator[None]:
         """Apply each row's adapter within the context."""
         if self.adapters is None or not _any_adapter(works):
             yield
@@ -415,7 +427,7 @@ class ModelRunner:
         with self.adapters.using(segments):
             yield
 
-    def _memory(self, works: list[Work], num_blocks: int) -> StepMemory | None:
+    def _memory(self, works: Sequence[Work], num_blocks: int) -> StepMemory | None:
         """Return the memory in which to lay out a step, or None if the step is not to be replayed.
 
         num_blocks: the length of the step's block tables.
@@ -431,7 +443,7 @@ class ModelRunner:
             memory = self._memories[key] = StepMemory(counts, len(self.kv.groups), longest)
         return memory
 
-    def _tables(self, works: list[Work], group: int) -> np.ndarray:
+    def _tables(self, works: Sequence[Work], group: int) -> np.ndarray:
         """Return block tables `[B, M]`, padded with the null block."""
         tables = [np.frombuffer(work.request.tables[group], dtype=np.int32) for work in works]
         tables_BM = np.full((len(works), max(map(len, tables))), self.kv.null_block, dtype=np.int32)
@@ -439,7 +451,9 @@ class ModelRunner:
             row[: len(table)] = table
         return tables_BM
 
-    def _slots(self, works: list[Work], tables_BM: np.ndarray, places_N: np.ndarray) -> np.ndarray:
+    def _slots(
+        self, works: Sequence[Work], tables_BM: np.ndarray, places_N: np.ndarray
+    ) -> np.ndarray:
         size = self.kv.block_size
         rows_N = np.repeat(np.arange(len(works)), [work.num_tokens for work in works])
         values: np.ndarray = (
@@ -452,19 +466,10 @@ class ModelRunner:
         self.kv.scrub(blocks)
 
 
-def _any_adapter(works: list[Work]) -> bool:
+def _any_adapter(works: Sequence[Work]) -> bool:
     return any(work.request.adapter is not None for work in works)
 
 
-def _watched(works: list[Work]) -> list[tuple[Watch, slice]]:
-    """Return the watches of the works, each with the slice of the step that it observes."""
-    return [
-        (watch, slice(start + part.start, start + part.stop))
-        for start, work in zip(_starts(works), works, strict=True)
-        if (watch := work.request.watching) is not None and (part := watch.among(work.span))
-    ]
-
-
-def _starts(works: list[Work]) -> list[int]:
+def _starts(works: Sequence[Work]) -> list[int]:
     """Return the index of each work's first token among those of the step."""
     return [0, *accumulate(work.num_tokens for work in works[:-1])]

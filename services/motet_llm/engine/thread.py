@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Unpack
 
 from torch import Tensor
 
 from motet_llm.disaggregation.kv_transfer import KvPart
-from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared.errors import MotetError
 from motet_shared.messages import Sampling
 from motet_shared.process import engine_thread
 
-from .engine import Engine, StepOutput
+from .engine import Engine
+from .outputs import StepOutput
 from .request import Key, Options
 
 Step = Callable[[], list[StepOutput]]
@@ -28,6 +28,11 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
     # Set on the engine's thread only.
     around_step: Callable[[Step], list[StepOutput]] | None = None
 
+    def start(self) -> None:
+        """Start the thread, which owns the engine from then on."""
+        self.engine.owner.release()
+        super().start()
+
     def stop(self) -> None:
         super().stop()
         self.engine.close()
@@ -37,12 +42,10 @@ class EngineThread(engine_thread.EngineThread[Engine, StepOutput]):
         key: Key,
         prompt: list[int],
         sampling: Sampling,
-        *,
-        images: Sequence[ImageEmbedding] = (),
         **options: Unpack[Options],
     ) -> None:
         """Call `Engine.add`; a refusal arrives as a `StepOutput` with `error`."""
-        self._submit(key, partial(self.engine.add, key, prompt, sampling, images=images, **options))
+        self._submit(key, partial(self.engine.add, key, prompt, sampling, **options))
 
     def grant(self, key: Key, total: int) -> None:
         self.between_steps(partial(self.engine.grant, key, total))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from motet_llm.engine.model_runner import ModelRunner
 from motet_llm.engine.request import Request
-from motet_llm.scheduling.scheduler import Work
+from motet_llm.scheduling.work import Work
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 
@@ -88,12 +88,12 @@ class _Trial:
             number, number, tokens, Sampling(), max_length=length + OUTPUT + len(CHUNK_SIZES)
         )
         needed = -(-request.max_length // size)
-        request.tables = [
+        request.blocks.tables = [
             array("i", [next(self._blocks) for _ in range(needed)]) for _ in self._runner.kv.groups
         ]
         if self._runner.states is not None:
-            request.state_slot = next(self._slots)
-            self._runner.states.scrub(request.state_slot)
+            request.blocks.state_slot = next(self._slots)
+            self._runner.states.scrub(request.blocks.state_slot)
         return request
 
     def _step(self, subject: Request, size: int, batch: list[Request]) -> Tensor:

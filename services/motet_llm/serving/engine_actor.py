@@ -15,7 +15,8 @@ from motet_kernels.runtime import native
 from motet_llm.adapters.adapter_cache import AdapterCache
 from motet_llm.adapters.bank import Adapter
 from motet_llm.config import DecodeConfig
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_llm.engine.thread import EngineThread
 from motet_shared.blobs.store import BlobStore
 from motet_shared.messages import ModelCard, SwitchRole
@@ -59,13 +60,17 @@ class EngineActor(Actor):
         self._residents: AdapterCache | None = None
 
     async def warm(self) -> None:
-        engine = await asyncio.to_thread(Engine, self.config.engine())
+        engine = await asyncio.to_thread(self._make_engine)
         self._card = engine.card()
         await self.store.start()
         self._thread = EngineThread.on_loop(engine, self._deliver, self.crash)
         self._know_adapters(engine)
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
         log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
+
+    def _make_engine(self) -> Engine:
+        """Load the model; called on a thread."""
+        return Engine(self.config.engine())
 
     def _know_adapters(self, engine: Engine) -> None:
         bank = engine.runner.adapters

@@ -11,8 +11,8 @@ import asyncio
 
 from motet_llm.adapters.bank import Adapter
 from motet_llm.config import DecodeConfig
-from motet_llm.disaggregation.kv_sender import Packed
-from motet_llm.engine.engine import StepOutput
+from motet_llm.disaggregation.kv_transfer import Packed
+from motet_llm.engine.outputs import StepOutput
 from motet_llm.engine.request import Key
 from motet_shared import messages
 from motet_shared.blobs.store import BlobStore

@@ -18,7 +18,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from motet_kernels.runtime import native
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_shared.errors import BadRequest, InternalError, Overloaded, Unavailable
 from motet_shared.messages import Chunk, Profile
 from motet_shared.wire.call import Call

@@ -26,7 +26,7 @@ from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.engine.request import Request
 from motet_llm.engine.sampler import Sampled, choose
 from motet_llm.grammar.token_mask import TokenMask
-from motet_llm.scheduling.scheduler import Work
+from motet_llm.scheduling.work import Work
 from motet_llm.weights.checkpoint import exact_range, load_config
 from motet_shared.errors import ConfigError, InternalError
 

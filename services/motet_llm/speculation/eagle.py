@@ -29,7 +29,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.engine.request import Request
 from motet_llm.engine.sampler import Sampled
-from motet_llm.scheduling.scheduler import Work
+from motet_llm.scheduling.work import Work
 from motet_llm.weights import checkpoint
 from motet_llm.weights.tensor_files import TensorFiles
 from motet_models.checkpoints import check_weights
@@ -164,7 +164,7 @@ class EagleRunner(ModelRunner):
             )
         return checkpoint.prepare(model.to(dtype).eval().requires_grad_(False))
 
-    def _see(self, ids_N: Tensor, works: list[Work]) -> dict[str, Any]:
+    def _see(self, ids_N: Tensor, works: Sequence[Work]) -> dict[str, Any]:
         hidden: list[Tensor] = []
         for work in works:
             hidden += work.request.hidden(*work.span)  # type: ignore[attr-defined]

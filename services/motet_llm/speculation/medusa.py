@@ -31,7 +31,7 @@ from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.engine.request import Request
 from motet_llm.engine.sampler import Sampled, choose
 from motet_llm.grammar.token_mask import TokenMask
-from motet_llm.scheduling.scheduler import Work
+from motet_llm.scheduling.work import Work
 from motet_llm.weights.tensor_files import TensorFiles
 from motet_models.checkpoints import check_weights
 from motet_shared.errors import ConfigError, InternalError

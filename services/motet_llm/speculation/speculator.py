@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 from motet_llm.config import EngineConfig
+from motet_llm.engine.feature import Feature
 from motet_llm.engine.model_runner import Forward, ModelRunner
 from motet_llm.engine.request import Request
 from motet_llm.engine.sampler import Sampled
-from motet_llm.scheduling.scheduler import Work
+from motet_llm.scheduling.work import Work
 from motet_llm.weights.tensor_files import TensorFiles
 from motet_shared.errors import ConfigError, InternalError
 
@@ -30,6 +31,7 @@ from .draft_model import DraftModel
 from .eagle import EagleDrafts
 from .medusa import MedusaDrafts, are_heads
 from .ngram import NgramDrafts
+from .verification import AcceptedTokens
 
 
 class Drafts(Protocol):
@@ -62,6 +64,14 @@ class Drafts(Protocol):
 
 
 @dataclass(slots=True)
+class Verified:
+    """Draft tokens of one request that the model accepted and rejected."""
+
+    accepted: int = 0
+    rejected: int = 0
+
+
+@dataclass(slots=True)
 class Counts:
     """Count drafts and their cost since the start.
 
@@ -77,13 +87,17 @@ class Counts:
     off_seconds: float = 0.0
 
 
-class Speculation:
-    """Run speculation for one engine. Call `wanted` and `draft` before a step, `record` after it."""
+class Speculation(Feature):
+    """Run speculation for one engine.
+
+    Call `wanted` and `draft` before a step, `count` and `record` after it.
+    """
 
     def __init__(self, drafts: Drafts, controller: SpeculationController):
         self.drafts = drafts
         self._controller = controller
         self._estimates: dict[Request, AcceptanceEstimate] = {}
+        self._verified: dict[Request, Verified] = {}
         self._counts = Counts()
         self.seconds = 0.0  # drafting time of the current step
         self._drafted = False  # whether drafts were proposed for that step
@@ -98,7 +112,9 @@ class Speculation:
         """
         self.seconds, self._drafted = 0.0, False
         decoding = [
-            w.request for w in works if w.num_tokens == 1 and w.draws and w.request.watching is None
+            w.request
+            for w in works
+            if w.num_tokens == 1 and w.draws and w.request.constraints.chunk_end is None
         ]
         self._decoding, self._has_prefill = len(decoding), len(decoding) < len(works)
         if not decoding or (self._has_prefill and not self._controller.always):
@@ -119,6 +135,18 @@ class Speculation:
         drafts = self.drafts.propose(wanted)
         self.seconds = time.perf_counter() - began
         return drafts
+
+    def count(self, works: Sequence[Work], accepted: Sequence[AcceptedTokens | None]) -> None:
+        """Count a step's draft tokens by request; `accepted`: None for a work that failed."""
+        for work, one in zip(works, accepted, strict=True):
+            if work.draft and one is not None:
+                verified = self._verified.setdefault(work.request, Verified())
+                verified.accepted += one.num_drafted
+                verified.rejected += len(work.draft) - one.num_drafted
+
+    def verified(self, request: Request) -> Verified:
+        """Return the draft tokens of a request so far."""
+        return self._verified.get(request, Verified())
 
     def record(self, works: Sequence[Work], accepted: Sequence[int], seconds: float) -> None:
         """Record a step's duration without drafting, and the accepted draft tokens of each work."""
@@ -156,6 +184,7 @@ class Speculation:
     def forget(self, request: Request) -> None:
         """Free what is kept for a request that has ended or left this engine."""
         self._estimates.pop(request, None)
+        self._verified.pop(request, None)
         self.drafts.forget(request)
 
     def stats(self) -> dict[str, float]:
@@ -178,10 +207,8 @@ class Speculation:
 
     def check_integrity(self, requests: set[Request]) -> None:
         """Raise InternalError if anything is kept for a request that is not in `requests`."""
-        if not self._estimates.keys() <= requests:
-            raise InternalError(
-                f"drafts are kept for {len(self._estimates.keys() - requests)} requests that are gone"
-            )
+        if gone := (self._estimates.keys() | self._verified.keys()) - requests:
+            raise InternalError(f"drafts are kept for {len(gone)} requests that are gone")
         self.drafts.check_integrity(requests)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from motet_llm.engine.sampler import Drawn
-from motet_llm.scheduling.scheduler import Work
+from motet_llm.scheduling.work import Work
 from motet_shared.messages import TokenLogprob
 
 

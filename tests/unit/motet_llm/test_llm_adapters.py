@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from motet_llm.adapters.bank import Adapter, AdapterBank
 from motet_llm.adapters.folder import WEIGHTS
 from motet_llm.config import EngineConfig
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import Sampling
 from support import families

@@ -20,8 +20,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(SIZE, block_size=4)
-        self.pool.on_evict = self._evicted
+        self.pool = BlockPool(SIZE, block_size=4, on_evict=self._evicted)
         self.tables: list[list[int]] = []
         self.published: dict[int, str] = {}
         self.keys = 0
@@ -97,8 +96,7 @@ TestPool.settings = settings(max_examples=50, stateful_step_count=30, deadline=N
 
 def test_the_least_recently_freed_content_goes_first() -> None:
     gone: list[Hashable] = []
-    pool = BlockPool(3, block_size=4)
-    pool.on_evict = lambda block, key: gone.append(key)
+    pool = BlockPool(3, block_size=4, on_evict=lambda block, key: gone.append(key))
     blocks = pool.allocate(3)
     for block, key in zip(blocks, "abc", strict=True):
         pool.publish(block, key)

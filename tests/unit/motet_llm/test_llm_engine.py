@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from motet_llm.config import EngineConfig
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.weights import checkpoint
 from motet_shared.errors import (
@@ -415,7 +416,7 @@ def test_outputs_are_the_same_when_their_handling_overlaps_the_model(folder: Pat
 def test_an_error_of_the_model_reaches_the_step_that_overlaps_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def forward(works: object) -> None:
+    def forward(works: object, watched: object) -> None:
         raise MemoryError("no more")
 
     monkeypatch.setattr(engine.runner, "forward", forward)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from motet_llm.config import EngineConfig
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_llm.grammar.grammar import Grammar
 from motet_llm.grammar.token_spelling import Spelling
 from motet_shared import messages

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 
 from motet_llm.cache.offload import DISK, HOST, Offload
 from motet_llm.config import EngineConfig
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_shared.errors import ConfigError, ContextTooLong, InternalError
 from motet_shared.messages import Sampling
 from support import families
@@ -117,7 +118,7 @@ def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     )
     engines = [engine_of(folder, **tiers) for tiers in (host, disk)]
     longest = min(engine.context for engine in engines)
-    in_pool = engines[0]._tables.longest_in_pool
+    in_pool = engines[0].parts.tables.longest_in_pool
     assert longest > 2 * in_pool
     rng = random.Random(7)
     prompts = random_prompts(rng, families.VOCAB, 5) + [
@@ -194,7 +195,7 @@ def test_others_run_while_one_is_longer_than_the_pool(folder: Path) -> None:
 
 
 def test_the_earlier_one_keeps_the_tiers_where_they_do_not_hold_two(folder: Path) -> None:
-    room = engine_of(folder)._spill.capacity  # type: ignore[union-attr]
+    room = engine_of(folder).parts.spill.capacity  # type: ignore[union-attr]
     block = (1 << 20) // room
     engine = engine_of(folder, host_cache=45 * block)
     prompts = {key: prompt_of(100, key) for key in range(3)}
@@ -251,8 +252,7 @@ def test_a_disk_that_takes_nothing_ends_the_sequence(folder: Path, tmp_path: Pat
 
 def test_copies_of_other_prompts_give_way(tmp_path: Path) -> None:
     dropped: list[Hashable] = []
-    offload = Offload(30, 20, folder=tmp_path)
-    offload.on_drop = dropped.append
+    offload = Offload(30, 20, folder=tmp_path, on_drop=dropped.append)
     for key in range(4):
         offload.store(key, lambda: torch.zeros(10, dtype=torch.uint8))
     assert (offload.host_bytes, offload.disk_bytes, dropped) == (30, 10, [])
@@ -269,7 +269,7 @@ def test_copies_of_other_prompts_give_way(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ limits
 def test_the_tiers_bound_the_context(folder: Path) -> None:
-    block = (1 << 20) // engine_of(folder)._spill.capacity  # type: ignore[union-attr]
+    block = (1 << 20) // engine_of(folder).parts.spill.capacity  # type: ignore[union-attr]
     engine = engine_of(folder, host_cache=30 * block)
     assert NUM_BLOCKS * SIZE < engine.context < (NUM_BLOCKS + 30) * SIZE
     with pytest.raises(

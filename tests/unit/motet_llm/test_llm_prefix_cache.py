@@ -20,10 +20,13 @@ from motet_llm.cache.block_pool import BlockPool
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.kv_cache import KvCache, LayerShape
 from motet_llm.cache.offload import Offload
-from motet_llm.cache.prefix_cache import Entry, Node, PrefixCache
+from motet_llm.cache.prefix_cache import PrefixCache, evict_to
+from motet_llm.cache.prefix_tree import Entry, Node, PrefixTree
 from motet_llm.cache.state_cache import StateCache, StateShape
 from motet_llm.engine.request import Request, Status
-from motet_llm.scheduling.scheduler import Limits, Scheduler, Work
+from motet_llm.scheduling.budget import Limits
+from motet_llm.scheduling.scheduler import Scheduler
+from motet_llm.scheduling.work import Work
 from motet_shared.messages import Sampling
 from motet_shared.text import prefixes
 
@@ -49,12 +52,14 @@ class Stack:
         self,
         shapes: dict[int, LayerShape] = FULL,
         num_blocks: int = 24,
-        offload: Offload | None = None,
+        tiers: dict[str, Any] | None = None,
         recurrent: bool = False,
         **limits: Any,
     ):
         self.kv = KvCache(shapes, num_blocks, SIZE, torch.float32)
-        self.pool = BlockPool(num_blocks, SIZE)
+        self.tree = PrefixTree(len(self.kv.groups), num_blocks)
+        self.offload = Offload(**tiers, on_drop=self.tree.drop_copy) if tiers else None
+        self.pool = BlockPool(num_blocks, SIZE, evict_to(self.tree, self.kv, self.offload))
         self.states = (
             StateCache({9: StateShape(((1,),), torch.float32)}, 4, 4) if recurrent else None
         )
@@ -68,8 +73,7 @@ class Stack:
             states=self.states,
             max_open=max_open,
         )
-        self.offload = offload
-        self.cache = PrefixCache(self.pool, self.kv, offload, self.states)
+        self.cache = PrefixCache(self.tree, self.pool, self.kv, self.offload, self.states)
         self.scheduler = Scheduler(self.tables, self.limits, self.cache)
         self.arrivals = 0
         self.computed = 0
@@ -105,7 +109,7 @@ class Stack:
                         layer, value, value, torch.tensor([block * SIZE + position % SIZE])
                     )
             if self.states is not None:
-                self.states.layer(9)[0][request.state_slot] = value[0, 0]
+                self.states.layer(9)[0][request.blocks.state_slot] = value[0, 0]
         request.num_computed += work.num_tokens
         self.computed += work.num_tokens
         self.cache.publish(request, keep_state=work.num_tokens > 1)
@@ -128,7 +132,7 @@ class Stack:
                             request, position
                         )
         if self.states is not None and request.num_computed:
-            state = float(self.states.layer(9)[0][request.state_slot])
+            state = float(self.states.layer(9)[0][request.blocks.state_slot])
             assert state == content(request, request.num_computed - 1)
 
     def run(self, steps: int = 1000) -> None:
@@ -263,16 +267,17 @@ def test_whatever_happens_a_request_reads_its_own(
     """Random prompts of two tokens share prefixes of every length, though not with what another adapter computed;
     arrivals, cancels, pauses, damaged copies."""
     rng = random.Random(seed)
-    offload = Offload(*tiers) if any(tiers) else None
+    host, disk = tiers
     stack = Stack(
         shapes,
         num_blocks // (1 if len(shapes) == 3 else 2),
-        offload,
+        {"host_bytes": host, "disk_bytes": disk} if host or disk else None,
         recurrent,
         token_budget=budget,
     )
+    offload = stack.offload
     live: list[Request] = []
-    told: set[int] = set()
+    reported: set[int] = set()
     for _ in range(40):
         if rng.random() < 0.5:
             live.append(
@@ -294,7 +299,7 @@ def test_whatever_happens_a_request_reads_its_own(
             damage(offload, rng)
         stack.step()
         stack.scheduler.check_integrity()
-        check_told(stack.cache, told)
+        check_reported(stack.tree, reported)
     for request in live:
         request.credit = 1000
     stack.run()
@@ -305,22 +310,22 @@ def test_whatever_happens_a_request_reads_its_own(
         offload.close()
 
 
-def check_told(cache: PrefixCache, told: set[int]) -> None:
-    """Who follows all changes knows which blocks are here, by the names that a prompt's blocks have."""
-    while cache.changes:
-        block, held = cache.changes.popleft()
-        assert (block in told) != held, "nothing changed"
-        told ^= {block}
+def check_reported(tree: PrefixTree, reported: set[int]) -> None:
+    """Check that all changes together name the blocks that are held."""
+    while tree.changes:
+        block, held = tree.changes.popleft()
+        assert (block in reported) != held, "nothing changed"
+        reported ^= {block}
     here: set[int] = set()
     open_nodes: list[tuple[int, Node, tuple[int, ...]]] = [
-        (root, top, ()) for root, top in cache._roots.items()
+        (root, top, ()) for root, top in tree._roots.items()
     ]
     while open_nodes:
         root, node, tokens = open_nodes.pop()
         open_nodes += [(root, child, tokens + child.tokens) for child in node.children.values()]
-        if tokens and cache._holds_something(node):
+        if tokens and node.is_held:
             here.add(prefixes.chain(tokens, SIZE, root)[-1])
-    assert told == here
+    assert reported == here
 
 
 def damage(offload: Offload, rng: random.Random) -> None:
@@ -342,8 +347,9 @@ def flip(content: torch.Tensor | Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- offload
 def test_what_fell_out_comes_back_from_memory_and_from_disk() -> None:
     block = 2 * 2 * SIZE * 4  # two layers, key and value, SIZE slots, float32
-    offload = Offload(host_bytes=3 * block, disk_bytes=20 * block)
-    stack = Stack(num_blocks=9, offload=offload)
+    stack = Stack(num_blocks=9, tiers={"host_bytes": 3 * block, "disk_bytes": 20 * block})
+    offload = stack.offload
+    assert offload is not None
     serve(stack, PROMPT)
     serve(stack, list(range(500, 530)))
     assert offload.host_bytes == 3 * block
@@ -355,8 +361,9 @@ def test_what_fell_out_comes_back_from_memory_and_from_disk() -> None:
 
 
 def test_a_damaged_copy_is_computed_again() -> None:
-    offload = Offload(host_bytes=1 << 20)
-    stack = Stack(num_blocks=8, offload=offload)
+    stack = Stack(num_blocks=8, tiers={"host_bytes": 1 << 20})
+    offload = stack.offload
+    assert offload is not None
     serve(stack, PROMPT[:20])
     serve(stack, list(range(500, 530)))
     tokens = tuple(PROMPT[8:12])
@@ -369,8 +376,10 @@ def test_a_damaged_copy_is_computed_again() -> None:
 
 
 def test_what_is_cheaper_to_compute_than_to_copy_is_not_kept() -> None:
-    offload = Offload(host_bytes=1 << 20, recompute_seconds=lambda: 1e-12)
-    stack = Stack(num_blocks=8, offload=offload)
+    tiers = {"host_bytes": 1 << 20, "recompute_seconds": lambda: 1e-12}
+    stack = Stack(num_blocks=8, tiers=tiers)
+    offload = stack.offload
+    assert offload is not None
     serve(stack, PROMPT[:20])
     serve(stack, list(range(500, 530)))
     assert offload.host_bytes == 0
@@ -380,8 +389,7 @@ def test_a_full_disk_loses_the_copy_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dropped: list[Hashable] = []
-    offload = Offload(host_bytes=16, disk_bytes=1 << 20, folder=tmp_path)
-    offload.on_drop = dropped.append
+    offload = Offload(16, 1 << 20, folder=tmp_path, on_drop=dropped.append)
     (folder,) = tmp_path.iterdir()
     offload.store("a", lambda: torch.ones(16, dtype=torch.uint8))
     folder.rename(tmp_path / "gone")

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from motet_llm.cache.block_pool import BlockPool
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.engine.request import Request, Status
+from motet_llm.scheduling.budget import Limits
 from motet_llm.scheduling.fairness import FairShares, TokenCounts, tenant_group
-from motet_llm.scheduling.scheduler import Limits, Scheduler, Work
+from motet_llm.scheduling.scheduler import Scheduler
 from motet_llm.scheduling.step_time import StepTimeEstimate
+from motet_llm.scheduling.work import Work
 from motet_models.capacity import KvGroup, KvLayout
 from motet_shared.errors import Overloaded
 from motet_shared.messages import Sampling

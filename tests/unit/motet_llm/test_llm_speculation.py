@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from motet_llm.config import EngineConfig
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
 from motet_llm.engine.request import Request
 from motet_llm.grammar.grammar import Grammar
 from motet_llm.grammar.token_spelling import Spelling
-from motet_llm.scheduling.scheduler import Work
+from motet_llm.scheduling.work import Work
 from motet_llm.speculation.controller import SpeculationController
 from motet_llm.speculation.ngram import NgramDrafts
 from motet_llm.speculation.speculator import Speculation
@@ -67,7 +68,9 @@ class Knowing:
     def check_integrity(self, requests: set[Request]) -> None: ...
 
 
-def make_engine(folder: Path, speculate: str = "off", **options: Any) -> Engine:
+def make_engine(
+    folder: Path, speculate: str = "off", speculation: Speculation | None = None, **options: Any
+) -> Engine:
     sizes = {
         "block_size": 4,
         "num_blocks": 200,
@@ -76,17 +79,16 @@ def make_engine(folder: Path, speculate: str = "off", **options: Any) -> Engine:
         "decode_slowdown": 0,
     }
     given = {"threads": 1, "overlap": False, "always_speculate": True, **sizes, **options}
-    return Engine(EngineConfig(model=str(folder), speculate=speculate, **given))
+    config = EngineConfig(model=str(folder), speculate=speculate, **given)
+    return Engine(config, speculation=speculation)
 
 
 def knowing_engine(
     folder: Path, answers: dict[int, list[int]], right: float = 0.7, **options: Any
 ) -> Engine:
-    engine = make_engine(folder, "ngram", **options)
-    engine.speculation = Speculation(
-        Knowing(answers, right), SpeculationController(engine.config.draft_tokens, always=True)
-    )
-    return engine
+    length = options.get("draft_tokens", EngineConfig.draft_tokens)
+    controller = SpeculationController(length, always=True)
+    return make_engine(folder, "ngram", Speculation(Knowing(answers, right), controller), **options)
 
 
 def run(engine: Engine, steps: int = 10_000) -> Outputs:
@@ -190,7 +192,7 @@ def world(folder: Path, spelling: Spelling) -> World:
 @pytest.fixture(scope="module")
 def engines(world: World, small: Path) -> list[Engine]:
     """Of every kind of drafts; the pools are so small that requests are preempted."""
-    tight = {"num_blocks": 16, "token_budget": 24, "draft_tokens": 6}
+    tight: dict[str, Any] = {"num_blocks": 16, "token_budget": 24, "draft_tokens": 6}
     return [
         knowing_engine(world.folder, world.answers, **tight),
         make_engine(world.folder, "ngram", **tight),
@@ -450,9 +452,9 @@ def test_nan_behind_a_wrong_guess_hurts_nobody(
     wish: dict[str, Any] = {"max_tokens": 12, "temperature": 0.9, "seed": 1, "ignore_eos": True}
     wish["logit_bias"] = {5: -100.0}
     answer = write(make_engine(poisoned, weights="float32", num_blocks=16), **wish)
-    engine = make_engine(poisoned, "ngram", num_blocks=16)
     guesses = {"alone": [token if at % 4 else 5 for at, token in enumerate(answer)]}
-    engine.speculation = Speculation(Knowing(guesses, 1.0), SpeculationController(5, always=True))  # type: ignore[arg-type]
+    speculation = Speculation(Knowing(guesses, 1.0), SpeculationController(5, always=True))  # type: ignore[arg-type]
+    engine = make_engine(poisoned, "ngram", speculation, num_blocks=16)
     assert write(engine, **wish) == answer
     assert write(engine, [1, 2, 3] * 12, **wish) == write(
         make_engine(poisoned, num_blocks=16), [1, 2, 3] * 12, **wish

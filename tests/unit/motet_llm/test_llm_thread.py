@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from motet_llm.config import EngineConfig
-from motet_llm.engine.engine import Emit, Engine, StepOutput
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import Emit, StepOutput
 from motet_llm.engine.thread import EngineThread
 from motet_shared.errors import BadRequest, DeadlineExceeded
 from motet_shared.messages import Sampling
@@ -146,7 +147,7 @@ def test_a_deadline_wakes_a_sleeping_thread(harness: Harness) -> None:
 def test_an_engine_that_breaks_reports_it_once_and_ends(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(works: Any) -> None:
+    def broken(works: Any, watched: Any) -> None:
         raise RuntimeError("out of cheese")
 
     monkeypatch.setattr(harness.engine.runner, "forward", broken)

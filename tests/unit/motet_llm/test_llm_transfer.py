@@ -20,9 +20,18 @@ from hypothesis import strategies as st
 
 from motet_llm.cache.kv_cache import KvCache, LayerShape
 from motet_llm.config import EngineConfig
-from motet_llm.disaggregation.kv_sender import Packed
-from motet_llm.disaggregation.kv_transfer import DTYPES, Range, pack, plan_parts, unpack
-from motet_llm.engine.engine import Engine, StepOutput
+from motet_llm.disaggregation.kv_transfer import (
+    DTYPES,
+    Packed,
+    Range,
+    pack,
+    plan_parts,
+    unpack,
+)
+from motet_llm.disaggregation.placement import LocalPrefill
+from motet_llm.engine.engine import Engine
+from motet_llm.engine.outputs import StepOutput
+from motet_llm.engine.request import Key, Request
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
 from support import families
@@ -32,7 +41,20 @@ ELSEWHERE = "prefill-1"
 LONGEST = 60  # tokens of a prompt
 
 
-def make_engine(folder: Path, **options: Any) -> Engine:
+class Elsewhere:
+    """Have every prompt computed elsewhere that takes more than `least` tokens."""
+
+    def __init__(self, least: int = 0):
+        self._least = least
+
+    def choose(self, request: Request, here: LocalPrefill, token_bytes: int) -> str | None:
+        return ELSEWHERE if request.num_uncomputed > self._least else None
+
+    def ended(self, key: Key, seconds: float | None) -> None:
+        pass
+
+
+def make_engine(folder: Path, placement: Elsewhere | None = None, **options: Any) -> Engine:
     defaults: dict[str, Any] = {
         "dtype": "float32",
         "threads": 1,
@@ -44,7 +66,8 @@ def make_engine(folder: Path, **options: Any) -> Engine:
         "decode_slowdown": 0,  # it goes by the clock, and this must come out the same every time
         "overlap": False,
     }
-    return Engine(EngineConfig(model=str(folder), **(defaults | options)))
+    config = EngineConfig(model=str(folder), **(defaults | options))
+    return Engine(config, placement=placement)
 
 
 @dataclass
@@ -73,7 +96,6 @@ class Pair:
         self.jobs: dict[int, Job] = {}
         self.wire: deque[tuple[int, Packed]] = deque()
         self.sent: dict[int, int] = {}  # outputs of `there`, by request that it computes
-        here.receiver.choose = lambda request, _: ELSEWHERE if request.num_uncomputed > 1 else None
 
     def run(self, prompts: list[list[int]], answer: int = 12) -> list[Job]:
         waiting = list(enumerate(prompts))
@@ -175,12 +197,13 @@ def check(
     here, there = (
         make_engine(
             folder,
+            placement,
             block_size=size,
             num_blocks=tokens // size,
             token_budget=rng.choice([8, 11, 64]),
             **common,
         )
-        for size in sizes
+        for size, placement in zip(sizes, (Elsewhere(1), None), strict=True)
     )
     there.sender.part_bytes = rng.choice([64, 3000, 1 << 20])
     assert here.card().kv_format == there.card().kv_format != ""
@@ -231,7 +254,7 @@ def test_so_it_does_where_blocks_are_short_and_others_give_way(
 
 def test_what_goes_wrong_is_told_apart(llama: Path) -> None:
     """A part that is not what is due ends the transfer, and what came before it is kept."""
-    here, there = make_engine(llama), make_engine(llama)
+    here, there = make_engine(llama, Elsewhere(1)), make_engine(llama)
     prompt = list(range(40))
     (due,) = alone(make_engine(llama), [prompt])
     pair = Pair(here, there, seed=0)
@@ -272,7 +295,7 @@ def test_what_goes_wrong_is_told_apart(llama: Path) -> None:
 def test_a_part_that_is_wrong_stores_nothing(
     llama: Path, change: dict[str, Any], complaint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here, there = make_engine(llama), make_engine(llama)
+    here, there = make_engine(llama, Elsewhere(1)), make_engine(llama)
     pair = Pair(here, there, seed=0)
     here.add(0, list(range(40)), Sampling(max_tokens=1))
     pair._step_here()
@@ -291,8 +314,7 @@ def test_a_part_that_is_wrong_stores_nothing(
 
 def test_nothing_spins_while_all_wait_for_what_is_on_its_way(llama: Path) -> None:
     """A pool full of what is on its way, and an arrival that does not fit: nothing to do, until something comes."""
-    engine = make_engine(llama, num_blocks=12, block_size=4)
-    engine.receiver.choose = lambda request, here: ELSEWHERE
+    engine = make_engine(llama, Elsewhere(), num_blocks=12, block_size=4)
     for key in (0, 1):
         engine.add(key, list(range(40)), Sampling(max_tokens=4, temperature=0, ignore_eos=True))
     (output,) = engine.step()

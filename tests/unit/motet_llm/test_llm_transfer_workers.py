@@ -15,7 +15,7 @@ import pytest
 
 from motet_llm.config import DecodeConfig
 from motet_llm.disaggregation.placement import Delay
-from motet_llm.engine.engine import Emit, StepOutput
+from motet_llm.engine.outputs import Emit, StepOutput
 from motet_llm.service import Decode
 from motet_llm.serving import prefill_service
 from motet_llm.serving import prefill_service as prefill

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from motet_llm.config import DecodeConfig
-from motet_llm.engine.engine import Emit, StepOutput
+from motet_llm.engine.outputs import Emit, StepOutput
 from motet_llm.service import Decode
 from motet_shared import errors
 from motet_shared.messages import Generate, Sampling, Tokens

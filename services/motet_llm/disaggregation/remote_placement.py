@@ -1,0 +1,74 @@
+"""Choose prefill workers by their heartbeats and by how long earlier transfers took.
+
+The event loop writes what is known of the workers, and the engine's thread reads it when it admits
+a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from motet_llm.cache.offload import Speed
+from motet_llm.engine.request import Key, Request
+from motet_shared.messages import Heartbeat, tier_of
+
+from .placement import Delay, LocalPrefill, Policy, RemotePrefillOffer, choose
+
+
+class RemotePlacement:
+    """Choose the engine that computes a prompt of `model` or of its adapters.
+
+    workers: ready prefill workers by name of model or adapter; replaced as a whole by the loop.
+    speed: speed of reading blobs of other processes; written by the loop.
+    """
+
+    def __init__(self, model: str, policy: Policy):
+        self.policy = policy
+        self.workers: Mapping[str, tuple[Heartbeat, ...]] = {}
+        self.speed = Speed()
+        self._model = model
+        self._given: Counter[str] = Counter()  # tokens by worker; written by the engine's thread
+        self._back: Counter[str] = Counter()  # those whose transfer has ended; written by the loop
+        self._delay = Delay()
+        self._expected: dict[Key, float] = {}  # seconds; used by the engine's thread
+
+    @property
+    def num_workers(self) -> int:
+        """Return the number of ready workers for the model itself."""
+        return len(self.workers.get(self._model, ()))
+
+    @property
+    def delay(self) -> float:
+        """Return the seconds that a handover takes beyond computing and sending."""
+        return self._delay.seconds
+
+    def choose(self, request: Request, here: LocalPrefill, token_bytes: int) -> str | None:
+        """Return the prefill worker that computes a prompt, or None for this engine."""
+        tokens = request.num_uncomputed - 1
+        name = self._model if request.adapter is None else request.adapter.name
+        there = [self._offer(beat, request.priority) for beat in self.workers.get(name, ())]
+        transfer_token = self.speed.seconds_per_byte * token_bytes
+        choice = choose(self.policy, tokens, here, there, transfer_token, self.delay)
+        if choice is None:
+            return None
+        self._given[choice.instance] += tokens
+        self._expected[request.key] = choice.seconds
+        return choice.instance
+
+    def ended(self, key: Key, seconds: float | None) -> None:
+        """Record the end of a transfer: its duration, or None if it is incomplete."""
+        expected = self._expected.pop(key)
+        if seconds is not None and not math.isnan(expected):
+            self._delay.note(seconds - expected)
+
+    def take_back(self, instance: str, tokens: int) -> None:
+        """Record that a worker no longer computes `tokens` tokens for this engine."""
+        self._back[instance] += tokens
+
+    def _offer(self, beat: Heartbeat, priority: int) -> RemotePrefillOffer:
+        """Return a worker's load: its last heartbeat may not include what was handed over since."""
+        ours = self._given[beat.instance] - self._back[beat.instance]
+        ahead = max(beat.load.get(f"prefill_{tier_of(priority)}", 0.0), float(ours))
+        return RemotePrefillOffer(beat.instance, ahead, beat.load.get("prefill_token", 0.0))

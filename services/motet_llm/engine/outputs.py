@@ -1,0 +1,46 @@
+"""Define what the engine reports to its callers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from motet_llm.disaggregation.handovers import Handover
+from motet_llm.disaggregation.kv_transfer import Packed
+from motet_shared.errors import MotetError
+from motet_shared.messages import TokenLogprob, Usage
+
+from .request import Key
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """Result of one step for one request.
+
+    ids: new tokens; a stop token is never among them.
+    finish: "stop" (a stop token, or the end of the grammar) or "length" (max_tokens or the end of
+        the context); None while the request goes on or when `error` is set.
+    usage: set with `finish`; completion tokens include those emitted before a move.
+    timing: set with `finish`; seconds "queue", "prefill", "decode", and "model": the request's
+        share of the forward passes.
+    handover: a prefill worker is to compute the prompt, or is to stop doing so.
+    packed: keys and values that were computed for another engine.
+    """
+
+    key: Key
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    finish: str | None = None
+    error: MotetError | None = None
+    usage: Usage | None = None
+    timing: dict[str, float] | None = None
+    handover: Handover | None = None
+    packed: list[Packed] | None = None
+
+    @property
+    def ends(self) -> bool:
+        """Return True if it is the last output of its request."""
+        return self.finish is not None or self.error is not None
+
+
+Emit = Callable[[list[StepOutput]], object]
