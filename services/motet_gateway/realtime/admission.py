@@ -10,7 +10,7 @@ import msgspec
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.openai.aliases import model_of
-from motet_gateway.openai.chat_images import lent
+from motet_gateway.openai.chat_images import leased_images
 from motet_gateway.openai.prompt_size import PromptSize
 from motet_gateway.operations.metrics import Track
 from motet_gateway.tenancy.tenant import SECOND, Tenant, Ticket
@@ -52,7 +52,7 @@ class TenantAdmission:
         Raises RateLimited, Overloaded or Draining, ContextTooLong for text that cannot fit.
         """
         self._service.admit(settings.model)
-        self._tenant.call()
+        self._tenant.count_request()
         size = PromptSize.of(self._service.bus.directory, "tokenizer", settings.model, self._tenant)
         size.check_tools(list(settings.tools))
         size.check_text(messages, "response")
@@ -76,7 +76,7 @@ class TenantReplyAccount:
         """Yield the request with the tenant's rights, its images leased to the services."""
         plain, pictures = await shown(request.messages, self._service.config)
         rights = self._tenant.rights
-        async with await lent(self._service, pictures) as images:
+        async with await leased_images(self._service, pictures) as images:
             request = msgspec.structs.replace(
                 request,
                 messages=plain,
