@@ -19,7 +19,7 @@ from motet_gateway.config import GatewayConfig
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.app import App
 from motet_gateway.http.json_size import MAX_IDS, TooManyValues, check_json
-from motet_llm.grammar.compiler import Grammars
+from motet_llm.grammar.compiler import GrammarCache
 from motet_llm.grammar.token_spelling import Spelling
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Chat, Grammar, ModelCard, Sampling
@@ -27,6 +27,7 @@ from motet_shared.process.actor import Actor
 from motet_shared.process.fair_slots import FairSlots
 from motet_shared.process.telemetry import Metrics
 from motet_shared.testing import MemoryHub, memory_bus, running, settle
+from motet_shared.tool_formats.hermes import HERMES
 from motet_shared.wire.bus import Bus
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
@@ -413,7 +414,7 @@ async def test_tools_that_make_no_grammar_are_refused_by_the_tokenizer(
         tool = {"type": "function", "function": {"name": "f", "parameters": TOOLS[kind]}}
         attack = _asked_of_tokenizer([tool])
         with pytest.raises(BadRequest) as refusal:
-            await stage.tokenizer._grammar(attack, attack.tools)
+            await stage.tokenizer._grammar(attack, attack.tools, HERMES)
         assert refusal.value.param == "tools"
         assert longest[0] < 0.3
 
@@ -442,7 +443,7 @@ async def test_a_grammar_of_many_tools_is_built_in_a_thread(tmp_path: Path) -> N
             for i in range(512)
         ]
         chat = _asked_of_tokenizer(tools)
-        grammar = await stage.tokenizer._grammar(chat, Watched(tools))
+        grammar = await stage.tokenizer._grammar(chat, Watched(tools), HERMES)
         assert grammar is not None
         assert grammar.text.count("%json") == 512
         assert any(name.startswith("encode") for name in threads)
@@ -451,7 +452,7 @@ async def test_a_grammar_of_many_tools_is_built_in_a_thread(tmp_path: Path) -> N
 async def test_no_tenant_holds_all_threads_that_compile_grammars() -> None:
     tokenizer = tiny_tokenizers.byte_level()
     spelling = Spelling(tokenizer, tokenizer.get_vocab_size(), [tiny_tokenizers.EOS])
-    grammars = Grammars(lambda: spelling, timeout=60, capacity=16)
+    grammars = GrammarCache(lambda: spelling, timeout=60, capacity=16)
 
     def slow(index: int) -> Grammar:  # takes seconds
         listed = {f"p{index}_{i}": {"type": "integer"} for i in range(2500)}
@@ -460,10 +461,11 @@ async def test_no_tenant_holds_all_threads_that_compile_grammars() -> None:
     try:
         async with longest_pause() as longest:
             attacks = [
-                asyncio.create_task(grammars.sentence(slow(i), tenant="greedy")) for i in range(6)
+                asyncio.create_task(grammars.grammar_state(slow(i), tenant="greedy"))
+                for i in range(6)
             ]
             await asyncio.sleep(0.05)
-            assert await grammars.sentence(Grammar(kind="regex", text="abc"), tenant="other")
+            assert await grammars.grammar_state(Grammar(kind="regex", text="abc"), tenant="other")
             assert sum(attack.done() for attack in attacks) <= 2
             assert longest[0] < 0.5
             for attack in attacks:

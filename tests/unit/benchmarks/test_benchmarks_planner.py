@@ -33,7 +33,7 @@ def test_the_traces_call_for_more_than_one_instance(trace: str) -> None:
     plan = Plan()
     outcome = simulated(plan, plan.traffic(trace, 0), 4.0)
     assert outcome.replicas.most > 1
-    assert outcome.given_up == 0
+    assert outcome.unserved == 0
 
 
 @pytest.mark.slow

@@ -163,7 +163,7 @@ async def test_vision_dies_and_another_one_looks(folder: Path) -> None:
 async def test_vision_dies_while_it_looks(folder: Path) -> None:
     async with stage(folder) as made:
         first = await made.vision(max_prepared=1)
-        await first._room.acquire()  # it gets no further
+        await first._prepare_slots.acquire()  # it gets no further
         await made.decode()
         await made.tokenizer(decode_wait=30.0)
         asking = asyncio.create_task(made.ask(ONE, made.pictures(1)))
@@ -174,7 +174,7 @@ async def test_vision_dies_while_it_looks(folder: Path) -> None:
         second = await made.vision()
         assert (await asking).ids
         assert second.stats()["pictures"] == 1
-        first._room.release()
+        first._prepare_slots.release()
 
 
 async def test_embeddings_that_are_gone_are_looked_at_again(folder: Path) -> None:
@@ -189,7 +189,7 @@ async def test_embeddings_that_are_gone_are_looked_at_again(folder: Path) -> Non
             if not lost:
                 lost.append(request.request_id)
                 while vision._cache.stats()["cached"]:
-                    vision._cache._give_up_one()
+                    vision._cache._evict_oldest()
             await generate(call, request)
 
         decode.bus.calls.handlers["generate"] = forgetful

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from motet_llm.config import DecodeConfig
 from motet_llm.grammar import compiler as grammars
+from motet_llm.grammar import grammar as grammar_module
 from motet_llm.service import Decode
 from motet_shared.errors import BadRequest, DeadlineExceeded
 from motet_shared.messages import End, Generate, Grammar, Sampling, Tokens
@@ -122,7 +123,7 @@ async def test_no_step_waits_for_a_grammar(
             time.sleep(0.01)
         return compile_(*args)
 
-    compile_ = grammars.Grammar
+    compile_ = grammar_module.Grammar
     monkeypatch.setattr(grammars, "Grammar", slowly)
     held = asyncio.create_task(reply(bus, generate()))
     await asyncio.wait_for(compiling.wait(), 60)

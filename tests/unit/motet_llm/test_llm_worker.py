@@ -18,7 +18,7 @@ from motet_shared.testing import memory_buses, running
 from motet_shared.text.prefixes import chain
 from motet_shared.wire.bus import Bus
 from motet_tokenizer.prefix_index import PrefixIndex
-from motet_tokenizer.router import Load, Router
+from motet_tokenizer.router import PromptLoad, Router
 from support.checkpoints import tiny_checkpoint
 
 
@@ -184,7 +184,7 @@ async def test_a_conversation_is_routed_to_where_its_beginning_is_cached(folder:
             await eventually(
                 lambda: tokenizer.directory.ready("decode", model="tiny")[0].load["prefill_token"]
             )
-            assert {router.pick("tiny", load=Load(turn)) for _ in range(8)} == {instance}
+            assert {router.pick("tiny", load=PromptLoad(turn)) for _ in range(8)} == {instance}
             async with tokenizer.open(
                 "decode", generate(1, prompt=turn), instance=instance
             ) as stream:

@@ -17,7 +17,7 @@ from motet_shared.errors import ConfigError
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard
 from motet_shared.testing import MemoryHub, memory_bus, running, settle
 from motet_shared.text.prefixes import chain
-from motet_tokenizer.router import Load, Router
+from motet_tokenizer.router import PromptLoad, Router
 from support.fake_services import MODEL, FakeDecode
 from support.gateway_client import world
 
@@ -69,9 +69,9 @@ def test_an_adapter_is_asked_for_where_it_is_resident() -> None:
     router = Router(directory)
     directory.announce("decode-1", resident=False)
     directory.announce("decode-2", resident=True)
-    prompt = Load(list(range(50)))
+    prompt = PromptLoad(list(range(50)))
     assert {router.pick("a", load=prompt) for _ in range(3)} == {"decode-2"}
-    assert {router.pick("m", load=Load(list(range(8)))) for _ in range(30)} == {
+    assert {router.pick("m", load=PromptLoad(list(range(8)))) for _ in range(30)} == {
         "decode-1",
         "decode-2",
     }
@@ -90,8 +90,8 @@ def test_what_loads_it_just_now_is_asked_again() -> None:
     router = Router(directory)
     for name in ("decode-1", "decode-2"):
         directory.announce(name, resident=False)
-    first = router.pick("a", load=Load(list(range(5))))
-    assert {router.pick("a", load=Load(list(range(5)))) for _ in range(5)} == {first}
+    first = router.pick("a", load=PromptLoad(list(range(5))))
+    assert {router.pick("a", load=PromptLoad(list(range(5)))) for _ in range(5)} == {first}
 
 
 def test_an_adapter_s_blocks_are_told_from_its_model_s() -> None:
@@ -101,8 +101,8 @@ def test_an_adapter_s_blocks_are_told_from_its_model_s() -> None:
     router = Router(directory, index)
     for name in ("decode-1", "decode-2"):
         directory.announce(name, resident=True)
-    assert {router.pick("m", load=Load(tokens)) for _ in range(3)} == {"decode-1"}
-    assert {router.pick("a", load=Load(tokens)) for _ in range(3)} == {"decode-2"}
+    assert {router.pick("m", load=PromptLoad(tokens)) for _ in range(3)} == {"decode-1"}
+    assert {router.pick("a", load=PromptLoad(tokens)) for _ in range(3)} == {"decode-2"}
 
 
 # -------------------------------------------------------------------------------------------------------------- gateway
