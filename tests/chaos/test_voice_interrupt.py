@@ -107,7 +107,7 @@ class Stage:
         """Nothing is held anywhere."""
         actors, threads = (
             (self.tokenizer, self.decode, self.tts),
-            (self.decode.thread, self.tts.desk.thread),
+            (self.decode.thread, self.tts.sessions.thread),
         )
         async with asyncio.timeout(60):
             while any(actor.bus.calls.active for actor in actors) or any(map(_busy, threads)):  # noqa: ASYNC110
@@ -118,7 +118,7 @@ class Stage:
         self.gateway.check_integrity()
         assert not self.gateway.caller.streams
         assert not self.tokenizer.bus.caller.streams
-        assert not self.tts.desk.pieces
+        assert not self.tts.sessions.pieces
         stats = self.decode.stats()
         assert stats["blocks_free"] == stats["blocks_total"]
 
@@ -153,7 +153,7 @@ async def stage(folders: Folders) -> AsyncIterator[Stage]:
 async def test_each_stage_is_free_within_a_step_of_its_cancel(
     stage: Stage, kind: type, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meters = Meter(stage.decode.thread, monkeypatch), Meter(stage.tts.desk.thread, monkeypatch)
+    meters = Meter(stage.decode.thread, monkeypatch), Meter(stage.tts.sessions.thread, monkeypatch)
     batches = stage.reply(Epoch("sess_a", 1))
     async for batch in batches:
         count -= isinstance(batch[0], kind)
