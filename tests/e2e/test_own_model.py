@@ -19,7 +19,7 @@ from e2e.stack import START_SECONDS, WAIT_SECONDS, MotetStack, until
 from support.checkpoints import tiny_checkpoint
 from support.lora_folders import make_adapter
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """Compile the kernels for GPUs that are not present, and report the resources that they take.
 
-    python -m motet_kernels.gpu.compile [--only NOUN …] [--targets sm_90 …] [--all]
+    python -m motet_kernels.gpu.compile [--only NOUN …] [--targets sm_90 …] [--all | --first]
                                         [--table kernels/README.md]
 
 The launchers are called with the `samples` of their modules, so that the compiled code is what
@@ -110,13 +110,25 @@ def nouns() -> list[str]:
     return [name for name in names if "\ndef samples(" in (package / f"{name}.py").read_text()]
 
 
-def compiled(noun: str, target: str, *, every: bool = False) -> Iterator[Compiled]:
-    """Compile the samples of a module: the shipped configurations, or with `every` all of them."""
+def compiled(
+    noun: str, target: str, *, every: bool = False, first: bool = False
+) -> Iterator[Compiled]:
+    """Compile the samples of a module.
+
+    every: compile all configurations, not only those that ship.
+    first: leave out samples whose kernels previous samples have launched.
+    """
     triton.runtime.driver.set_active(Elsewhere(TARGETS[target].gpu))
     launches: list[Launch] = []
+    seen: set[str] = set()
     for sample in import_module(f"{__package__}.{noun}").samples():
         with compiling(partial(_collect, launches, every)):
             sample.call()
+        names = {launch.kernel.name for launch in launches}
+        if first and names <= seen:
+            launches.clear()
+            continue
+        seen |= names
         found = [(launch, read_resources(_compile(launch))) for launch in launches]
         lacks = sample.mma and not any(resources.mma for _, resources in found)
         for launch, resources in found:
@@ -187,8 +199,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=list(TARGETS),
         help="which GPUs (all)",
     )
-    parser.add_argument(
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument(
         "--all", action="store_true", help="every configuration, not only those that ship"
+    )
+    extent.add_argument(
+        "--first", action="store_true", help="only the first call of each kernel, not all samples"
     )
     parser.add_argument("--table", type=Path, help="the document whose table is to be written")
     parser.add_argument(
@@ -198,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = []
     for noun in args.only:
         for target in args.targets:
-            for result in compiled(noun, target, every=args.all):
+            for result in compiled(noun, target, every=args.all, first=args.first):
                 results.append(result)
                 print(
                     f"{result}: {result.resources}",
