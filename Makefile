@@ -17,7 +17,7 @@ help:
 	@echo "make test   run the tests that answer within minutes"
 	@echo "make test-long  run the rest of what must pass before a change is merged"
 	@echo "make extended PART=conformance|gpu|groups|peers|soak|storm  run what takes up to an hour, outside CI"
-	@echo "make tiers  print which tests run in which of these"
+	@echo "make tiers  print the tier of each test, or with ARGS=--summary their numbers by file"
 	@echo "make check  lint, format, types and structure"
 	@echo "make bench  measure the plumbing"
 	@echo "make compile-gpu  compile them in all configurations for GPUs that need not be here"
@@ -45,7 +45,7 @@ extended:
 
 tiers:
 	@scripts/setup dev
-	@$(BIN)/python scripts/list_tiers.py
+	@$(BIN)/python scripts/list_tiers.py $(ARGS)
 
 check:
 	@scripts/setup dev

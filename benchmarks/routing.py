@@ -26,7 +26,6 @@ from motet_shared.wire.discovery import Directory
 
 RESULTS = HERE / "results" / "routing.json"
 POLICIES = ("random", "load", "prefix")
-STEPS = 50.0  # of an engine per second
 LEAST = 1.6  # times that random takes longer, at the median
 
 
@@ -34,11 +33,12 @@ LEAST = 1.6  # times that random takes longer, at the median
 class Plan:
     """prefill: tokens per second of each worker. blocks: of its cache. rate: new conversations per second.
 
-    pause: seconds between the turns of a conversation, on average.
+    steps: of an engine per second. pause: seconds between the turns of a conversation, on average.
     """
 
     workers: int = 4
     prefill: float = 4000.0
+    steps: float = 50.0
     blocks: int = 4096
     rate: float = 1.6
     seconds: float = 60.0
@@ -47,7 +47,7 @@ class Plan:
     policies: tuple[str, ...] = POLICIES
 
 
-QUICK = Plan(workers=2, prefill=20_000.0, rate=4.0, seconds=1.0, pause=0.1, rounds=1)
+QUICK = Plan(workers=2, prefill=50_000.0, steps=1000.0, rate=4.0, seconds=1.0, pause=0.01, rounds=1)
 
 
 @dataclass
@@ -127,7 +127,7 @@ async def _stack(plan: Plan, policy: str) -> AsyncIterator[Bus]:
             checkpoint = save_checkpoint(stack.folder / MODEL)
             engine = [
                 "--rate",
-                str(STEPS),
+                str(plan.steps),
                 "--prefill",
                 str(plan.prefill),
                 "--blocks",

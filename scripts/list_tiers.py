@@ -1,10 +1,12 @@
-"""Print which tier each test is in: `scripts/list_tiers.py [FILE]` writes a line per test; without FILE, a summary.
+"""Print the tier of each test: `scripts/list_tiers.py [--summary] [PATH ...]`.
 
-The summary has a line per file: its number of tests in `make test`, `make test-long` and the parts of `make extended`.
+A line has a tier (`test`, `test-long` or `extended-PART`) and a test. With `--summary`, a line has
+the numbers of tests of a file. PATH: the tests to list, as for pytest (all).
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -14,19 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def collect(path: Path) -> list[tuple[str, str]]:
-    """Write the list of tiers and tests to `path` and return it. Raises CalledProcessError where collection fails."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--collect-only",
-        "-q",
-        "--tier=all",
-        f"--tier-list={path}",
-    ]
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-    lines = path.read_text(encoding="utf-8").splitlines()
+def collect(paths: list[str]) -> list[tuple[str, str]]:
+    """Return tier and id of all tests below `paths`. Raises CalledProcessError where collection fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "tests"
+        options = ("--collect-only", "-q", "--tier=all", f"--tier-list={listed}")
+        command = [sys.executable, "-m", "pytest", *options, *paths]
+        subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+        lines = listed.read_text(encoding="utf-8").splitlines()
     return [(tier, test) for tier, _, test in (line.partition(" ") for line in lines)]
 
 
@@ -48,11 +45,13 @@ def summary(tests: list[tuple[str, str]]) -> list[str]:
 
 def main() -> None:
     """Run as a script."""
-    if len(sys.argv) > 1:
-        print(f"{len(collect(Path(sys.argv[1]).resolve()))} tests: {sys.argv[1]}")
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        print("\n".join(summary(collect(Path(folder) / "tests"))))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--summary", action="store_true", help="numbers of tests per file and tier")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="tests to list (all)")
+    args = parser.parse_args()
+    tests = collect(args.paths)
+    lines = summary(tests) if args.summary else [f"{tier} {test}" for tier, test in tests]
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

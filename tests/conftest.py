@@ -10,7 +10,7 @@ import pytest
 
 from support.tiers import pytest_addoption, pytest_collection_modifyitems  # noqa: F401  (hooks)
 
-pytest_plugins = ["support.limits"]
+pytest_plugins = ["support.limits", "support.stacks"]
 
 # What a machine may lack for good reason; everything else is set up by `make test`.
 MAY_SKIP = ("gpu", "docker", "microphone")

@@ -28,7 +28,7 @@ from support.realtime_client import Client, talking
 from support.service_nursery import Nursery, alive
 
 MODEL = "markov"
-START_SECONDS = 300.0
+START_SECONDS = 240.0
 TWO = 2  # of each
 
 

@@ -24,7 +24,7 @@ CHAT, EARS, VOICE, BRUSH = "markov", "ears", "voice", diffusion_stage.MODEL
 ROLES = ("gateway", "tokenizer", "decode", "vad", "asr", "tts", "diffusion")
 NATS = "nats"
 TWO = 2  # of each
-_READY = 300.0  # seconds
+_READY = 240.0  # seconds
 _LIGHT = ("motet_gateway.service", "motet_tokenizer.service", "transformers.models.llama")
 _LOADED = (
     "motet_llm.service",

@@ -17,7 +17,7 @@ from chaos.streams import Outcome, Streams, request
 from e2e.peer import service_stats
 from e2e.stack import MotetStack
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("chaos")]
 
 TOKENS = 700
 CHOICES = 8

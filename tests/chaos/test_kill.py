@@ -16,7 +16,7 @@ from chaos.conftest import MODEL, TOKENS
 from chaos.streams import Outcome, Streams, request
 from e2e.stack import WAIT_SECONDS, MotetStack
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("chaos")]
 
 Requests = list[dict[str, Any]]
 EARLY = 40  # characters of each stream when the fault comes

@@ -16,7 +16,7 @@ from chaos.streams import Streams, request
 from e2e.peer import PROTOCOL, Peer, operator, service_stats
 from e2e.stack import MotetStack
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("chaos")]
 
 CALLERS = {"tokenizer": "gateway", "decode": "tokenizer", "vad": "gateway"}
 OPERATIONS = {

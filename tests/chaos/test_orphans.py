@@ -8,7 +8,7 @@ import pytest
 from e2e import markov
 from e2e.stack import MotetStack, speech, until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 def test_no_process_outlives_the_command(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from motet_shared.wire.stream import Stream
 from support.checkpoints import tiny_checkpoint
 from support.service_nursery import Nursery
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 ENGINE = ("--threads", "1", "--deterministic", "--max-running", "8")
 LOADED = ("motet_llm.service", "motet_llm.serving.prefill_service")

@@ -24,7 +24,7 @@ from motet_media.audio import wav_header
 from support import diffusion_checkpoints
 from support.spoken import say
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 
 BRUSH = "brush"
 STREAMS, TOKENS = 4, 120
@@ -49,7 +49,7 @@ def order(stack: MotetStack, *words: str) -> str:
     """What the command says; it must succeed."""
     argv = [sys.executable, "-m", "motet_cli", *words, "--url", stack.url]
     done = subprocess.run(
-        argv, env=stack.env, capture_output=True, text=True, timeout=500, check=False
+        argv, env=stack.env, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -19,7 +19,7 @@ from support.spoken import say, silence
 pytestmark = [
     pytest.mark.long,
     pytest.mark.slow,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(300),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 

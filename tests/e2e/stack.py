@@ -21,7 +21,7 @@ import psutil
 from motet_shared.credentials import USERS
 
 T = TypeVar("T")
-START_SECONDS = 300.0  # torch alone takes many seconds to import on a busy machine
+START_SECONDS = 240.0  # torch alone takes many seconds to import on a busy machine
 ENDLESS = "endless"  # a model of the end-to-end stack that goes on until it is stopped
 EARS, VOICE = "ears", "voice"  # models of random weights that hear and speak
 WAIT_SECONDS = 60.0

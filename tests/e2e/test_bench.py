@@ -15,7 +15,12 @@ import pytest
 from e2e.readme import Block, blocks
 from e2e.stack import MotetStack
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("stack"),
+]
 SECONDS = 120
 
 

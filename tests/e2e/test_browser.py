@@ -11,7 +11,7 @@ from playwright.async_api import Page, expect
 from e2e.browser import browsing, send
 from e2e.stack import ENDLESS, MotetStack
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from motet_shared.wire.bus import Bus
 from support.fake_services import FakeDecode, FakeTokenizer
 from support.served_gateway import KEY, served_gateway
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 
 PHONE = {"width": 360, "height": 740}
 

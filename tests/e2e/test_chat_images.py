@@ -15,7 +15,7 @@ from e2e.stack import MotetStack, until
 from support.vlm_checkpoints import picture, reference, tiny_vlm
 from support.vlm_stage import png
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.slow]
 
 MODEL = "tiny-llava"
 TOKENS = 9  # of a picture

@@ -15,7 +15,7 @@ from support.films import film
 from support.vlm_checkpoints import picture, tiny_vlm
 from support.vlm_stage import png
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.slow]
 
 MODEL = "tiny-qwen"
 

@@ -38,7 +38,13 @@ from support.spoken import say, silence, wav
 from world import Thing
 from world_pictures import draw_things
 
-pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.docker,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.xdist_group("docker"),
+]
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "motet-test"

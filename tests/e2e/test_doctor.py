@@ -28,6 +28,7 @@ from support.service_nursery import Nursery
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.alone,
     pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.asyncio(loop_scope="module"),

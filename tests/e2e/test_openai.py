@@ -23,7 +23,7 @@ from support.picture_files import encoded
 from world import Thing
 from world_pictures import draw_things
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 MODEL = "pocket-chat"
 SCENE = "There are two red circles and a blue square. How many circles are there?"
 DRAW: ChatCompletionToolParam = {

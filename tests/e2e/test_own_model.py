@@ -20,7 +20,7 @@ from support.checkpoints import tiny_checkpoint
 from support.lora_folders import make_adapter
 from support.model_hub import ModelHub, Repository, model_hub
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from e2e.peer import Peer, heartbeats
 from e2e.stack import EARS, ENDLESS, VOICE, MotetStack
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 SAMPLING = {"temperature": 0.0, "seed": 1}
 
 

@@ -23,7 +23,7 @@ from e2e.stack import MotetStack
 from world import Scene, Thing
 from world_pictures import SIZE, Picture
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CHAT, DRAW, EMBED = "pocket-chat", "pocket-draw", "pocket-embed"
 SEED = 3  # pocket-draw is not always right, nor pocket-chat about it (models/README.md)

@@ -53,7 +53,8 @@ class Server:
         if self._process is None:
             return
         process, self._process = self._process, None
-        os.killpg(process.pid, signal.SIGINT)
+        if _group_lives(process.pid):
+            os.killpg(process.pid, signal.SIGINT)
         try:
             process.wait(60)
             until(lambda: not _group_lives(process.pid), "all processes have ended", 10)

@@ -12,7 +12,7 @@ import websockets
 
 from e2e.stack import ENDLESS, MotetStack
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 SAY = {"type": "message", "role": "user"}
 
 

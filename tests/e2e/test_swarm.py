@@ -20,7 +20,13 @@ from motet_shared.testing import free_port
 from support.asr_checkpoints import tiny_whisper
 from support.spoken import say, wav
 
-pytestmark = [pytest.mark.long, pytest.mark.docker, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.docker,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.xdist_group("docker"),
+]
 
 STACK = Path(__file__).parents[2] / "deploy" / "swarm.yaml"
 MODEL, EARS = "pocket-chat", "ears"

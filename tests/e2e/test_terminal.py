@@ -11,7 +11,7 @@ import pytest
 from e2e.stack import ENDLESS, WAIT_SECONDS, MotetStack
 from e2e.terminal import Terminal, environment, motet
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 MODEL = "pocket-chat"
 
 

@@ -16,7 +16,7 @@ from e2e.voice_stack import voice_stack
 from motet_media.audio import duration_ms
 from support.spoken import say, silence, wav
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300), pytest.mark.xdist_group("stack")]
 RATE = 24_000
 TEXT = "Two red circles and a blue square."
 

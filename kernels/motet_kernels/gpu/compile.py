@@ -1,6 +1,6 @@
 """Compile the kernels for GPUs that are not present, and report the resources that they take.
 
-    python -m motet_kernels.gpu.compile [--only MODULE …] [--targets sm_90 …] [--all]
+    python -m motet_kernels.gpu.compile [--only MODULE …] [--targets sm_90 …] [--all | --first]
                                         [--table kernels/README.md]
 
 The launchers are called with the `samples` of their modules, so that the compiled code is what
@@ -111,13 +111,25 @@ def kernel_modules() -> dict[str, str]:
     }
 
 
-def compiled(module: str, target: str, *, every: bool = False) -> Iterator[Compiled]:
-    """Compile the samples of a dotted module: the shipped configurations, or with `every` all of them."""
+def compiled(
+    module: str, target: str, *, every: bool = False, first: bool = False
+) -> Iterator[Compiled]:
+    """Compile the samples of a dotted module.
+
+    every: compile all configurations, not only those that ship.
+    first: leave out samples whose kernels previous samples have launched.
+    """
     triton.runtime.driver.set_active(Elsewhere(TARGETS[target].gpu))
     launches: list[Launch] = []
+    seen: set[str] = set()
     for sample in import_module(module).samples():
         with compiling(partial(_collect, launches, every)):
             sample.call()
+        names = {launch.kernel.name for launch in launches}
+        if first and names <= seen:
+            launches.clear()
+            continue
+        seen |= names
         found = [(launch, read_resources(_compile(launch))) for launch in launches]
         lacks = sample.mma and not any(resources.mma for _, resources in found)
         for launch, resources in found:
@@ -193,9 +205,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=list(TARGETS),
         help="GPUs to compile for (default: all)",
     )
-    parser.add_argument(
-        "--all", action="store_true", help="compile every configuration, not only those that ship"
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument(
+        "--all", action="store_true", help="every configuration, not only those that ship"
     )
+    extent.add_argument(
+        "--first", action="store_true", help="only the first call of each kernel, not all samples"
+    )
+    parser.add_argument("--table", type=Path, help="the document whose table is to be written")
     parser.add_argument(
         "--table", type=Path, help="write the table of resources into this document"
     )
@@ -206,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = []
     for name in args.only:
         for target in args.targets:
-            for result in compiled(modules[name], target, every=args.all):
+            for result in compiled(noun, target, every=args.all, first=args.first):
                 results.append(result)
                 print(
                     f"{result}: {result.resources}",

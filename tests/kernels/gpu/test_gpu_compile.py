@@ -15,16 +15,23 @@ PACKAGE = Path(__file__).parents[3] / "kernels" / "motet_kernels" / "gpu"
 MODULES = {path.stem for path in PACKAGE.rglob("*.py") if "\ndef samples(" in path.read_text()}
 
 
-@pytest.mark.long
+@pytest.mark.extended("gpu")
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_what_ships_compiles_and_is_documented() -> None:
     compile_kernels("--documented", str(README))
 
 
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_kernel_compiles_and_is_documented() -> None:
+    compile_kernels("--first", "--documented", str(README))
+
+
 def test_a_kernel_of_each_kind_compiles_for_one_gpu() -> None:
     """Reductions, writes to the slots of a cache, and products with what a block table names."""
-    compile_kernels("--only", "norm", "kv", "paged_attention", "--targets", "sm_90")
+    compile_kernels("--first", "--only", "norm", "kv", "paged_attention", "--targets", "sm_90")
 
 
 def compile_kernels(*arguments: str) -> None:
