@@ -212,7 +212,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     extent.add_argument(
         "--first", action="store_true", help="only the first call of each kernel, not all samples"
     )
-    parser.add_argument("--table", type=Path, help="the document whose table is to be written")
     parser.add_argument(
         "--table", type=Path, help="write the table of resources into this document"
     )
@@ -223,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results = []
     for name in args.only:
         for target in args.targets:
-            for result in compiled(noun, target, every=args.all, first=args.first):
+            for result in compiled(modules[name], target, every=args.all, first=args.first):
                 results.append(result)
                 print(
                     f"{result}: {result.resources}",
