@@ -159,11 +159,11 @@ class KvReceiver(Feature):
     def stats(self) -> dict[str, float]:
         """Return counts of handovers and of parts, bytes and seconds of their transfers."""
         return {
-            "handovers": self._handovers.count,
-            "receiving": len(self._handovers.transfers),
+            "remote_prefills": self._handovers.count,
+            "kv_transfers": len(self._handovers.transfers),
             "kv_parts_received": self._pieces,
             "kv_bytes_received": self._bytes,
-            "transfer_seconds": self._handovers.seconds,
+            "kv_transfer_seconds": self._handovers.seconds,
         }
 
     def check_integrity(self, requests: set[Request]) -> None:

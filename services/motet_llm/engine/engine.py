@@ -303,13 +303,13 @@ class Engine:
             "evictions": self.pool.evictions,
             "running": len(self.scheduler.running),
             "waiting": len(self.scheduler.waiting),
-            "paused": self.scheduler.num_out_of_credit,
+            "out_of_credit": self.scheduler.num_out_of_credit,
             "preemptions": self.scheduler.preemptions,
             "recomputed_tokens": cache.ghosts.recomputed if cache is not None else 0,
             **self._accounts.stats(),
             "kv_bytes": self.runner.kv.nbytes,
             "weight_bytes": self._weight_bytes,
-            "rss": _resident_bytes(),
+            "resident_bytes": _resident_bytes(),
             **(offload.stats() if offload is not None else {}),
         }
         for feature in self._features:

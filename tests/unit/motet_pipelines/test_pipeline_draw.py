@@ -84,8 +84,8 @@ async def test_a_changed_picture_moves_too(folder: Path) -> None:
 async def test_checkpoints_that_are_too_large_for_a_message(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (motet_diffusion.picture_stream, motet_pipelines.images.draw):
-        monkeypatch.setattr(module, "_INLINE", 100)
+    monkeypatch.setattr(motet_diffusion.picture_stream, "_MAX_INLINE", 100)
+    monkeypatch.setattr(motet_pipelines.images.draw, "_INLINE", 100)
     async with stage(folder, 2) as (caller, actors, _):
         whole = await caller.draw(ask(steps=STEPS))
         seen = await drawn_with_a_death(caller, actors, STEPS // 2, 1)
