@@ -22,8 +22,8 @@ import pytest
 import websockets
 from PIL import Image
 
-from containers.engine import Docker, engine, missing
-from containers.images import NATS, TAG, NoCpuTorch, build_all
+from containers.engine import Docker
+from containers.images import NATS, TAG
 from e2e.readme import compose_options
 from e2e.stack import until
 from motet_media.audio import duration_ms
@@ -165,32 +165,25 @@ def checkpoints(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def containers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
-    if reason := missing():
-        pytest.skip(f"no Docker engine: {reason}")
-    with engine() as docker:
-        try:
-            build_all(docker)
-        except NoCpuTorch as error:
-            pytest.skip(str(error))
-        models = checkpoints(tmp_path_factory.mktemp("models"))
-        found = Containers(docker, free_port(), models)
-        try:
-            # As the README says it, but with the images that are there.
-            options = [option for option in compose_options() if option != "--build"]
-            assert options == ["--scale", "decode=2"]
-            found.compose("up", "--detach", "--no-build", *options)
-            until(found.ready, "the gateway is ready", 300)
-            until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 120)
-            until(lambda: not found.health()["speech"]["missing"], "it hears and speaks", 120)
-            until(lambda: {BRUSH, VECTORS} <= found.models(), "it draws and embeds", 120)
-            until(lambda: not found.health()["images"]["missing"], "it sees", 120)
-            yield found
-        except Exception as error:
-            error.add_note(found.compose("logs", "--no-color", "--tail", "20"))
-            raise
-        finally:
-            found.compose("down", "--volumes", "--timeout", "10")
+def containers(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Containers]:
+    models = checkpoints(tmp_path_factory.mktemp("models"))
+    found = Containers(docker, free_port(), models)
+    try:
+        # As the README says it, but with the images that are there.
+        options = [option for option in compose_options() if option != "--build"]
+        assert options == ["--scale", "decode=2"]
+        found.compose("up", "--detach", "--no-build", *options)
+        until(found.ready, "the gateway is ready", 300)
+        until(lambda: len(found.decode_requests()) == 2, "both decode instances are up", 120)
+        until(lambda: not found.health()["speech"]["missing"], "it hears and speaks", 120)
+        until(lambda: {BRUSH, VECTORS} <= found.models(), "it draws and embeds", 120)
+        until(lambda: not found.health()["images"]["missing"], "it sees", 120)
+        yield found
+    except Exception as error:
+        error.add_note(found.compose("logs", "--no-color", "--tail", "20"))
+        raise
+    finally:
+        found.compose("down", "--volumes", "--timeout", "10")
 
 
 def stream_chat(url: str) -> list[str]:

@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from containers.engine import Docker, engine, missing
-from containers.images import NATS, TAG, NoCpuTorch, build_all
+from containers.engine import Docker
+from containers.images import NATS, TAG
 from e2e.stack import until
 from motet_shared.credentials import SERVER_FILE, make_passwords
 from motet_shared.testing import free_port
@@ -79,23 +79,16 @@ class Swarm:
 
 
 @pytest.fixture(scope="module")
-def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
-    if reason := missing():
-        pytest.skip(f"no Docker engine: {reason}")
-    with engine() as docker:
-        try:
-            build_all(docker)
-        except NoCpuTorch as error:
-            pytest.skip(str(error))
-        docker.run("swarm", "init", "--advertise-addr", "127.0.0.1")
-        try:
-            yield deploy(docker, models(tmp_path_factory.mktemp("models")))
-        except Exception as error:
-            error.add_note(docker.run("stack", "ps", "--no-trunc", "motet"))
-            raise
-        finally:
-            docker.run("stack", "rm", "motet", timeout=120)
-            docker.run("swarm", "leave", "--force", timeout=120)
+def swarm(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    docker.run("swarm", "init", "--advertise-addr", "127.0.0.1")
+    try:
+        yield deploy(docker, models(tmp_path_factory.mktemp("models")))
+    except Exception as error:
+        error.add_note(docker.run("stack", "ps", "--no-trunc", "motet"))
+        raise
+    finally:
+        docker.run("stack", "rm", "motet", timeout=120)
+        docker.run("swarm", "leave", "--force", timeout=120)
 
 
 def models(folder: Path) -> Path:
