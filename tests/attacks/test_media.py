@@ -28,9 +28,11 @@ from motet_shared.errors import BadRequest, Cancelled
 from motet_vision.video import open_video
 from support.asr_checkpoints import RATE, noise, tiny_whisper, wav
 from support.asr_stage import Service, serving
+from support.cpu_time import CpuTime
 
 ROOT = Path(__file__).parents[2]
 USUAL = Limits(cpu=5.0, wall=30.0, memory=256 << 20)
+SOON = 25  # seconds, on a busy machine; an attack that succeeds holds a thread for 30 and more
 
 
 def refused(reason: str) -> BadRequest:
@@ -108,7 +110,7 @@ def test_a_file_that_names_others_opens_none(
     with pytest.raises(BadRequest) as video:
         open_video(data, count=4, max_pixels=1 << 20, max_length=100, param="video")
     assert (sound.value.param, video.value.param) == ("file", "video")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SOON
     assert not calls
 
 
@@ -139,7 +141,7 @@ async def test_eight_session_descriptions_do_not_delay_others(
     began = time.monotonic()
     usual = await service.post(file=wav(noise(1.0)))
     assert usual.status_code == 200
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < SOON
     assert {reply.status_code for reply in await asyncio.gather(*attacks)} == {400}
 
 
@@ -250,7 +252,7 @@ async def test_who_leaves_kills_the_decoding(hostile: Pool) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     while alive(pids[0]) or not outcome:
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < SOON
         await asyncio.sleep(0.01)
     assert isinstance(outcome[0], Cancelled)
     await asyncio.to_thread(echo, hostile)
@@ -280,7 +282,7 @@ time.sleep(60)
         process.send_signal(signal.SIGKILL)
     began = time.monotonic()
     while alive(pid):
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < SOON
         time.sleep(0.01)
 
 
@@ -306,11 +308,10 @@ def test_a_jpeg_of_thousands_of_scans_is_refused_at_once() -> None:
     open_picture(progressive(16, 1), max_pixels=1 << 24)
     data = progressive(3000, 5000)
     assert len(data) < 200_000
-    began = time.monotonic()
-    with pytest.raises(BadRequest, match="scans") as error:
+    with CpuTime() as spent, pytest.raises(BadRequest, match="scans") as error:
         open_picture(data, max_pixels=1 << 24, param="image[0]")
     assert error.value.param == "image[0]"
-    assert time.monotonic() - began < 3
+    assert spent.seconds < 3  # reading all scans takes 13 and more
 
 
 def test_a_usual_progressive_jpeg_is_read() -> None:

@@ -209,7 +209,7 @@ async def test_the_largest_prompts_hold_up_nobody(tmp_path: Path) -> None:
     """Where the context is large enough for them: they are encoded in a child, which ends with its client."""
     async with attacked(tmp_path, limits="", context=1 << 23) as stage, longest_pause() as longest:
         attack = stage.chat(ACME, LARGEST)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while not stage.tokenizer._encoders.pids:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         pids = stage.tokenizer._encoders.pids
@@ -220,7 +220,7 @@ async def test_the_largest_prompts_hold_up_nobody(tmp_path: Path) -> None:
         assert not attack.complete
         attack.leave()
         await attack.done()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while stage.tokenizer._encoders.pids:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert longest[0] < 1.0

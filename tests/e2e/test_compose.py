@@ -99,7 +99,7 @@ class Containers:
 
     def health(self) -> dict[str, Any]:
         found: dict[str, Any] = httpx.get(
-            f"{self.url}/health/ready", trust_env=False, timeout=5
+            f"{self.url}/health/ready", trust_env=False, timeout=30
         ).json()
         return found
 
@@ -112,7 +112,7 @@ class Containers:
         return said.split()[-1]  # warnings of the engine come first
 
     def models(self) -> set[str]:
-        found = httpx.get(f"{self.url}/v1/models", trust_env=False, timeout=5).json()
+        found = httpx.get(f"{self.url}/v1/models", trust_env=False, timeout=30).json()
         return {model["id"] for model in found["data"]}
 
     def ready(self) -> bool:
@@ -130,6 +130,7 @@ class Containers:
             f"nats://{self.address('nats')}:4222",
             user="operator",
             password=self.operator_password(),
+            connect_timeout=30,
         )
         try:
             inbox = client.new_inbox()

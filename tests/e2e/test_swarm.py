@@ -53,7 +53,8 @@ class Swarm:
     def ready(self) -> bool:
         try:
             return (
-                httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=5).status_code == 200
+                httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=30).status_code
+                == 200
             )
         except httpx.HTTPError:
             return False
@@ -61,7 +62,7 @@ class Swarm:
     def models(self) -> set[str]:
         headers = {"authorization": f"Bearer {KEY}"}
         found = httpx.get(
-            f"{self.url}/v1/models", headers=headers, trust_env=False, timeout=5
+            f"{self.url}/v1/models", headers=headers, trust_env=False, timeout=30
         ).json()
         return {model["id"] for model in found["data"]}
 
@@ -69,7 +70,7 @@ class Swarm:
         """Those that are ready, as the gateway knows them."""
         headers = {"authorization": f"Bearer {KEY}"}
         told = httpx.get(
-            f"{self.url}/metrics/stack", headers=headers, trust_env=False, timeout=5
+            f"{self.url}/metrics/stack", headers=headers, trust_env=False, timeout=30
         ).json()
         return {
             one["instance"]

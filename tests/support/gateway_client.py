@@ -203,7 +203,7 @@ class Socket:
         self.send("conversation.item.create", item=item)
 
     async def receive(self) -> Any:
-        return await asyncio.wait_for(self._events.get(), 5)
+        return await asyncio.wait_for(self._events.get(), 20)
 
     async def until(self, *kinds: str) -> list[Any]:
         """Events up to and with the first of these types."""

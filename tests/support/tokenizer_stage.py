@@ -50,7 +50,7 @@ class Stage:
 
     async def idle(self) -> None:
         """Nothing is left behind."""
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(20):
             while self.tokenizer.bus.calls.active:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         self.tokenizer.check_integrity()

@@ -165,7 +165,7 @@ async def test_leaving_early_frees_the_slots(folder: Path) -> None:
             async for _ in segments:
                 break
         engine = made.asr[0].recognizer.thread.engine
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while engine.stats()["running"] or engine.stats()["waiting"]:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert engine.counts.encoded < 30

@@ -152,7 +152,7 @@ async def serving(answer: Answer) -> AsyncIterator[Client]:
     finally:
         client.close()
         server.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             await asyncio.gather(*tasks)
 
 

@@ -162,7 +162,7 @@ async def test_what_ignores_sigterm_is_killed(log: Log, output: Output) -> None:
 async def test_stop_during_back_off_starts_nothing_more(log: Log) -> None:
     async with supervised(log, spec("broken", "raise SystemExit(1)")) as supervisor:
         await until(lambda: supervisor.slots[0].state == "failing")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             assert await supervisor.stop()
         assert supervisor.describe()[0]["state"] == "stopped"
 

@@ -30,6 +30,7 @@ from support.checkpoints import VOCAB, tiny_checkpoint
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 PROMPT = [10, 20, 30, 40, 50]
+IDLE_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +207,7 @@ def test_a_cancel_frees_blocks_in_every_phase(folder: Path) -> None:
 
 
 def test_a_deadline_ends_a_request_in_any_state(engine: Engine) -> None:
-    soon = time.monotonic() + 0.02
+    soon = time.monotonic() + 0.3
     engine.add("paused", PROMPT, Sampling(**GREEDY), credit=1, deadline=soon)
     engine.add("calm", PROMPT, Sampling(max_tokens=2, **GREEDY), deadline=time.monotonic() + 60)
     assert engine.next_deadline == soon
@@ -429,11 +430,11 @@ def test_the_time_that_the_model_waits_for_python_is_counted(engine: Engine) -> 
     engine.add("a", PROMPT, Sampling(max_tokens=5, **GREEDY))
     run(engine)
     first = engine.stats()["python_seconds"]
-    assert 0 < first < 1
-    time.sleep(0.3)
+    assert first > 0
+    time.sleep(IDLE_SECONDS)
     engine.add("b", PROMPT, Sampling(max_tokens=1, **GREEDY))
     run(engine)
-    assert engine.stats()["python_seconds"] < first + 0.2, "idle is not waiting"
+    assert engine.stats()["python_seconds"] < first + IDLE_SECONDS, "idle is not waiting"
 
 
 @pytest.mark.parametrize(

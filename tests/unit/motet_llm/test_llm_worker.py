@@ -159,7 +159,7 @@ async def test_an_engine_that_fails_crashes_its_actor(
 
 async def test_what_it_serves_is_announced(world: tuple[Bus, Decode]) -> None:
     tokenizer, _ = world
-    (beat,) = await tokenizer.directory.wait_for(lambda d: d.ready("decode", model="tiny"), 5)
+    (beat,) = await tokenizer.directory.wait_for(lambda d: d.ready("decode", model="tiny"), 20)
     assert beat.models[0].context > 0
     assert beat.load["kv_free"] == 1.0
 

@@ -105,7 +105,7 @@ async def test_leaving_is_a_remote_cancel(folder: Path) -> None:
         async with aclosing(speak(bus, ask(LONG * 20))) as batches:
             async for _batch in batches:
                 break
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while actor.bus.calls.active:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         assert not bus.caller.streams

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
+import math
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -236,7 +239,7 @@ def test_metrics_are_scraped_with_role_and_instance() -> None:
     metrics.histogram("step", "seconds", "one engine step").observe(0.004)
     port = metrics.serve(0)
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
             text = answer.read().decode()
     finally:
         metrics.close()
@@ -300,12 +303,23 @@ def test_hops_merge_so_that_totals_differ_by_the_plumbing() -> None:
     assert outer.total < 0.5
 
 
-def test_a_stage_costs_less_than_a_microsecond_or_little_more_on_a_busy_machine() -> None:
-    timing, best = Stopwatch("decode"), 1.0
+def test_a_stage_costs_less_than_two_plain_context_managers() -> None:
+    timing = Stopwatch("decode")
+
+    @contextlib.contextmanager
+    def plain() -> Iterator[None]:
+        yield
+
+    assert fastest(lambda: timing.stage("step")) < 2 * fastest(plain)
+
+
+def fastest(block: Callable[[], AbstractContextManager[object]]) -> float:
+    """Return the seconds of an empty block: the best of many measurements, which load cannot lengthen."""
+    best = math.inf
     for _ in range(20):
         began = time.perf_counter()
         for _ in range(200):
-            with timing.stage("step"):
+            with block():
                 pass
-        best = min(best, (time.perf_counter() - began) / 200)
-    assert best < 2e-6
+        best = min(best, time.perf_counter() - began)
+    return best
