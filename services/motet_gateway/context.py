@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
 
 from motet_gateway.http.connections.counts import ConnectionCounts
 from motet_gateway.http.hosts import Hosts
@@ -18,6 +20,7 @@ from motet_gateway.realtime.sessions import Sessions
 from motet_gateway.tenancy.auth import Authenticator
 from motet_gateway.tenancy.buckets import Clock
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
+from motet_gateway.tenancy.tenant import Tenant
 from motet_gateway.tenancy.tenants_file import TenantsFile
 from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Draining
@@ -138,3 +141,18 @@ class GatewayContext:
             await asyncio.wait([self._uploads])
             if self._uploads.exception() is None:
                 await self._uploads.result().close()
+
+
+async def _service_of(request: Request) -> GatewayContext:
+    service: GatewayContext = request.app.state.service
+    return service
+
+
+async def _tenant_of(request: Request) -> Tenant:
+    tenant: Tenant = request.state.tenant
+    return tenant
+
+
+# Parameters of FastAPI endpoints. A public endpoint has no caller.
+Service = Annotated[GatewayContext, Depends(_service_of)]
+CallingTenant = Annotated[Tenant, Depends(_tenant_of)]
