@@ -8,6 +8,7 @@ from typing import Literal
 
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Duration, ProcessConfig, setting
+from motet_shared.reasoning import registry as reasoning
 from motet_shared.tool_formats.registry import NAMES
 
 
@@ -47,6 +48,11 @@ class TokenizerConfig(ProcessConfig):
         f"how the models write tool calls: auto (as their chat templates do), {', '.join(NAMES)}",
         default="auto",
     )
+    reasoning_format: str = setting(
+        "how the models write reasoning: auto (as their chat templates do), none (it stays text), "
+        f"{', '.join(reasoning.NAMES)}",
+        default="auto",
+    )
     max_images: int = setting("most images in one chat", default=64, min=0)
     routing: Literal["prefix", "load", "random"] = setting(
         "what decode instances are chosen by: cached prefixes and load, load alone, or nothing",
@@ -59,11 +65,8 @@ class TokenizerConfig(ProcessConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.models()
-        if self.tool_format not in ("auto", *NAMES):
-            raise ConfigError(
-                f"tool_format={self.tool_format!r}: choose one of auto, {', '.join(NAMES)}",
-                param="tool_format",
-            )
+        _check_name("tool_format", self.tool_format, ("auto", *NAMES))
+        _check_name("reasoning_format", self.reasoning_format, ("auto", "none", *reasoning.NAMES))
 
     def models(self) -> dict[str, str]:
         """Return checkpoint folders by model name.
@@ -85,6 +88,12 @@ class TokenizerConfig(ProcessConfig):
         if not models:
             raise ConfigError("model: none is given; give --model name=folder", param="model")
         return models
+
+
+def _check_name(field: str, value: str, names: tuple[str, ...]) -> None:
+    """Raise ConfigError for a value that is none of `names`."""
+    if value not in names:
+        raise ConfigError(f"{field}={value!r}: choose one of {', '.join(names)}", param=field)
 
 
 def split_model(entry: str) -> tuple[str, str]:

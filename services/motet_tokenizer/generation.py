@@ -233,7 +233,12 @@ class Generation:
         self._shared.counters.tokens += len(piece.ids)
         if logprobs:
             shown = len(piece.ids) - self._text.ended_by_token
-            piece.logprobs = [self._text_logprob(logprob) for logprob in logprobs[:shown]]
+            reasoned = self._text.reasoned
+            piece.logprobs = [
+                self._text_logprob(logprob)
+                for index, logprob in enumerate(logprobs[:shown])
+                if index not in reasoned
+            ]
         await self._call.send(piece)
 
     def _text_logprob(self, logprob: TokenLogprob) -> TextLogprob:
@@ -245,7 +250,7 @@ class Generation:
     # ------------------------------------------------------------------------------------------ end
     async def _finish(self, status: str) -> None:
         rest = self._text.finish(status)
-        if rest.text or rest.tools:
+        if rest.text or rest.tools or rest.reasoning:
             await self._call.send(rest)
 
     def _finish_call(self) -> None:
@@ -253,6 +258,7 @@ class Generation:
         usage = Usage(
             prompt_tokens=len(self._request.prompt),
             completion_tokens=self._text.tokens,
+            reasoning_tokens=self._text.reasoning_tokens,
             image_tokens=sum(
                 [embedding.embeddings.shape[1] for embedding in self._request.image_embeddings]
             ),

@@ -25,6 +25,7 @@ from motet_shared.messages import (
 from motet_shared.process.actor import Actor, operation
 from motet_shared.process.fair_slots import FairSlots
 from motet_shared.process.telemetry import Stopwatch
+from motet_shared.reasoning.reply_parser import ReplyParser
 from motet_shared.text.characters import characters
 from motet_shared.tool_formats.parser import ToolParser
 from motet_shared.tool_formats.tool import Tool
@@ -68,7 +69,12 @@ class Tokenizer(Actor):
         loop = asyncio.get_running_loop()
         for name, path in self.config.models().items():
             self.vocabularies[name] = await loop.run_in_executor(
-                self._threads, _load, name, path, self.config.tool_format
+                self._threads,
+                _load,
+                name,
+                path,
+                self.config.tool_format,
+                self.config.reasoning_format,
             )
 
     async def close(self) -> None:
@@ -114,10 +120,11 @@ class Tokenizer(Actor):
         stopwatch = Stopwatch("tokenizer")
         tools = request.tools if request.tool_choice != "none" else []
         grammar = await self._grammar(request, tools, vocabulary.tool_format)
+        options = vocabulary.options.resolve(request.reasoning_effort, request.template_options)
         with stopwatch.stage("encode"):
-            job = Job(vocabulary.name, request.messages, tools)
+            job = Job(vocabulary.name, request.messages, tools, options)
             size = characters([request.messages, tools], self.config.process_chars)
-            encode = partial(vocabulary.template.encode, request.messages, tools)
+            encode = partial(vocabulary.template.encode, request.messages, tools, options)
             prompt = await self._encode(request.tenant, size, job, encode)
         seen: list[EncodedImage] = []
         if request.images or (
@@ -128,12 +135,25 @@ class Tokenizer(Actor):
             prompt = vocabulary.template.expand_placeholders(
                 prompt, [picture.ids for picture in seen]
             )
-        parser = None
-        if tools:
-            functions = [Tool.of(tool) for tool in tools]
-            parser = vocabulary.tool_format.parser(request.request_id or call.id, functions)
+        request_id = request.request_id or call.id
+        functions = [Tool.of(tool) for tool in tools]
+        reply, beginning = None, vocabulary.beginning(prompt)
+        if vocabulary.reasoning_format is not None:
+            reply = vocabulary.reasoning_format.parser(beginning, request_id, functions)
+            if grammar is not None:
+                frame = vocabulary.reasoning_format.frame(beginning)
+                grammar = msgspec.structs.replace(grammar, frame=frame)
+        parser = vocabulary.tool_format.parser(request_id, functions) if tools else None
         await self._generate(
-            call, request, vocabulary, prompt, stopwatch, parser=parser, seen=seen, grammar=grammar
+            call,
+            request,
+            vocabulary,
+            prompt,
+            stopwatch,
+            reply=reply,
+            parser=parser,
+            seen=seen,
+            grammar=grammar,
         )
 
     @operation(Complete)
@@ -171,6 +191,7 @@ class Tokenizer(Actor):
         prompt: list[int],
         stopwatch: Stopwatch,
         *,
+        reply: ReplyParser | None = None,
         parser: ToolParser | None = None,
         continues: bool = False,
         echo: str = "",
@@ -185,6 +206,8 @@ class Tokenizer(Actor):
             end_ids=frozenset(sampling.stop_token_ids),
             max_tokens=sampling.max_tokens,
             stops=request.stop,
+            reply=reply,
+            controls=vocabulary.controls,
             tools=parser,
             echo=echo,
         )
@@ -264,9 +287,9 @@ def _group(tenant: str) -> str:
     return tenant.partition("\0")[0]
 
 
-def _load(name: str, path: str, tool_format: str) -> Vocabulary:
+def _load(name: str, path: str, tool_format: str, reasoning_format: str) -> Vocabulary:
     """Load a vocabulary and use it once, so that the first request finds its template compiled."""
-    vocabulary = Vocabulary.load(name, path, tool_format)
+    vocabulary = Vocabulary.load(name, path, tool_format, reasoning_format)
     if vocabulary.template.source:
         with contextlib.suppress(BadRequest):  # a template may insist on a system message
             vocabulary.template.encode([{"role": "user", "content": "Hello"}], [])

@@ -29,6 +29,7 @@ PROTOCOL = 2
 # feeds that may be sent before the first FeedCredit, and the most a worker buffers for a slow reader
 FEED_WINDOW = 64
 FEED_SIZE = 32 * 1024  # maximum bytes of one feed
+TEMPLATE_OPTIONS_SIZE = 4096  # maximum characters of `Chat.template_options`
 
 
 # -------------------------------------------------------------------------------------- small parts
@@ -57,7 +58,7 @@ class Usage(Struct, omit_defaults=True, gc=False):
     completion_tokens: int = 0
     cached_tokens: int = 0  # part of prompt_tokens: served from a prefix cache
     image_tokens: int = 0  # part of prompt_tokens: image placeholders
-    reasoning_tokens: int = 0
+    reasoning_tokens: int = 0  # part of completion_tokens
     accepted_tokens: int = 0  # part of completion_tokens: accepted draft tokens
     # draft tokens that verification rejected; not part of completion_tokens
     rejected_tokens: int = 0
@@ -96,6 +97,9 @@ class Grammar(Struct, omit_defaults=True, kw_only=True):
     # (GBNF) syntax
     text: str
     param: str = ""  # path of the field in the client's request, for error messages
+    # What precedes the text that the grammar constrains, such as the model's reasoning: a grammar in
+    # Lark's syntax whose rule `start` refers to that text as `@answer`; empty: nothing does
+    frame: str = ""
 
 
 class TokenLogprob(Struct, array_like=True, gc=False):
@@ -155,7 +159,7 @@ class Resume(Struct, omit_defaults=True):
     """
 
     ids: list[int]
-    text_len: int  # characters of content and tool-call arguments together
+    text_len: int  # characters of reasoning, content and tool-call arguments together
 
 
 # ----------------------------------------------------------------------------------------- requests
@@ -166,8 +170,8 @@ class Request(Struct, kw_only=True, omit_defaults=True):
 class Chat(Request, tag="chat"):
     """Request a chat completion (gateway → tokenizer); `Text` items come back.
 
-    Messages have OpenAI's shape; replies hold text and tool calls. A content part {"type": "image"}
-    stands for the next element of `images`.
+    Messages have OpenAI's shape, with `reasoning_content` beside `content`; replies hold reasoning,
+    text and tool calls. A content part {"type": "image"} stands for the next element of `images`.
     """
 
     model: str
@@ -178,7 +182,9 @@ class Chat(Request, tag="chat"):
     tool_choice: str = "auto"  # "auto" | "none" | "required"
     tool: str = ""  # name of the tool to call if tool_choice is "required"; empty: any tool
     parallel_tools: bool = True  # allow several tool calls in one reply
-    grammar: Grammar | None = None  # constrains a reply without tool calls
+    grammar: Grammar | None = None  # constrains a reply without tool calls, behind its reasoning
+    reasoning_effort: str = ""  # none, minimal, low, medium, high or xhigh; empty: the model's
+    template_options: dict[str, Any] = {}  # variables of the chat template, by name
     stop: list[str] = []
     max_tokens: int | None = None  # None: limited by the context only
     resume: Resume | None = None
@@ -510,6 +516,7 @@ class Text(Struct, array_like=True, omit_defaults=True, gc=False, tag="x"):
     tools: list[ToolCallDelta] | None = None
     logprobs: list[TextLogprob] | None = None
     prompt_tokens: int = 0  # of the request; sent once, with the first text of a stream
+    reasoning: str = ""  # text of the model's reasoning, which precedes `text`
 
 
 class Blob(Struct, array_like=True, tag="r"):
@@ -879,6 +886,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     context: int  # maximum prompt plus output, tokens
     created: int = 0  # Unix seconds of the checkpoint
     tools: bool = False
+    reasoning: bool = False  # replies may hold reasoning apart from their text
     images: bool = False  # chats may contain images
     vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from motet_tokenizer.encoding.template import ChatTemplate
-from support.tiny_tokenizers import byte_level
+from support.tiny_tokenizers import CONTEXT, byte_level
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,21 @@ class Family:
     @functools.cached_property
     def chat(self) -> ChatTemplate:
         return ChatTemplate(self.tokenizer, self.name)
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text, control tokens included."""
+        return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def write_folder(self, path: Path, **config: Any) -> Path:
+        """A checkpoint folder without weights, whose end token is the last special one."""
+        self.tokenizer.save_pretrained(path)
+        settings = {
+            "max_position_embeddings": CONTEXT,
+            "eos_token_id": self.tokenizer.eos_token_id,
+            **config,
+        }
+        (path / "config.json").write_text(json.dumps(settings))
+        return path
 
     @property
     def control(self) -> frozenset[int]:
@@ -100,7 +118,9 @@ _QWEN3 = Family(
 {%- elif message.role == 'tool' %}
 {{- '<|im_start|>user\\n<tool_response>\\n' + content + '\\n</tool_response><|im_end|>\\n' }}
 {%- else %}{{ '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}""",
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
+{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}
+{%- endif %}""",
     ("<|im_start|>", "<|im_end|>"),
     ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
@@ -315,5 +335,11 @@ _HARMONY = Family(
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}""",
     ("<|start|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>", "<|end|>"),
 )
+
+
+def family(name: str) -> Family:
+    """The family of this name."""
+    return next(one for one in FAMILIES if one.name == name)
+
 
 FAMILIES = (_CHATML, _QWEN3, _LLAMA3, _MISTRAL, _GEMMA, _PHI, _DEEPSEEK, _GLM, _GRANITE, _HARMONY)

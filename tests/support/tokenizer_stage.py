@@ -66,19 +66,36 @@ class Answer:
         return "".join([item.text for item in self.items])
 
     @property
+    def reasoning(self) -> str:
+        return "".join([item.reasoning for item in self.items])
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Name and arguments of each tool call."""
+        found: list[tuple[str, str]] = []
+        for delta in [delta for item in self.items for delta in item.tools or ()]:
+            if delta.id:
+                found.append((delta.name, ""))
+            found[-1] = found[-1][0], found[-1][1] + delta.arguments
+        return found
+
+    @property
     def ids(self) -> list[int]:
         return [i for item in self.items for i in item.ids]
 
 
 @contextlib.asynccontextmanager
-async def stage_in_memory(folder: Path) -> AsyncIterator[Stage]:
-    """A stage on an in-memory hub; leaving it checks that nothing is left behind. `folder`: a checkpoint."""
+async def stage_in_memory(folder: Path, **settings: Any) -> AsyncIterator[Stage]:
+    """A stage on an in-memory hub; leaving it checks that nothing is left behind.
+
+    folder: a checkpoint. settings: of the tokenizer.
+    """
     hub = MemoryHub()
     async with contextlib.AsyncExitStack() as stack:
         gateway = await memory_bus(hub, "gateway")
         stack.push_async_callback(gateway.close)
         config = TokenizerConfig(
-            model=(f"{MODEL}={folder}",), decode_wait=1.0, window=4, max_moves=2
+            model=(f"{MODEL}={folder}",), decode_wait=1.0, window=4, max_moves=2, **settings
         )
         tokenizer = Tokenizer(config, await memory_bus(hub, "tokenizer"))
         await stack.enter_async_context(running(tokenizer))

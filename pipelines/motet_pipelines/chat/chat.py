@@ -80,11 +80,11 @@ async def chat(
 
 
 def _note(batch: list[Text], ids: list[int]) -> int:
-    """Add the token ids of `batch` to `ids`; return its characters, with tool arguments."""
+    """Add the token ids of `batch` to `ids`; return the characters of all that it holds."""
     length = 0
     for item in batch:
         ids += item.ids
-        length += len(item.text)
+        length += len(item.reasoning) + len(item.text)
         if item.tools:
             length += sum(len(tool.arguments) for tool in item.tools)
     return length

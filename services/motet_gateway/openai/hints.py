@@ -74,7 +74,7 @@ def _each(
 _RECORDS = "chat_id session_id conversation_id thread_id message_id parent_message_id request_id trace_id run_id"
 _LITELLM = "litellm_metadata litellm_call_id litellm_session_id litellm_trace_id"
 _OF_MESSAGES = (
-    "id cache_control reasoning_content reasoning reasoning_details thinking_blocks annotations parsed metadata"
+    "id cache_control reasoning_details thinking_blocks annotations parsed metadata"
     " timestamp created_at createdAt model usage finish_reason logprobs provider_specific_fields"
     " provider_options providerOptions providerMetadata"
 )
@@ -102,7 +102,8 @@ HINTS: tuple[Hint, ...] = (
     *_each("", "length_penalty", _TEXT, (1, 1.0)),
     *_each("", "add_generation_prompt", _CHAT, (True,)),
     *_each("", "continue_final_message echo safe_prompt", _CHAT, (False,)),
-    *_each("", "chat_template_kwargs options", _TEXT, ({},)),
+    *_each("", "options", _TEXT, ({},)),
+    *_each("", "chat_template_kwargs", ("completions",), ({},)),
     *_each("messages[].", _OF_MESSAGES, _CHAT),
     *_each("messages[].", "prefix", _CHAT, (False,)),
     *_each("messages[].", "type", _CHAT, ("message",)),

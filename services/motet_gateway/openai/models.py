@@ -55,6 +55,7 @@ def _models(service: GatewayContext) -> list[dict[str, Any]]:
             "context_length": card.context,
             "images": card.images,
             "tools": card.tools,
+            "reasoning": card.reasoning,
         }
         | ({"parent": card.parent} if card.parent else {})
         for card in servable(directory).values()

@@ -54,6 +54,8 @@ def chat_requests(
         tool=choice.tool,
         parallel_tools=body.parallel_tool_calls is not False,
         grammar=grammar_of(body.response_format, body.structured_outputs),
+        reasoning_effort=body.reasoning_effort or "",
+        template_options=body.chat_template_kwargs or {},
         stop=_stops(body.stop),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         request_id=request_id,
@@ -113,6 +115,8 @@ def wire_messages(messages: list[Message], *, accepts_images: bool = False) -> l
             _check_assistant(message, index)
             shape.setdefault("content", "")
             shape.pop("annotations", None)
+            if (reasoning := shape.pop("reasoning", None)) is not None:
+                shape.setdefault("reasoning_content", reasoning)
             if shape.pop("images", None):
                 plain += remembered(
                     [image.revised_prompt or "" for image in message.images or []],

@@ -21,7 +21,8 @@ from .lark import describe
 from .token_spelling import Spelling
 
 THREADS = 3  # one tenant gets all but one, so that its slow grammars hold up no other tenant
-GrammarKey = tuple[str, str, str]  # kind, text and the request's field, since errors name it
+# kind, text, frame, and the request's field, since errors name it
+GrammarKey = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
@@ -104,7 +105,7 @@ class GrammarCache:
         return BadRequest(message, param=constraint.param or None)
 
     def _compiled(self, constraint: messages.Grammar, tenant: str) -> asyncio.Future[Grammar]:
-        name = constraint.kind, constraint.text, constraint.param
+        name = constraint.kind, constraint.text, constraint.frame, constraint.param
         future = self._cached.get(name)
         if future is not None:
             self._cached.move_to_end(name)

@@ -59,11 +59,15 @@ class ControlTokens:
         self._safe_backend = self._build_safe_backend() if self._ids else None
 
     def encode_safely(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any],
     ) -> list[int] | None:
         """Return the ids of messages that may hold control tokens of a client; None if they cannot.
 
-        Raises ValueError where the tokenizer would make a control token of plain text.
+        options: variables of the template that the client sets. Raises ValueError where the
+        tokenizer would make a control token of plain text.
         """
         guard, pattern = self._guard, self._pattern
         if pattern is None or self._safe_backend is None:
@@ -72,10 +76,13 @@ class ControlTokens:
             not self._always
             and not guard.has_protected(messages)
             and not guard.has_protected(tools)
+            and not guard.has_protected(options)
         ):
             return None
         text = guard.unescaped(
-            self._render([guard.message(m) for m in messages], guard.strings(tools))
+            self._render(
+                [guard.message(m) for m in messages], guard.strings(tools), guard.strings(options)
+            )
         )
         wanted = [(match[0], match.start()) for match in pattern.finditer(text)]
         plain = restore(text)
@@ -89,7 +96,12 @@ class ControlTokens:
             raise ValueError("its text would become control tokens; leave out what looks like one")
         return ids
 
-    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any],
+    ) -> str:
         template = _compile_jinja_template(self._source)
         shown = _alias_reasoning_fields(messages)
         return str(
@@ -99,6 +111,7 @@ class ControlTokens:
                 documents=None,
                 add_generation_prompt=True,
                 **self._names,
+                **options,
             )
         )
 

@@ -27,6 +27,7 @@ class Job(Struct, array_like=True):
     model: str
     messages: list[dict[str, Any]] = []
     tools: list[dict[str, Any]] = []
+    options: dict[str, Any] = {}  # variables of the chat template
     text: str | None = None
 
 
@@ -77,7 +78,8 @@ def _answer(job: Job, folders: dict[str, str], loaded: dict[str, Vocabulary]) ->
         vocabulary = loaded[job.model]
         if job.text is not None:
             return Answer(array("i", vocabulary.encode(job.text)).tobytes())
-        return Answer(array("i", vocabulary.template.encode(job.messages, job.tools)).tobytes())
+        ids = vocabulary.template.encode(job.messages, job.tools, job.options)
+        return Answer(array("i", ids).tobytes())
     except Exception as error:  # any error concerns this prompt alone; the process continues
         known = as_motet_error(error)
         return Answer(code=known.code, message=known.message, param=known.param)

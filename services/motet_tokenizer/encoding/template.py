@@ -36,12 +36,17 @@ class ChatTemplate:
             placeholder is not None and bool(self.source) and not self._renders_strings()
         )
 
-    def encode(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
+    def encode(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any] | None = None,
+    ) -> list[int]:
         """Return the token ids of the conversation up to the start of the assistant's next turn.
 
-        A picture is a single placeholder; `expand_placeholders` expands it to the picture's tokens. Raises
-        BadRequest for messages that the template refuses, UnsupportedParameter for tools that it
-        does not take.
+        options: variables of the template (`TemplateOptions.resolve`). A picture is a single
+        placeholder; `expand_placeholders` expands it to the picture's tokens. Raises BadRequest for
+        messages that the template refuses, UnsupportedParameter for tools that it does not take.
         """
         if not self.source:
             raise BadRequest(
@@ -57,8 +62,8 @@ class ChatTemplate:
         if self._wants_parts:
             plain = [_in_parts(message) for message in plain]
         try:
-            ids = self._control.encode_safely(plain, tools)
-            return self._apply(plain, tools) if ids is None else ids
+            ids = self._control.encode_safely(plain, tools, options or {})
+            return self._apply(plain, tools, options or {}) if ids is None else ids
         except Exception as error:
             # A template is a program of the checkpoint: unexpected messages may raise any error.
             raise BadRequest(
@@ -98,9 +103,11 @@ class ChatTemplate:
             return False
         return probe in str(shown)
 
-    def _apply(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
+    def _apply(
+        self, messages: list[Message], tools: list[dict[str, Any]], options: dict[str, Any]
+    ) -> list[int]:
         text = self._tokenizer.apply_chat_template(
-            messages, tools=tools or None, add_generation_prompt=True, tokenize=False
+            messages, tools=tools or None, add_generation_prompt=True, tokenize=False, **options
         )
         return list(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 

@@ -17,6 +17,8 @@ from motet_models.checkpoints import check_numbers
 from motet_models.image_support import accepts_images, placeholder
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
+from motet_shared.reasoning import registry as reasoning
+from motet_shared.reasoning.reasoning_format import Beginning, ReasoningFormat
 from motet_shared.text.pieces import build_pieces, hidden_ids
 from motet_shared.tool_formats.registry import detect_format, find_format
 from motet_tokenizer.detokenizer import (
@@ -26,6 +28,7 @@ from motet_tokenizer.detokenizer import (
     WindowDetokenizer,
 )
 from motet_tokenizer.encoding.template import ChatTemplate
+from motet_tokenizer.encoding.template_options import TemplateOptions
 
 # Names of the longest sequence in the configs of model families, in order of preference.
 _CONTEXT_FIELDS = (
@@ -35,6 +38,7 @@ _CONTEXT_FIELDS = (
     "seq_length",
     "model_max_length",
 )
+_TAIL = 64  # tokens of a prompt that tell how its reply begins
 _NO_LIMIT = 10**9  # transformers' tokenizers report a larger number if they know no limit
 
 
@@ -52,6 +56,7 @@ class Vocabulary:
         generation: dict[str, Any],
         created: int = 0,
         tool_format: str = "auto",
+        reasoning_format: str = "auto",
     ):
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise ConfigError(
@@ -76,7 +81,15 @@ class Vocabulary:
             if tool_format == "auto"
             else find_format(tool_format)
         )
+        self.reasoning_format = _reasoning_format(reasoning_format, self.template.source)
+        self.options = TemplateOptions(
+            self.template.source,
+            name,
+            reserved=frozenset(tokenizer.special_tokens_map),
+            reasons=self.reasoning_format is not None,
+        )
         self._hidden = hidden_ids(self.backend)
+        self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
         self._pieces = build_pieces(self.backend, self.size)
         self._spelling: dict[int, bytes] = {}
         tools = self.template.takes_tools
@@ -86,17 +99,20 @@ class Vocabulary:
             context=self.context,
             created=created,
             tools=tools,
+            reasoning=self.reasoning_format is not None,
             images=images,
             vocab_size=self.size,
             longest_token=_longest_token(self.backend),
         )
 
     @classmethod
-    def load(cls, name: str, path: str, tool_format: str = "auto") -> Vocabulary:
+    def load(
+        cls, name: str, path: str, tool_format: str = "auto", reasoning_format: str = "auto"
+    ) -> Vocabulary:
         """Load a checkpoint folder or a hub name.
 
-        tool_format: name of a format of tool calls, or "auto" for that of the chat template. Raises
-        ConfigError that names the problem.
+        tool_format: name of a format of tool calls, or "auto" for that of the chat template.
+        reasoning_format: as `tool_format`, or "none". Raises ConfigError that names the problem.
         """
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -122,7 +138,15 @@ class Vocabulary:
             tokenizer.chat_template = _read(template_file).get("chat_template")
         created = int(Path(config_file).stat().st_mtime)
         generation = _read(generation_file)
-        return cls(name, tokenizer, _read(config_file), generation, created, tool_format)
+        return cls(
+            name,
+            tokenizer,
+            _read(config_file),
+            generation,
+            created,
+            tool_format,
+            reasoning_format,
+        )
 
     # ----------------------------------------------------------------------------------------- text
     def encode(self, text: str) -> list[int]:
@@ -144,6 +168,12 @@ class Vocabulary:
         if self._pieces.byte_fallback or self._pieces.strip:
             return FallbackDetokenizer(self._pieces, 0 if continues else self._pieces.strip)
         return ByteDetokenizer(self._pieces)
+
+    def beginning(self, prompt: list[int]) -> Beginning:
+        """Return what the prompt has written of the reply's reasoning."""
+        if self.reasoning_format is None:
+            return Beginning.OPTIONAL
+        return self.reasoning_format.beginning(self.decode(prompt[-_TAIL:]))
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token; of a special token, its name."""
@@ -183,6 +213,12 @@ def _read(path: str | None) -> dict[str, Any]:
             f"model: {path} is no JSON object; give a checkpoint folder", param="model"
         )
     return document
+
+
+def _reasoning_format(name: str, template: str) -> ReasoningFormat | None:
+    if name == "auto":
+        return reasoning.detect_format(template)
+    return None if name == "none" else reasoning.find_format(name)
 
 
 def _context(name: str, config: dict[str, Any], tokenizer: Any) -> int:

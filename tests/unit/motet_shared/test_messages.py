@@ -217,7 +217,7 @@ def test_a_blob_reference_is_small() -> None:
     [
         (Tokens([31999]), 36),
         (Tokens([1, 2, 3], [TokenLogprob(1, -0.5, [(1, -0.5)])]), 59),
-        (Text(" hello", [31999]), 45),
+        (Text(" hello", [31999]), 46),
     ],
 )
 def test_a_token_takes_few_bytes_on_the_wire(body: Tokens | Text, size: int) -> None:
