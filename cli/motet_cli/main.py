@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -134,6 +135,13 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         metavar="HOW",
         help="draft tokens for decode by prompt lookup (ngram) or by a draft model, given like --llm"
         " (default: no speculation)",
+    )
+    up.add_argument(
+        "--memory-share",
+        metavar="SHARE",
+        type=float,
+        default=os.environ.get("MOTET_MEMORY_SHARE") or "0.85",
+        help="share of the free memory that language models may use: weights, caches and steps (default: 0.85)",
     )
     up.add_argument(
         "--tokenizer", metavar="N", type=int, default=1, help="tokenizer processes (default: 1)"

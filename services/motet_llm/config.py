@@ -58,10 +58,15 @@ class EngineSettings:
     block_size: int = setting("tokens per KV block", default=16, min=1)
     num_blocks: int = setting("KV blocks; 0: as many as fit into kv_memory", default=0, min=0)
     kv_memory: Bytes = setting(
-        "memory of the KV cache; 0: 256 MiB, or a GPU's gpu_share", default=0, min=0
+        "memory of the KV cache; 0: what weights and states leave of memory", default=0, min=0
     )
-    gpu_share: float = setting(
-        "share of a GPU's free memory, once weights are loaded, that the KV cache takes",
+    memory: Bytes = setting(
+        "memory of weights, states, KV cache and a step together; 0: memory_share of what is free",
+        default=0,
+        min=0,
+    )
+    memory_share: float = setting(
+        "share of the free memory of the device, before the model is loaded, that it may use",
         default=0.85,
         min=0,
     )
@@ -202,8 +207,10 @@ class EngineConfig(EngineSettings):
         for name, choices in (("dtype", DTYPES), ("weights", WEIGHTS), ("kv_dtype", KV_DTYPES)):
             if getattr(self, name) not in choices:
                 yield self._problem(name, f"choose one of {', '.join(choices)}")
-        if not 0 < self.gpu_share <= 1:
-            yield self._problem("gpu_share", "give a share of the free memory, above 0 and up to 1")
+        if not 0 < self.memory_share <= 1:
+            yield self._problem(
+                "memory_share", "give a share of the free memory, above 0 and up to 1"
+            )
         if (
             self.speculate not in ("off", "ngram")
             and not (Path(self.speculate) / "config.json").is_file()

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from motet_cli.hub.reference import parse_reference
 from motet_cli.planning import traffic as plan_traffic
-from motet_cli.planning.this_cpu import available_memory, this_cpu
+from motet_cli.planning.this_cpu import this_cpu
 from motet_cli.supervision.model_folders import local_folder
 from motet_models.capacity import (
     KV_FORMATS,
@@ -27,6 +27,7 @@ from motet_models.capacity import (
     layout_of,
     plan,
 )
+from motet_models.free_memory import available_memory
 from motet_models.model_config import model_shape, read_config
 from motet_models.model_shape import ModelShape
 from motet_models.roofline import GPUS, Bound, Processor, decode_bound, prefill_bound

@@ -9,8 +9,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from motet_models.free_memory import available_memory
 from motet_models.roofline import Processor
-from motet_shared.errors import ConfigError
 
 BUFFER_BYTES = 256 << 20  # larger than any cache
 SECONDS = 0.5
@@ -41,14 +41,6 @@ def this_cpu(*, threads: int = 0, bandwidth: float = 0.0, flops: float = 0.0) ->
         bf16=peak * _first(_BF16, flags),
         int8=peak * _first(_INT8, flags),
     )
-
-
-def available_memory() -> int:
-    """Return the bytes that can be allocated without swapping."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    if match is None:
-        raise ConfigError("/proc/meminfo names no MemAvailable; give --memory")
-    return int(match[1]) * 1024
 
 
 def read_bandwidth(threads: int, nbytes: int = BUFFER_BYTES, seconds: float = SECONDS) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import LogFormat
+from motet_cli.supervision.memory import MemoryDivision
 from motet_cli.supervision.model_folders import ModelFolder
 
 # Stop order: the gateway first, with its requests, then the services, then NATS.
@@ -80,6 +81,7 @@ class Stack:
     prefill: int = 0  # instances per model that compute prompts for decode
     speculate: str | None = None  # decode's --speculate; None: as the environment says
     adapters: tuple[str, ...] = ()  # LoRA adapters of the model, NAME=FOLDER each
+    memory: MemoryDivision | None = None  # of language models; None: each measures for itself
     tokenizer: int = 1
     vad: int = 1
     asr: ModelFolder | None = None  # speech recognition model; None: not served
@@ -149,6 +151,13 @@ class Stack:
             *([f"vad={_VAD_MODEL}"] if hears else []),
         ]
 
+    def with_memory(self, share: float) -> Stack:
+        """Return the stack with `share` of the free memory divided among its language models."""
+        engines = [model.path for model in self.models] * (self.decode + self.prefill)
+        others = [self.asr, self.tts, self.speakers, self.draw, self.embed]
+        paths = [model.path for model in others if model is not None]
+        return replace(self, memory=MemoryDivision.measure(share, engines, paths))
+
     def _tokenizers(self) -> Iterator[ChildSpec]:
         argv = [part for model in self.models for part in ("--model", f"{model.name}={model.path}")]
         for name in _numbered("tokenizer", self.tokenizer):
@@ -163,6 +172,7 @@ class Stack:
             if role == "decode" and self.speculate is not None:
                 argv += ["--speculate", self.speculate]
             argv += [part for adapter in self.adapters for part in ("--adapters", adapter)]
+            argv += [] if self.memory is None else self.memory.arguments(model.path)
             for _ in range(count):
                 yield self._spec(
                     next(names), role, "motet_llm", argv, threads=threads, model=model.name

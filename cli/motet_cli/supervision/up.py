@@ -91,7 +91,7 @@ def plan(args: Namespace) -> Plan:
         door=door,
         insecure=args.insecure,
         log_format=args.log_format,
-    )
+    ).with_memory(args.memory_share)
     if nats_port is not None:
         nats.find_server(), nats.find_configs()
     state_file = Path(args.state_file) if args.state_file else None
@@ -298,6 +298,8 @@ class Up:
             "serving "
             + ", ".join([*(model.name for model in stack.models), *adapters, *speech, *images])
         )
+        if stack.memory is not None:
+            self._log.note(stack.memory.describe())
         host, port = address.local_view(self._plan.stack.host), self._plan.stack.port
         began: float | None = (
             process_began()

@@ -57,14 +57,11 @@ def layout_of(
     )
 
 
-def touched_zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
-    """Return zeroed memory `[rows, row_bytes]`, already written to.
-
-    A machine with too little memory so fails at load, not in the middle of a stream.
-    """
+def zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:
+    """Return zeroed memory `[rows, row_bytes]`; a CPU's pages are taken when first written to."""
     if device.type != "cpu":
         return torch.zeros(rows, row_bytes, dtype=torch.uint8, device=device)
-    return huge_zeros((rows, row_bytes), torch.uint8).zero_()
+    return huge_zeros((rows, row_bytes), torch.uint8)
 
 
 class KvCache:
@@ -93,7 +90,7 @@ class KvCache:
         sizes = slot_sizes(
             {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, self.groups
         )
-        self._storage = [touched_zeros(num_blocks + 1, size * block_size, device) for size in sizes]
+        self._storage = [zeros(num_blocks + 1, size * block_size, device) for size in sizes]
         self._blocks = Blocks(self._storage)
         self._shapes = shapes
         self._storage_of: dict[int, Tensor] = {}

@@ -27,7 +27,6 @@ from motet_kernels.runtime.device import (
     dtype_name,
     find_device,
     find_dtype,
-    free_memory,
     upload_all,
 )
 from motet_kernels.runtime.memory import return_freed
@@ -45,13 +44,12 @@ from motet_llm.models.fuse import optimize
 from motet_llm.scheduling.work import Work
 from motet_llm.weights import checkpoint
 from motet_llm.weights import quantized_checkpoint as quantized
-from motet_models.capacity import KvLayout
+from motet_models.capacity import KvLayout, format_bytes
 from motet_shared.errors import ConfigError
 from motet_shared.process.starts import START
 
+from .memory_budget import MemoryBudget, draft_memory, expected_weight_bytes, step_bytes
 from .step_memory import StepMemory, stays
-
-MEMORY = 256 << 20  # bytes of the KV cache on a CPU, by default
 
 
 @dataclass(slots=True, frozen=True)
@@ -100,6 +98,7 @@ class ModelRunner:
         self._weights = checkpoint.resolve_weights(
             model_config, config.weights, self.dtype, self.device
         )
+        self._budget = self._measure_memory(config, model_config)
         loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
         self.model = self._load_model(folder, model_config, loaded)
         START.mark("weights")
@@ -127,6 +126,20 @@ class ModelRunner:
         self.kv = self._make_kv(num_blocks, config.block_size)
         self._staging = Staging(staging, self.device) if staging else None
         return_freed()
+
+    def _measure_memory(
+        self, config: EngineConfig, model_config: PreTrainedConfig
+    ) -> MemoryBudget | None:
+        """Return the memory budget, or None if the size of the KV cache is given.
+
+        Raises ConfigError if the weights alone exceed it.
+        """
+        if config.num_blocks or config.kv_memory:
+            return None
+        folder, budget = Path(config.model), MemoryBudget.measure(config, self.device)
+        is_quantized = quantized.is_quantized(folder, model_config)
+        budget.check_weights(expected_weight_bytes(folder, self._weights, is_quantized))
+        return budget
 
     def _load_model(
         self, folder: Path, config: PreTrainedConfig, dtype: torch.dtype
@@ -220,14 +233,14 @@ class ModelRunner:
         return -(-self.context // block_size) * block_size * widest
 
     def _blocks_in_memory(self, config: EngineConfig, layout: KvLayout, staging: int) -> int:
-        """Return as many blocks as `kv_memory` holds, and no more than the requests can use.
+        """Return as many blocks as the memory holds, and no more than the requests can use.
 
         The upper bound is `max_running` requests of full length. Raises ConfigError if not even one
         block fits.
 
-        staging: bytes of `kv_memory` that are reserved for staging long sequences.
+        staging: bytes that are reserved for staging long sequences.
         """
-        memory = config.kv_memory or self._memory_for_kv(config.gpu_share)
+        memory = config.kv_memory or self._memory_for_kv(config, layout)
         num_blocks = layout.blocks_in(memory - staging)
         if num_blocks < 1 and staging:
             raise ConfigError(
@@ -235,6 +248,8 @@ class ModelRunner:
                 f"and then no block fits; give more, or a context of less than {self.context} tokens",
                 param="kv_memory",
             )
+        if num_blocks < 1 and self._budget is not None:
+            raise self._budget.too_small_for_block(layout.block_bytes)
         if num_blocks < 1:
             raise ConfigError(
                 f"kv_memory={memory}: does not hold one block; give more", param="kv_memory"
@@ -243,13 +258,32 @@ class ModelRunner:
             num_blocks, config.max_running * layout.blocks_for(self.context, config.token_budget)
         )
 
-    def _memory_for_kv(self, share: float) -> int:
-        """Return the default bytes of the KV cache.
+    def _memory_for_kv(self, config: EngineConfig, layout: KvLayout) -> int:
+        """Return the bytes that weights, adapters, states, drafts and a step leave of the budget."""
+        assert self._budget is not None
+        text = self.model.config.get_text_config()
+        step = step_bytes(config, text.hidden_size, self.vocab, self.dtype.itemsize)
+        draft = draft_memory(config, dtype_name(self._kv_dtype), len(layout.groups))
+        bank = 0 if self.adapters is None else self.adapters.nbytes
+        states = 0 if self.states is None else self.states.nbytes
+        left = self._budget.left(
+            weights=self.weight_bytes + bank + draft.weights, states=states, step=step
+        )
+        return left * layout.block_bytes // (layout.block_bytes + draft.per_block)
 
-        On a GPU that is a share of what is free once weights and states are loaded: the rest is for
-        a step's intermediates.
-        """
-        return MEMORY if self.device.type == "cpu" else int(share * free_memory(self.device))
+    def capacity(self) -> dict[str, str]:
+        """Return for people what the model takes of the memory, and what fits into its KV cache."""
+        kv = self.kv
+        whole = kv.layout.blocks_for(self.context, 1)
+        tokens = kv.layout.longest(kv.num_blocks, 1)
+        fits = f"{kv.num_blocks // whole} sequences of {self.context} tokens"
+        if whole > kv.num_blocks:
+            fits = f"sequences of up to {tokens} tokens"
+        budget = self._budget
+        return {
+            "weights": format_bytes(self.weight_bytes),
+            "kv_cache": f"{format_bytes(kv.nbytes)}: {fits}",
+        } | ({} if budget is None else {"memory": budget.describe()})
 
     # ------------------------------------------------------------------------------------------------------ one step
     @torch.inference_mode()

@@ -66,7 +66,8 @@ class EngineActor(Actor):
         self._thread = EngineThread.on_loop(engine, self._deliver, self.crash)
         self._know_adapters(engine)
         self.bus.monitor.duties.append(self.thread.watch(self.config.step_timeout))
-        log.info("model loaded", extra={"model": self._card.name, "context": self._card.context})
+        about = {"model": self._card.name, "context": self._card.context}
+        log.info("model loaded", extra=about | engine.runner.capacity())
 
     def _make_engine(self) -> Engine:
         """Load the model; called on a thread."""

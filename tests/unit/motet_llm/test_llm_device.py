@@ -75,5 +75,5 @@ def test_float16_is_for_gpus(tmp_path: Path) -> None:
 def test_a_share_is_a_share(share: float, tmp_path: Path) -> None:
     folder = tiny_checkpoint("llama", tmp_path)
     with pytest.raises(ConfigError) as raised:
-        EngineConfig(model=str(folder), gpu_share=share)
-    assert raised.value.param == "gpu_share"
+        EngineConfig(model=str(folder), memory_share=share)
+    assert raised.value.param == "memory_share"
