@@ -21,7 +21,7 @@ from motet_embedding.config import EngineConfig as EmbeddingConfig
 from motet_embedding.encoder import Encoder
 from motet_llm.weights import checkpoint
 from motet_llm.weights.coded_linear import checked
-from motet_llm.weights.gguf_blocks import read_blocks
+from motet_llm.weights.gguf.blocks import read_blocks
 from motet_models.checkpoints import check_checkpoint
 from motet_models.checkpoints.numbers import faults
 from motet_shared.errors import ConfigError

@@ -1,1 +1,1 @@
-"""Read checkpoints: safetensors, GGUF, GPTQ, AWQ and compressed-tensors."""
+"""Read checkpoints: safetensors, GGUF, and what is published in fewer bits."""

@@ -119,7 +119,7 @@ def load(folder: Path, config: PreTrainedConfig, found: Any, dtype: torch.dtype)
 def _open(folder: Path, config: PreTrainedConfig) -> tuple[Codes, Plain]:
     path = gguf_path(folder)
     if path is not None:
-        from .gguf_file import GgufFile
+        from .gguf.file import GgufFile
 
         opened = GgufFile(path, config)
         return opened, opened

@@ -14,7 +14,7 @@ from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 
 from motet_llm.weights.coded_linear import checked
-from motet_llm.weights.gguf_blocks import KINDS, read_blocks
+from motet_llm.weights.gguf.blocks import KINDS, read_blocks
 from motet_shared.errors import ConfigError
 from support.checkpoints import tiny_checkpoint
 from support.quantized_checkpoints import SIZES, answer, check, engine_of

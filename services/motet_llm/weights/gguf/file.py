@@ -19,12 +19,13 @@ from transformers import PreTrainedConfig
 from motet_kernels.linear.group_weights import GroupWeights
 from motet_shared.errors import ConfigError
 
-from .coded_linear import checked
-from .gguf_blocks import KINDS, read_blocks
+from ..coded_linear import checked
+from .blocks import KINDS, read_blocks
+from .header import Header, TensorPlace, read_header
+from .values import PLAIN, read_bytes, read_plain
 
 # model_type → llama.cpp's architecture.
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _TURNED = ("q_proj", "k_proj")
 _IGNORED = {"rope_freqs.weight"}  # config.json has the same information
 
@@ -36,20 +37,17 @@ class GgufFile:
     """
 
     def __init__(self, path: Path, config: PreTrainedConfig):
-        try:
-            reader = gguf.GGUFReader(path)
-        except (OSError, ValueError, IndexError, KeyError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}; copy it again") from error
+        header = read_header(path)
         self._path, self._config = path, config
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._tensors = header.tensors
         self.left = set(self._tensors) - _IGNORED
-        self._architecture = self._check(reader)
+        self._architecture = self._check(header)
         number = next(
             key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == self._architecture
         )
         self._names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
 
-    def _check(self, reader: gguf.GGUFReader) -> str:
+    def _check(self, header: Header) -> str:
         """Return the architecture.
 
         Raises ConfigError where the file's own metadata contradict config.json.
@@ -61,8 +59,7 @@ class GgufFile:
             raise ConfigError(
                 f"{where}: GGUF of model_type={config.model_type!r} is not read, of {known} it is"
             )
-        field = reader.get_field("general.architecture")
-        found = None if field is None else field.contents()
+        found = header.architecture
         if found != wanted:
             raise ConfigError(
                 f"{where}: general.architecture is {found!r}, config.json asks for {wanted!r}"
@@ -72,14 +69,13 @@ class GgufFile:
             ("embedding_length", config.hidden_size),
             ("attention.head_count", config.num_attention_heads),
         ):
-            field = reader.get_field(f"{wanted}.{key}")
-            if field is not None and field.contents() != due:
+            if header.get(key, due) != due:
                 raise ConfigError(
-                    f"{where}: {wanted}.{key} is {field.contents()}, config.json says {due}"
+                    f"{where}: {wanted}.{key} is {header.get(key)}, config.json says {due}"
                 )
         return wanted
 
-    def _find(self, name: str) -> gguf.ReaderTensor | None:
+    def _find(self, name: str) -> TensorPlace | None:
         module, _, kind = name.rpartition(".")
         theirs = self._names.get_name(module)
         return None if theirs is None else self._tensors.get(f"{theirs}.{kind}")
@@ -87,7 +83,7 @@ class GgufFile:
     def has(self, module: str) -> bool:
         """Return True if the module's weight is quantized."""
         tensor = self._find(f"{module}.weight")
-        return tensor is not None and tensor.tensor_type.name not in _PLAIN
+        return tensor is not None and tensor.kind not in PLAIN
 
     def read(self, module: str, features: int, inputs: int) -> GroupWeights:
         """Return the weights of a module.
@@ -97,7 +93,7 @@ class GgufFile:
         tensor = self._find(f"{module}.weight")
         assert tensor is not None
         self.left.discard(tensor.name)
-        kind, shape = tensor.tensor_type.name, tuple(int(size) for size in reversed(tensor.shape))
+        kind, shape = tensor.kind, tensor.shape
         if kind not in KINDS:
             raise ConfigError(
                 f"{tensor.name} is {kind}; {', '.join(KINDS)} are read: quantize it to one of these"
@@ -106,9 +102,7 @@ class GgufFile:
             raise ConfigError(
                 f"{tensor.name} is {list(shape)}, not {[features, inputs]}, which config.json asks for"
             )
-        rows = (
-            torch.from_numpy(tensor.data.copy()).view(torch.uint8).reshape(features, -1)
-        )  # the file is read-only
+        rows = read_bytes(tensor).reshape(features, -1)
         codes_NK, scale_NG, shift_NG, group = read_blocks(kind, rows)
         weights = checked(tensor.name, codes_NK, scale_NG, shift_NG, group)
         order_N = self._order(module, features)
@@ -120,20 +114,13 @@ class GgufFile:
         Raises ConfigError if it holds NaN or infinity.
         """
         tensor = self._find(name)
-        if tensor is None or (dtype := _PLAIN.get(tensor.tensor_type.name)) is None:
+        if tensor is None or tensor.kind not in PLAIN:
             return None
         self.left.discard(tensor.name)
-        shape = tuple(int(size) for size in reversed(tensor.shape))
-        plain = (
-            torch.from_numpy(tensor.data.copy())
-            .view(torch.uint8)
-            .flatten()
-            .view(dtype)
-            .reshape(shape)
-        )
+        plain = read_plain(tensor)
         if not bool(plain.isfinite().all()):
             raise ConfigError(f"{tensor.name} holds NaN or infinity; copy {self._path.name} again")
-        order_N = self._order(name.rpartition(".")[0], shape[0])
+        order_N = self._order(name.rpartition(".")[0], len(plain))
         return plain if order_N is None else plain[order_N]
 
     def _order(self, module: str, features: int) -> Tensor | None:

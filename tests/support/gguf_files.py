@@ -1,0 +1,62 @@
+"""GGUF files as llama.cpp's converter writes them, made by hand of tiny checkpoints.
+
+The converter is no package; what it does is written down in llama.cpp's `convert_hf_to_gguf.py` and
+in the `gguf` package, whose writer and quantizers are used here. Nothing here shares code with the
+loader.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from transformers import AutoTokenizer, PreTrainedConfig
+
+TYPES: Any = gguf.GGMLQuantizationType
+NORMAL, CONTROL = 1, 3  # types of tokens
+
+
+def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, pre: str = "qwen2") -> None:
+    """The byte-level vocabulary of a checkpoint folder, with its chat template."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.convert_tokens_to_ids)
+    added = tokenizer.get_added_vocab()
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([CONTROL if token in added else NORMAL for token in tokens])
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_pad_token_id(tokenizer.pad_token_id)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(tokenizer.chat_template)
+
+
+def write_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    """The metadata that all decoders have."""
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(getattr(config, "num_key_value_heads", config.num_attention_heads))
+    if (inner := getattr(config, "intermediate_size", None)) is not None:
+        writer.add_feed_forward_length(inner)
+    if (dim := getattr(config, "head_dim", None)) is not None:
+        writer.add_key_length(dim)
+        writer.add_value_length(dim)
+    if (eps := getattr(config, "rms_norm_eps", None)) is not None:
+        writer.add_layer_norm_rms_eps(eps)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_plain(writer: gguf.GGUFWriter, tensors: Sequence[tuple[str, np.ndarray]]) -> None:
+    for name, values in tensors:
+        writer.add_tensor(name, np.ascontiguousarray(values))
