@@ -11,12 +11,14 @@ from fastapi import Depends, Request
 from motet_gateway.http.connections.counts import ConnectionCounts
 from motet_gateway.http.hosts import Hosts
 from motet_gateway.images.jobs import ImageJobs
-from motet_gateway.images.store import JetStreamStore
+from motet_gateway.images.store import ImageStore
 from motet_gateway.openai.aliases import CHAT, model_of
 from motet_gateway.operations.heartbeat_history import HeartbeatHistory
 from motet_gateway.operations.metrics import GatewayMetrics
 from motet_gateway.operations.readiness import Readiness
 from motet_gateway.realtime.sessions import Sessions
+from motet_gateway.storage.jetstream import connect
+from motet_gateway.storage.quota import Stored
 from motet_gateway.tenancy.auth import Authenticator
 from motet_gateway.tenancy.buckets import Clock
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
@@ -64,7 +66,8 @@ class GatewayContext:
         self.metrics.streams.set_function(lambda: self.limits.active)
         self.sessions: Sessions[Any] = Sessions(config.session_keep, config.max_kept_sessions)
         self.metrics.sockets.set_function(lambda: self.sessions.connected)
-        self.store: JetStreamStore | None = None  # set if NATS has JetStream
+        self.stored = Stored(lambda owner: self.authenticator.limits_of(owner).stored_bytes)
+        self.store: ImageStore | None = None  # set if NATS has JetStream
         self.jobs: ImageJobs | None = None
         self._uploads: asyncio.Task[BlobStore] | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -116,18 +119,16 @@ class GatewayContext:
         return await asyncio.shield(self._uploads)
 
     async def open_store(self) -> None:
-        """Open the store of images, and run image jobs, if NATS has JetStream."""
+        """Open the stores, and run jobs, if NATS has JetStream."""
+        client = await connect(self.bus)
+        if client is None:
+            return
         config = self.config
-        self.store = await JetStreamStore.open(
-            self.bus,
-            config.picture_ttl,
-            config.job_ttl,
-            config.job_patience,
-            lambda owner: self.authenticator.limits_of(owner).stored_bytes,
+        self.store = await ImageStore.open(
+            client, self.stored, config.picture_ttl, config.job_ttl, config.job_patience
         )
-        if self.store is not None:
-            self.jobs = ImageJobs(self.bus, self.store, self.uploads, config.request_timeout)
-            self.jobs.start(config.jobs)
+        self.jobs = ImageJobs(self.bus, self.store, self.uploads, config.request_timeout)
+        self.jobs.start(config.jobs)
 
     async def close(self) -> None:
         """Close sessions, stop the tenants watch and jobs, and close the blob store."""

@@ -1,4 +1,4 @@
-"""Account for the bytes of images and jobs that each tenant stores in JetStream.
+"""Account for the bytes that each tenant stores in JetStream: images, jobs and responses.
 
 Bytes are counted locally on each put, and read again from the store when a tenant is at its limit.
 That accounts for expired and deleted entries and puts of other gateways, also after a restart.
@@ -14,16 +14,23 @@ from dataclasses import dataclass
 
 from motet_gateway.http.problems import QuotaExceeded
 
+from .jetstream import ERRORS, unavailable
+
 READ_EVERY = (
     1.0  # least seconds between two reads of the store, which bounds the cost of client retries
 )
 # Seconds after which the store is read before a put, since other gateways also put entries.
 STALE_AFTER = 30.0
+# By the parameter that asks for something to be stored.
+_REMEDIES = {
+    "response_format": "wait until some of it has expired, or send b64_json",
+    "store": "delete responses, or send `store: false`",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A stored image or job record.
+    """Something stored, under a name that is unique in the ledger.
 
     `owner` is the tenant's name, `size` is in bytes, `expires` in Unix seconds.
     """
@@ -37,17 +44,17 @@ class Entry:
 class Stored:
     """Keep the ledger of stored entries.
 
-    `read` yields all entries of the store. `limit_of` returns the most bytes of a tenant, given its
-    name; None: no limit.
+    `sources` each yield all entries of one store. `limit_of` returns the most bytes of a tenant,
+    given its name; None: no limit.
     """
 
     def __init__(
         self,
-        read: Callable[[], AsyncIterator[Entry]],
         limit_of: Callable[[str], int | None],
         clock: Callable[[], float] = time.time,
     ):
-        self._read, self._limit_of, self._clock = read, limit_of, clock
+        self.sources: list[Callable[[], AsyncIterator[Entry]]] = []
+        self._limit_of, self._clock = limit_of, clock
         self._entries: dict[str, Entry] = {}
         self._used: defaultdict[str, int] = defaultdict(int)
         self._pending: set[str] = set()  # being put; the store may not list them yet
@@ -61,7 +68,16 @@ class Stored:
         return self._used[owner]
 
     async def check(self, owner: str, size: int, param: str | None = None) -> None:
-        """Raise QuotaExceeded, with `param`, unless the tenant may store `size` more bytes."""
+        """Raise QuotaExceeded, with `param`, unless the tenant may store `size` more bytes.
+
+        Raises Unavailable if the store does not answer.
+        """
+        try:
+            await self._check(owner, size, param)
+        except ERRORS as error:
+            raise unavailable("what this key has stored cannot be listed", error) from None
+
+    async def _check(self, owner: str, size: int, param: str | None) -> None:
         limit = self._limit_of(owner)
         if limit is None:
             return
@@ -71,8 +87,9 @@ class Stored:
             return
         await self.refresh()
         if (used := self.used(owner)) + size > limit:
-            what = f"images and jobs of this key use {used} bytes; {size} more would exceed the limit of {limit}"
-            raise QuotaExceeded(f"{what}; wait until they expire, or send b64_json", param=param)
+            what = f"what this key has stored takes {used} bytes; {size} more would exceed the limit of {limit}"
+            remedy = _REMEDIES.get(param or "", "wait until some of it has expired")
+            raise QuotaExceeded(f"{what}; {remedy}", param=param)
 
     @contextmanager
     def putting(self, entry: Entry) -> Iterator[None]:
@@ -105,7 +122,7 @@ class Stored:
             return
         self._read_at = now
         known = self._entries.keys() - self._pending
-        found = {entry.name: entry async for entry in self._read()}
+        found = {entry.name: entry for read in self.sources async for entry in read()}
         for name in known - found.keys():  # entries put during the read stay
             self.remove(name)
         for entry in found.values():
