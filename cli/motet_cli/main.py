@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     _add_chat(commands)
     _add_say(commands)
     _add_listen(commands)
+    _add_talk(commands)
     _add_draw(commands)
     _add_models(commands)
     _add_pull(commands)
@@ -360,6 +361,43 @@ def _add_listen(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="FILE",
         nargs="?",
         help="wav, mp3, flac, ogg, m4a, webm or another that FFmpeg reads",
+    )
+
+
+def _add_talk(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    talk = _command(
+        commands,
+        "talk",
+        "talk.command",
+        "Hold a spoken conversation, which speech interrupts: with the microphone or a recording.",
+    )
+    _add_server(talk)
+    talk.add_argument(
+        "--nats",
+        metavar="URL",
+        help="the NATS server of a stack, instead of --url [MOTET_NATS_CREDENTIALS]",
+    )
+    talk.add_argument("--model", help="the model to talk to (default: the server's first)")
+    talk.add_argument("--voice", help="one of the speech model's voices (default: its first)")
+    talk.add_argument("--language", default="", help="code such as en (default: found out)")
+    talk.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="0 always says the likeliest; higher is freer (default: 0.8)",
+    )
+    talk.add_argument(
+        "--system", metavar="TEXT", help="instructions that come before the conversation"
+    )
+    talk.add_argument(
+        "--input",
+        metavar="FILE",
+        help="hear this WAV file at its own speed instead of the microphone, until it is answered",
+    )
+    talk.add_argument(
+        "--output",
+        metavar="FILE",
+        help="write a WAV file of what would be heard, in time with the input, instead of playing it",
     )
 
 

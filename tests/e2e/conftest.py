@@ -1,4 +1,4 @@
-"""Stacks for the end-to-end tests that only talk to them, one that writes and one that speaks; and Docker."""
+"""Stacks for the end-to-end tests that only talk to them: chat, speech at random, pocket models; and Docker."""
 
 from collections.abc import Iterator
 
@@ -46,6 +46,16 @@ def docker() -> Iterator[Docker]:
         except NoCpuTorch as error:
             pytest.skip(str(error))
         yield docker
+
+
+@pytest.fixture(scope="package")
+def pocket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
+    """All pocket models as `make run` serves them, with a store for jobs and pictures."""
+    folder = tmp_path_factory.mktemp("pocket")
+    models = ("--draw", "pocket-draw", "--embed", "pocket-embed", "--store", str(folder / "store"))
+    with MotetStack(folder, *models) as stack:
+        stack.wait_until_all_ready()
+        yield stack
 
 
 @pytest.fixture

@@ -23,7 +23,12 @@ from e2e.stack import MotetStack
 from world import Scene, Thing
 from world_pictures import SIZE, Picture
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("pocket"),
+]
 
 CHAT, DRAW, EMBED = "pocket-chat", "pocket-draw", "pocket-embed"
 SEED = 3  # pocket-draw is not always right, nor pocket-chat about it (models/README.md)
@@ -51,20 +56,10 @@ ASKED = {
 }
 
 
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MotetStack]:
-    eyes_and_brush = ("--draw", DRAW, "--embed", EMBED)
-    with MotetStack(
-        tmp_path_factory.mktemp("studio"), "--asr", "none", "--tts", "none", *eyes_and_brush
-    ) as stack:
-        stack.wait_until_all_ready()
-        yield stack
-
-
 @pytest.fixture
-def client(studio: MotetStack) -> Iterator[openai.OpenAI]:
+def client(pocket: MotetStack) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=f"{studio.url}/v1", api_key="none", max_retries=0, timeout=60
+        base_url=f"{pocket.url}/v1", api_key="none", max_retries=0, timeout=60
     ) as client:
         yield client
 
@@ -126,9 +121,9 @@ def test_the_same_told_differently_is_nearer_than_something_else(client: openai.
 
 @pytest.mark.asyncio
 async def test_on_the_page_it_draws_and_knows_what_it_drew(
-    studio: MotetStack, tmp_path: Path
+    pocket: MotetStack, tmp_path: Path
 ) -> None:
-    async with browsing(studio.url) as page:
+    async with browsing(pocket.url) as page:
         await set_seed(page, SEED)
         await send(page, "Draw two red circles and a blue square.")
         await expect(page.locator("article.assistant img")).to_have_attribute(

@@ -23,6 +23,7 @@ from support.voice_services import ScriptedAsr, ScriptedTts
 class VoiceStack:
     """A running gateway, and what stands behind it."""
 
+    nats: NatsServer
     port: int
     tokenizer: FakeTokenizer
     asr: ScriptedAsr
@@ -43,7 +44,7 @@ async def voice_stack(ears: type[ScriptedAsr] = ScriptedAsr) -> AsyncIterator[Vo
         await asyncio.to_thread(
             until, lambda: _complete(port), "the gateway hears and speaks", START_SECONDS
         )
-        yield VoiceStack(port, tokenizer, asr, tts)
+        yield VoiceStack(nats, port, tokenizer, asr, tts)
 
 
 def _complete(port: int) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from motet_cli.supervision import connection
 from motet_cli.supervision.connection import Connection
-from motet_cli.supervision.operator import operator_bus
+from motet_cli.supervision.stack_bus import stack_bus
 from motet_shared.errors import ConfigError, InternalError, Unavailable
 from motet_shared.messages import Chunk, Heartbeat, Profile
 from motet_shared.wire.discovery import Directory
@@ -54,7 +54,7 @@ async def record(found: Connection, request: Profile, instance: str | None) -> t
 
     An empty `request.model` is filled in.
     """
-    async with operator_bus(found) as bus:
+    async with stack_bus(found) as bus:
         worker = await _pick(bus.directory, request.model, instance)
         request.model = request.model or worker.models[0].name
         trace = b""

@@ -7,7 +7,7 @@ from argparse import Namespace
 
 from motet_cli.supervision import connection
 from motet_cli.supervision.connection import Connection
-from motet_cli.supervision.operator import operator_bus
+from motet_cli.supervision.stack_bus import stack_bus
 from motet_shared.errors import ConfigError
 from motet_shared.messages import SwitchRole
 from motet_shared.wire import subjects
@@ -37,7 +37,7 @@ async def change(found: Connection, instance: str, role: str) -> None:
         raise ConfigError(
             f"INSTANCE: {instance!r} is no engine; `motet top` shows the ids that begin with decode or prefill"
         )
-    async with operator_bus(found) as bus:
+    async with stack_bus(found) as bus:
         try:
             await bus.directory.wait_for(lambda directory: directory.instances(serves), _PATIENCE)
         except TimeoutError:

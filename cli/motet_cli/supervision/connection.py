@@ -1,8 +1,8 @@
 """Let commands of the same user find the NATS server of a running `motet up`.
 
 `motet up` picks a port and passwords for each run. While it runs, it keeps them in files that only
-its user can read, in `$XDG_RUNTIME_DIR/motet`, or in `motet-<uid>` in the temporary folder: one
-file per HTTP port with the operator's password, and a folder with the services' passwords.
+its user can read, in `$XDG_RUNTIME_DIR/motet`, or in `motet-<uid>` in the temporary folder: for
+each HTTP port a file with the address of NATS, and a folder with the passwords of all roles.
 """
 
 from __future__ import annotations
@@ -25,10 +25,26 @@ from motet_shared.errors import ConfigError
 
 @dataclass(frozen=True)
 class Connection:
-    """URL of NATS and the password of its user `operator`; None if it asks for none."""
+    """Where NATS is, and how to log in to it.
+
+    nats_credentials: folder with the passwords of all roles, or with that of one.
+    nats_password: without a folder, the password of any user; None if the server asks for none.
+    """
 
     nats_url: str
     nats_password: str | None = field(default=None, repr=False)
+    nats_credentials: str | None = None
+
+    def password(self, role: str) -> str | None:
+        """Return the password of a role's user; None if the server asks for none.
+
+        Raises ConfigError if the folder does not have it.
+        """
+        if self.nats_credentials is None:
+            return self.nats_password
+        credentials = Path(self.nats_credentials)
+        below = credentials / role
+        return read_password(below if below.is_dir() else credentials, role)
 
 
 def folder() -> Path:
@@ -70,22 +86,14 @@ def given_credentials() -> Path | None:
     return Path(given).expanduser().resolve() if given else None
 
 
-def operator_password(credentials: Path) -> str:
-    """Read the operator's password from the folder of all roles, or from that of the role.
-
-    Raises ConfigError.
-    """
-    below = credentials / "operator"
-    return read_password(below if below.is_dir() else credentials, "operator")
-
-
 def with_environment(connection: Connection) -> Connection:
-    """Add a missing password from MOTET_NATS_PASSWORD or MOTET_NATS_CREDENTIALS."""
-    credentials = given_credentials()
-    password = connection.nats_password or os.environ.get("MOTET_NATS_PASSWORD") or None
-    if password is None and credentials is not None:
-        password = operator_password(credentials)
-    return Connection(connection.nats_url, password)
+    """Add missing passwords from MOTET_NATS_PASSWORD or else MOTET_NATS_CREDENTIALS."""
+    if connection.nats_password is not None or connection.nats_credentials is not None:
+        return connection
+    password, folder = os.environ.get("MOTET_NATS_PASSWORD") or None, given_credentials()
+    if password is not None or folder is None:
+        return Connection(connection.nats_url, password)
+    return Connection(connection.nats_url, nats_credentials=str(folder))
 
 
 def find(url: str, nats_url: str | None) -> Connection:

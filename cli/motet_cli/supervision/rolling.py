@@ -12,8 +12,8 @@ import itertools
 from dataclasses import replace
 
 from motet_cli.supervision.connection import Connection
-from motet_cli.supervision.operator import operator_config
 from motet_cli.supervision.orders import Order, Restart, Tell
+from motet_cli.supervision.stack_bus import bus_config
 from motet_cli.supervision.supervisor import Slot, Supervisor
 from motet_shared.errors import ConfigError, Unavailable
 from motet_shared.wire.bus import Bus
@@ -41,7 +41,7 @@ class Rolling:
             self._tell(text)
             tell(text)
 
-        config = operator_config(self._connection)
+        config = bus_config(self._connection)
         self._check(order.roles if isinstance(order, Restart) else list(order.counts))
         bus = await Bus.connect(config.instance_id("operator"), config)
         try:

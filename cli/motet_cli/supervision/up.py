@@ -21,7 +21,6 @@ from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
     Connection,
     given_credentials,
-    operator_password,
     private_folder,
     published,
     with_environment,
@@ -207,8 +206,8 @@ def _with_credentials(todo: Plan) -> Iterator[Path | None]:
 
 
 def _connection(nats_url: str, credentials: Path | None) -> Connection:
-    """Return the connection of the operator's commands."""
-    return Connection(nats_url, None if credentials is None else operator_password(credentials))
+    """Return what commands and programs of this user need to reach NATS."""
+    return Connection(nats_url, nats_credentials=None if credentials is None else str(credentials))
 
 
 class Up:
