@@ -49,7 +49,7 @@ class TokenizerConfig(ProcessConfig):
         default="auto",
     )
     reasoning_format: str = setting(
-        "how the models write reasoning: auto (as their chat templates do), none (it stays text), "
+        "how the models write reasoning: auto (as their chat templates do), none (tags stay text), "
         f"{', '.join(reasoning.NAMES)}",
         default="auto",
     )

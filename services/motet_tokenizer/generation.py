@@ -233,11 +233,11 @@ class Generation:
         self._shared.counters.tokens += len(piece.ids)
         if logprobs:
             shown = len(piece.ids) - self._text.ended_by_token
-            reasoned = self._text.reasoned
+            hidden = self._text.hidden
             piece.logprobs = [
                 self._text_logprob(logprob)
                 for index, logprob in enumerate(logprobs[:shown])
-                if index not in reasoned
+                if index not in hidden
             ]
         await self._call.send(piece)
 

@@ -141,9 +141,13 @@ class Tokenizer(Actor):
         if vocabulary.reasoning_format is not None:
             reply = vocabulary.reasoning_format.parser(beginning, request_id, functions)
             if grammar is not None:
-                frame = vocabulary.reasoning_format.frame(beginning)
+                frame = vocabulary.reasoning_format.frame(
+                    beginning, calls=grammar is not request.grammar
+                )
                 grammar = msgspec.structs.replace(grammar, frame=frame)
-        parser = vocabulary.tool_format.parser(request_id, functions) if tools else None
+        parser = None
+        if tools and vocabulary.tool_format is not None and vocabulary.tool_format.parser:
+            parser = vocabulary.tool_format.parser(request_id, functions)
         await self._generate(
             call,
             request,
@@ -246,7 +250,7 @@ class Tokenizer(Actor):
         return await self._in_thread(tenant, work)
 
     async def _grammar(
-        self, chat: Chat, tools: list[dict[str, Any]], tool_format: ToolFormat
+        self, chat: Chat, tools: list[dict[str, Any]], tool_format: ToolFormat | None
     ) -> Grammar | None:
         """Return the grammar of a reply; one of long tools or constraints is built in a thread."""
         most = self.config.inline_chars

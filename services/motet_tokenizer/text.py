@@ -41,9 +41,9 @@ class TextState:
         "_stops",
         "_tools",
         "ended_by_token",
+        "hidden",
         "length",
         "max_tokens",
-        "reasoned",
         "status",
         "tokens",
     )
@@ -75,7 +75,7 @@ class TextState:
         self.length = 0  # characters sent, of reasoning, text and tool arguments
         self.status = ""  # finish reason, once complete
         self.ended_by_token = False  # the last token consumed is one of `end_ids`
-        self.reasoned: set[int] = set()  # which of the ids fed last belong to the reasoning
+        self.hidden: set[int] = set()  # which of the ids fed last are no part of the text
         self._plain = self._is_plain()
 
     @property
@@ -98,8 +98,8 @@ class TextState:
 
     def feed(self, ids: list[int]) -> Text:
         """Return the text that `ids` complete; its `ids` end with the reply, so may be fewer."""
-        if self.reasoned:
-            self.reasoned = set()
+        if self.hidden:
+            self.hidden = set()
         if (
             self._plain
             and self.tokens + len(ids) < self.max_tokens
@@ -135,10 +135,9 @@ class TextState:
         reply = self._reply
         if reply is None or reply.is_done:
             return text
-        before = reply.reasoning_tokens
         reasoning, text, deltas = reply.feed(self._controls.get(token, ""), text)
-        if reply.reasoning_tokens > before:
-            self.reasoned.add(index)
+        if reply.hides:
+            self.hidden.add(index)
         self._reasoning.append(reasoning)
         self._deltas += deltas or ()
         return text

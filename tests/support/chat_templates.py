@@ -316,7 +316,7 @@ _HARMONY = Family(
 {%- macro typed(spec) -%}
 {%- if spec.type == 'string' -%}string{%- elif spec.type == 'array' -%}{{ typed(spec['items'] or {}) }}[]
 {%- else -%}any{%- endif -%}{%- endmacro -%}
-{{- '<|start|>system<|message|>You are a model.<|end|>' }}
+{{- '<|start|>system<|message|>You are a model.\\nReasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
 {%- if tools %}{{ '<|start|>developer<|message|># Tools\\nnamespace functions {\\n' }}
 {%- for tool in tools %}
 {{- '// ' + (tool.function.description or '') + '\\ntype ' + tool.function.name + ' = (_: {\\n' }}
@@ -325,6 +325,8 @@ _HARMONY = Family(
 {% endfor %}{{ '}<|end|>' }}{% endif %}
 {%- for message in messages %}
 {%- if message.role == 'assistant' %}
+{%- if message.thinking and (loop.last or message.tool_calls) %}
+{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}{% endif %}
 {%- for call in message.tool_calls or [] %}
 {{- '<|start|>assistant to=functions.' ~ call.function.name ~ '<|channel|>commentary json<|message|>' }}
 {{- call.function.arguments | tojson }}{{ '<|call|>' }}{% endfor %}
@@ -333,7 +335,15 @@ _HARMONY = Family(
 {{- '<|start|>functions.' ~ message.name ~ ' to=assistant<|message|>' + message.content | tojson + '<|end|>' }}
 {%- else %}{{ '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}""",
-    ("<|start|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>", "<|end|>"),
+    (
+        "<|start|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|call|>",
+        "<|end|>",
+        "<|return|>",
+    ),
 )
 
 

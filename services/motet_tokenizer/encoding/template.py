@@ -14,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from motet_shared.errors import BadRequest, UnsupportedParameter
+from motet_shared.reasoning.reasoning_format import ReasoningFormat
 from motet_tokenizer.encoding.control_tokens import ControlTokens
 
 Message = dict[str, Any]
@@ -23,12 +24,21 @@ class ChatTemplate:
     """Apply the chat template of one tokenizer. `model` is the name in error messages."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, model: str, placeholder: int | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        model: str,
+        placeholder: int | None = None,
+        reasoning: ReasoningFormat | None = None,
     ):
-        """Set up the template. `placeholder`: token of a picture, if the model accepts images."""
+        """Set up the template.
+
+        placeholder: token of a picture, if the model accepts images. reasoning: format of the
+        model's reasoning, if it has any.
+        """
         self._tokenizer = tokenizer
         self._model = model
         self._placeholder = placeholder
+        self._reasoning = reasoning
         self.source = str(tokenizer.chat_template or "")
         self.takes_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source)
@@ -59,6 +69,8 @@ class ChatTemplate:
                 param="tools",
             )
         plain = normalize(messages, sees=self._placeholder is not None)
+        if self._reasoning is not None:
+            plain = [self._reasoning.history(message, self.source) for message in plain]
         if self._wants_parts:
             plain = [_in_parts(message) for message in plain]
         try:

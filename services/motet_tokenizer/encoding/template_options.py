@@ -104,5 +104,5 @@ def _variables(source: str) -> frozenset[str]:
     if not source:
         return frozenset()
     environment = _compile_jinja_template(source).environment
-    found = meta.find_undeclared_variables(environment.parse(source))
-    return frozenset(found) - environment.globals.keys()
+    found: set[str] = meta.find_undeclared_variables(environment.parse(source))
+    return frozenset(found.difference(environment.globals))

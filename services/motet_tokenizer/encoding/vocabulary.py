@@ -21,6 +21,7 @@ from motet_shared.reasoning import registry as reasoning
 from motet_shared.reasoning.reasoning_format import Beginning, ReasoningFormat
 from motet_shared.text.pieces import build_pieces, hidden_ids
 from motet_shared.tool_formats.registry import detect_format, find_format
+from motet_shared.tool_formats.tool_format import ToolFormat
 from motet_tokenizer.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
@@ -75,24 +76,27 @@ class Vocabulary:
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
         self.placeholder = placeholder(config) if accepts_images(config) else None
-        self.template = ChatTemplate(tokenizer, name, self.placeholder)
+        source = str(tokenizer.chat_template or "")
         self.tool_format = (
-            detect_format(self.template.source)
-            if tool_format == "auto"
-            else find_format(tool_format)
+            detect_format(source) if tool_format == "auto" else find_format(tool_format)
         )
-        self.reasoning_format = _reasoning_format(reasoning_format, self.template.source)
+        self.reasoning_format = _reasoning_format(reasoning_format, source, self.tool_format)
+        self.template = ChatTemplate(tokenizer, name, self.placeholder, self.reasoning_format)
+        if self.reasoning_format is not None:
+            ends = map(self.backend.token_to_id, self.reasoning_format.ends)
+            self.eos_ids |= frozenset(i for i in ends if i is not None)
         self.options = TemplateOptions(
             self.template.source,
             name,
             reserved=frozenset(tokenizer.special_tokens_map),
+            levels=self.reasoning_format.levels if self.reasoning_format is not None else (),
             reasons=self.reasoning_format is not None,
         )
         self._hidden = hidden_ids(self.backend)
         self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
         self._pieces = build_pieces(self.backend, self.size)
         self._spelling: dict[int, bytes] = {}
-        tools = self.template.takes_tools
+        tools = self.template.takes_tools and self.tool_format is not None
         images = self.placeholder is not None and bool(self.template.source)
         self.card = ModelCard(
             name=name,
@@ -173,7 +177,8 @@ class Vocabulary:
         """Return what the prompt has written of the reply's reasoning."""
         if self.reasoning_format is None:
             return Beginning.OPTIONAL
-        return self.reasoning_format.beginning(self.decode(prompt[-_TAIL:]))
+        tail = self.backend.decode(prompt[-_TAIL:], skip_special_tokens=False)
+        return self.reasoning_format.beginning(tail)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token; of a special token, its name."""
@@ -215,7 +220,12 @@ def _read(path: str | None) -> dict[str, Any]:
     return document
 
 
-def _reasoning_format(name: str, template: str) -> ReasoningFormat | None:
+def _reasoning_format(
+    name: str, template: str, tool_format: ToolFormat | None
+) -> ReasoningFormat | None:
+    """Return a format by name, or that of the template; harmony's also if its calls need it."""
+    if tool_format is not None and tool_format.parser is None:
+        return reasoning.find_format(tool_format.name)
     if name == "auto":
         return reasoning.detect_format(template)
     return None if name == "none" else reasoning.find_format(name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from motet_shared.tool_formats.tool import Tool
 
 from .reply_parser import ReplyParser
+
+Message = dict[str, Any]
 
 
 class Beginning(Enum):
@@ -27,17 +29,20 @@ class Beginning(Enum):
 class ReasoningFormat(ABC):
     """How some models write reasoning.
 
-    name: for settings. markers: texts that are all in the chat templates of such models. tags:
-    tokens of the format that belong to the text even where a tokenizer calls them special.
-    parses_tools: its parser divides off tool calls too.
+    name: for settings. markers: texts that are all in the chat templates of such models. ends:
+    special tokens that end a reply. levels: values of `reasoning_effort` that the models know;
+    empty: those that the template takes. parses_tools: its parser divides off tool calls too.
     """
 
     name: str
     markers: tuple[str, ...]
+    ends: ClassVar[tuple[str, ...]] = ()
+    levels: ClassVar[tuple[str, ...]] = ()
     parses_tools: ClassVar[bool] = False
 
     @property
     def tags(self) -> tuple[str, ...]:
+        """Return tokens that belong to the text even where a tokenizer calls them special."""
         return ()
 
     @abstractmethod
@@ -51,5 +56,12 @@ class ReasoningFormat(ABC):
         """Return a parser for one reply, or None if it has no reasoning."""
 
     @abstractmethod
-    def frame(self, beginning: Beginning) -> str:
-        """Return the grammar of what precedes an answer (`messages.Grammar.frame`)."""
+    def frame(self, beginning: Beginning, *, calls: bool = False) -> str:
+        """Return the grammar of what precedes an answer (`messages.Grammar.frame`); empty: none.
+
+        calls: the answer may be a tool call.
+        """
+
+    def history(self, message: Message, template: str) -> Message:
+        """Return an earlier reply with its reasoning where this template expects it."""
+        return message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .harmony import HARMONY
 from .reasoning_format import ReasoningFormat
 from .think_tags import ThinkTags
 
@@ -12,6 +13,7 @@ MISTRAL = ThinkTags(
     opening="[THINK]",
     closing="[/THINK]",
     repeats=True,
+    parts=True,
 )
 GRANITE = ThinkTags(
     name="granite",
@@ -36,7 +38,7 @@ SEED_OSS = ThinkTags(
 
 # A model's format is the first one whose markers are in its chat template, so one whose markers
 # include another's stands before it.
-FORMATS: tuple[ReasoningFormat, ...] = (MISTRAL, GRANITE, HUNYUAN, SEED_OSS, THINK)
+FORMATS: tuple[ReasoningFormat, ...] = (HARMONY, MISTRAL, GRANITE, HUNYUAN, SEED_OSS, THINK)
 NAMES = tuple(one.name for one in FORMATS)
 TAGS = frozenset(tag for one in FORMATS for tag in one.tags)
 

@@ -20,11 +20,13 @@ class ReplyParser(ABC):
     """Keep the parser state of one reply.
 
     The parts that come out after n tokens are a function of these tokens alone. calls: complete
-    tool calls. reasoning_tokens: tokens of reasoning, its tags included.
+    tool calls. reasoning_tokens: tokens of reasoning, its tags included. hides: the last token is no
+    part of the text, but of the reasoning or of the format.
     """
 
     calls: int = 0
     reasoning_tokens: int = 0
+    hides: bool = False
 
     @property
     def is_done(self) -> bool:

@@ -15,7 +15,7 @@ from enum import Enum
 
 from motet_shared.tool_formats.tool import Tool
 
-from .reasoning_format import Beginning, ReasoningFormat
+from .reasoning_format import Beginning, Message, ReasoningFormat
 from .reply_parser import Parts, ReplyParser
 
 _LINE_BREAKS = 4  # most line breaks between reasoning and answer, where a grammar holds the answer
@@ -26,8 +26,9 @@ class ThinkTags(ReasoningFormat):
     """A format of reasoning between `opening` and `closing`.
 
     repeats: reasoning may also stand behind text, as the tags are control tokens, which no text
-    has. ends: texts that end the reasoning as `closing` does, but belong to what follows. answer:
-    tags around the answer, if there are any.
+    has. limits: texts that end the reasoning as `closing` does, but belong to what follows. answer:
+    tags around the answer, if there are any. parts: templates take reasoning as a part of the
+    content, unless they read `reasoning_content`.
     """
 
     name: str
@@ -35,8 +36,9 @@ class ThinkTags(ReasoningFormat):
     opening: str
     closing: str
     repeats: bool = False
-    ends: tuple[str, ...] = ()
+    limits: tuple[str, ...] = ()
     answer: tuple[str, str] | None = None
+    parts: bool = False
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -55,7 +57,16 @@ class ThinkTags(ReasoningFormat):
             return None
         return ThinkTagParser(self, beginning)
 
-    def frame(self, beginning: Beginning) -> str:
+    def history(self, message: Message, template: str) -> Message:
+        """Put reasoning into the content, where `parts` says so."""
+        reasoning = message.get("reasoning_content")
+        if not (self.parts and reasoning) or "reasoning_content" in template:
+            return message
+        content = message.get("content") or ""
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *parts]}
+
+    def frame(self, beginning: Beginning, *, calls: bool = False) -> str:
         """Return optional reasoning before the answer; none where the template has closed it."""
         opening, closing = map(json.dumps, self.answer or ("", ""))
         answer = (
@@ -92,7 +103,6 @@ class ThinkTagParser(ReplyParser):
         self._buffer = ""  # text not yet decided
         self._fresh = True  # no reasoning of this block has been returned
         self._undecided = 0  # tokens before it is known whether they begin the reasoning
-        self._touched = False  # the current token belongs to the reasoning, in part at least
         states = {Beginning.OPEN: _State.REASONING, Beginning.CLOSED: _State.BETWEEN}
         self._state = states.get(beginning, _State.START)
         self._in_answer = False  # behind the tag that opens the answer
@@ -109,11 +119,11 @@ class ThinkTagParser(ReplyParser):
         )
 
     def feed(self, control: str, text: str) -> Parts:
-        self._touched = self._state is _State.REASONING
+        self.hides = self._state is _State.REASONING
         self._buffer += text
         while self._advance():
-            self._touched = self._touched or self._state is _State.REASONING
-        if self._touched:
+            self.hides = self.hides or self._state is _State.REASONING
+        if self.hides:
             self.reasoning_tokens += 1 + self._undecided
             self._undecided = 0
         elif self._state is _State.START:
@@ -166,25 +176,23 @@ class ThinkTagParser(ReplyParser):
             self._buffer = self._buffer[end + len(tag) :]
             self._fresh, self._state = True, _State.BETWEEN
             return True
-        certain = _certain(self._buffer, (self._tags.closing, *self._tags.ends))
+        certain = _certain(self._buffer, (self._tags.closing, *self._tags.limits))
         if certain:
             self._reasoning.append(self._buffer[:certain])
             self._buffer, self._fresh = self._buffer[certain:], False
         return False
 
     def _skip_opening(self) -> bool:
-        """Drop white space, and a tag that the model repeats. Return False if it may be one."""
+        """Drop white space, and tags that the model repeats. Return False if more may follow."""
         self._buffer = self._buffer.lstrip()
-        if self._buffer.startswith(self._tags.opening):
+        while self._buffer.startswith(self._tags.opening):
             self._buffer = self._buffer[len(self._tags.opening) :].lstrip()
-        elif self._tags.opening.startswith(self._buffer):
-            return False
-        return bool(self._buffer)
+        return not self._tags.opening.startswith(self._buffer)
 
     def _find_end(self) -> tuple[int, str]:
         """Return where the reasoning ends, and the tag to drop there; -1 if it goes on."""
         closing = self._tags.closing
-        ends = [(at, "") for end in self._tags.ends if (at := self._buffer.find(end)) >= 0]
+        ends = [(at, "") for end in self._tags.limits if (at := self._buffer.find(end)) >= 0]
         if (at := self._buffer.find(closing)) >= 0:
             ends.append((at, closing))
         return min(ends, default=(-1, ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from .glm4 import GLM4
+from .harmony import HARMONY
 from .hermes import HERMES
 from .llama3 import LLAMA3
 from .mistral import MISTRAL, MISTRAL_V11
@@ -21,8 +22,8 @@ FORMATS = (
     MISTRAL_V11,
     MISTRAL,
     LLAMA3,
+    HARMONY,
 )
-DEFAULT = HERMES
 NAMES = tuple(tool_format.name for tool_format in FORMATS)
 TAGS = frozenset(tag for tool_format in FORMATS for tag in tool_format.tags)
 
@@ -32,9 +33,9 @@ def find_format(name: str) -> ToolFormat:
     return next(tool_format for tool_format in FORMATS if tool_format.name == name)
 
 
-def detect_format(template: str) -> ToolFormat:
-    """Return the format that a chat template writes; `DEFAULT` if it has no format's markers."""
+def detect_format(template: str) -> ToolFormat | None:
+    """Return the format that a chat template writes; None if it has no format's markers."""
     for tool_format in FORMATS:
         if all(marker in template for marker in tool_format.markers):
             return tool_format
-    return DEFAULT
+    return None

@@ -232,6 +232,7 @@ def test_names_are_unique_and_tags_are_of_some_format() -> None:
     ("family", "name"),
     [
         ("qwen3", "think"),
+        ("harmony", "harmony"),
         ("deepseek", "think"),
         ("glm", "think"),
         ("chatml", None),
@@ -239,6 +240,5 @@ def test_names_are_unique_and_tags_are_of_some_format() -> None:
     ],
 )
 def test_a_template_tells_its_format(family: str, name: str | None) -> None:
-    template = next(one.template for one in chat_templates.FAMILIES if one.name == family)
-    found = detect_format(template)
+    found = detect_format(chat_templates.family(family).template)
     assert (None if found is None else found.name) == name
