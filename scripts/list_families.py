@@ -42,6 +42,10 @@ moved or found in the prefix cache (`tests/unit/motet_llm/test_llm_exactness.py`
 is loaded, with the reason given here: found from what the model's code does (`services/motet_llm/models/support.py`),
 not from its name.
 
+Sequences may be as long as a checkpoint was trained for, rotary embeddings that scale with the length of a sequence
+included (`longrope`, dynamic NTK; `services/motet_llm/attention/sequence_rope.py` says what they are compared with), and
+so are YaRN, Llama 4's chunks and the temperatures of its layers without positions.
+
 Checkpoints that see are served with pictures, and as exactly (`tests/unit/motet_vision/test_vlm_engine.py`), if they
 are of LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3: the engine reads their language model,
 `services/motet_vision` the rest.
@@ -67,9 +71,11 @@ def outcome(name: str) -> tuple[str, bool]:
 
 def _features(model: PreTrainedModel, layers: dict[int, support.LayerProbe]) -> Iterator[str]:
     config = model.config
-    windows = [seen.window for seen in layers.values()]
+    windows = [seen.reach.window for seen in layers.values()]
     if any(windows):
         yield "window" if all(windows) else "window in some layers"
+    if any(seen.reach.chunk for seen in layers.values()):
+        yield "chunks in some layers"
     if any(seen.softcap for seen in layers.values()):
         yield "soft-capped logits"
     if any(seen.sinks_H is not None for seen in layers.values()):
@@ -88,8 +94,6 @@ def _features(model: PreTrainedModel, layers: dict[int, support.LayerProbe]) -> 
     tables = [name for name, module in model.named_modules() if isinstance(module, nn.Embedding)]
     if any("position" in name or "wpe" in name for name in tables):
         yield "learned positions"
-    if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
-        yield "up to `attention_chunk_size` tokens"
 
 
 def page() -> str:

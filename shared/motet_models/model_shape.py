@@ -12,6 +12,7 @@ class LayerCache:
     elements: numbers per token: keys and values of all heads, or the latent of MLA. 0: no attention.
     rows: vectors per token that hold them: a key and a value of each head, or one latent.
     window: tokens that a query sees, including itself; None: all.
+    chunk: length of the chunks within which queries see tokens; None: no chunks.
     state: numbers of recurrent state per sequence, independent of its length, in float32.
     score_width: multiply-adds of attention per query and visible key.
     """
@@ -19,6 +20,7 @@ class LayerCache:
     elements: int = 0
     rows: int = 0
     window: int | None = None
+    chunk: int | None = None
     state: int = 0
     score_width: int = 0
 

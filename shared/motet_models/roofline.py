@@ -100,7 +100,7 @@ def decode_bound(
     A step reads the weights once, and the cache of every sequence.
     """
     matrices = matrix_bytes_read(shape, format, batch)
-    seen = [min(context, layer.window or context) for layer in shape.layers]
+    seen = [min(context, layer.window or layer.chunk or context) for layer in shape.layers]
     cached = sum(kv.token_bytes(layer) * n for layer, n in zip(shape.layers, seen, strict=True))
     state = 2 * sum(layer.state for layer in shape.layers) * STATE_BYTES  # read and written
     attention = 2 * sum(layer.score_width * n for layer, n in zip(shape.layers, seen, strict=True))
@@ -112,7 +112,7 @@ def prefill_bound(
     shape: ModelShape, processor: Processor, format: WeightFormat, *, tokens: int
 ) -> Bound:
     """Return the bound of a prompt of `tokens` tokens in one step, with the last token's logits."""
-    pairs = [_pairs(tokens, layer.window) * layer.score_width for layer in shape.layers]
+    pairs = [_pairs(tokens, layer.window or layer.chunk) * layer.score_width for layer in shape.layers]
     operations = (
         2 * tokens * (_active_matrices(shape) - _head(shape)) + 2 * sum(pairs) + 2 * _head(shape)
     )

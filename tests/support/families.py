@@ -57,7 +57,7 @@ for _value, _names in (
     (2, "n_group"),
     (1, "topk_group"),
     (WINDOW, "sliding_window local_attention attention_window_size"),
-    (80, "attention_chunk_size"),
+    (32, "attention_chunk_size"),
     (CONTEXT, "max_position_embeddings n_positions max_seq_len"),
     (EOS, "eos_token_id"),
     (VOCAB - 3, "pad_token_id"),
@@ -67,7 +67,7 @@ for _value, _names in (
     (0.7, "residual_multiplier"),
     (0.2, "attention_multiplier"),
     (0.5, "logit_scale"),
-    (81, "floor_scale"),
+    (20, "floor_scale"),
     (2.0, "attn_logit_softcapping"),
     (10.0, "final_logit_softcapping"),
     (True, "use_sliding_window is_decoder"),
@@ -146,12 +146,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
 
 
 def _scaled(kind: str, **more: Any) -> dict[str, Any]:
-    rope = {
-        "rope_type": kind,
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
+    if kind in ("llama3", "yarn", "longrope"):
+        rope["original_max_position_embeddings"] = 32
     return {"rope_parameters": rope | more}
 
 
@@ -163,16 +160,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, linear rope": ("LlamaForCausalLM", _scaled("linear")),
     "llama, llama3 rope": ("LlamaForCausalLM", _scaled("llama3", **_LLAMA3)),
     "llama, yarn": ("LlamaForCausalLM", _scaled("yarn")),
+    "llama, short yarn": (
+        "LlamaForCausalLM",
+        _scaled("yarn") | {"max_position_embeddings": 32},
+    ),
+    "llama, longrope": ("LlamaForCausalLM", _scaled("longrope", **_LONG)),
     "llama, dynamic rope": (
         "LlamaForCausalLM",
-        _scaled("dynamic", original_max_position_embeddings=70),
+        _scaled("dynamic") | {"max_position_embeddings": 32},
     ),
     "llama, biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "mistral, no window": ("MistralForCausalLM", {"sliding_window": None}),
     "qwen2, no window": ("Qwen2ForCausalLM", {"use_sliding_window": False}),
     "phi3, longrope": (
         "Phi3ForCausalLM",
-        _scaled("longrope", original_max_position_embeddings=80, **_LONG),
+        _scaled("longrope", **_LONG) | {"original_max_position_embeddings": 32},
+    ),
+    "phimoe, longrope": (
+        "PhimoeForCausalLM",
+        _scaled("longrope", short_mscale=1.1, long_mscale=1.3, **_LONG),
     ),
     "cohere, qk norm": ("CohereForCausalLM", {"use_qk_norm": True}),
     "phi, qk norm": ("PhiForCausalLM", {"qk_layernorm": True}),

@@ -21,6 +21,7 @@ from motet_cli.supervision.model_folders import local_folder
 from motet_models.capacity import (
     KV_FORMATS,
     WEIGHT_FORMATS,
+    KvGroup,
     Plan,
     Settings,
     format_bytes,
@@ -271,7 +272,7 @@ def _memory_table(shape: ModelShape, settings: Settings, made: Plan) -> Table:
         if number:
             table.add_row(name, format_bytes(number), how)
     kinds = ", ".join(
-        f"{len(group.layers)} layers {'full' if group.window is None else f'window {group.window}'}"
+        f"{len(group.layers)} layers {_reach(group)}"
         for group in layout_of(shape.layers, made.block_size, settings.kv).groups
     )
     table.add_row("KV per token", format_bytes(made.per_token), f"groups: {kinds}")
@@ -293,3 +294,10 @@ def _roofline_table(bounds: dict[str, Bound]) -> Table:
     for name, bound in bounds.items():
         table.add_row(name, f"{bound.tokens_per_second:,.1f}", bound.limit)
     return table
+
+
+def _reach(group: KvGroup) -> str:
+    """Return what a query of a group of layers sees."""
+    if group.chunk is not None:
+        return f"chunks of {group.chunk}"
+    return "full" if group.window is None else f"window {group.window}"

@@ -58,9 +58,9 @@ class HeavyHitters:
             raise ConfigError(
                 f"{setting}: layer {latent[0]} keeps latents (MLA), which its heads share; leave it at 0"
             )
-        if all(shape.window is not None for shape in layers.values()):
+        if all(shape.window or shape.chunk for shape in layers.values()):
             raise ConfigError(
-                f"{setting}: every layer has a sliding window, and forgets by itself; leave it at 0"
+                f"{setting}: every layer has a window, and forgets by itself; leave it at 0"
             )
 
 

@@ -120,7 +120,7 @@ class BlockTables:
 
     def _length(self, request: Request, group: KvGroup, num_tokens: int) -> int:
         """Return the blocks of a group's table that the first `num_tokens` tokens take."""
-        if group.window is None:
+        if not group.is_local:
             num_tokens -= request.blocks.num_dropped
         return self.pool.blocks_for(num_tokens)
 
@@ -214,9 +214,9 @@ class BlockTables:
             yield table, self._length(request, group, request.num_computed)
 
     def drop(self, request: Request, count: int) -> None:
-        """Empty the tables of groups without a window, for prompts that lose `count` tokens."""
+        """Empty the tables of groups that are not local, for prompts that lose `count` tokens."""
         for group, table in zip(self._groups, request.tables, strict=True):
-            if group.window is None:
+            if not group.is_local:
                 self.pool.free(reversed(table))
                 del table[:]
         request.blocks.num_dropped = count

@@ -30,13 +30,14 @@ CPU = torch.device("cpu")
 class LayerShape:
     """What one attention layer keeps per token. `window`: tokens seen, the current one included.
 
-    A latent layer (MLA) keeps one "head" that is key and value at once: its `value_dim` is 0.
+    chunk: length of the chunks within which tokens are seen. A latent layer (MLA) keeps one "head" that is key and value at once: its `value_dim` is 0.
     """
 
     heads: int
     key_dim: int
     value_dim: int
     window: int | None = None
+    chunk: int | None = None
 
     def nbytes(self, dtype: torch.dtype) -> int:
         """Return the bytes per token, scales included."""
@@ -52,9 +53,9 @@ def layout_of(
 ) -> KvLayout:
     """Return how these layers share blocks."""
     windows = {layer: shape.window for layer, shape in shapes.items()}
-    return kv_layout(
-        windows, {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}, block_size, recent
-    )
+    chunks = {layer: shape.chunk for layer, shape in shapes.items() if shape.chunk is not None}
+    sizes = {layer: shape.nbytes(dtype) for layer, shape in shapes.items()}
+    return kv_layout(windows, sizes, block_size, recent, chunks)
 
 
 def zeros(rows: int, row_bytes: int, device: torch.device) -> Tensor:

@@ -65,8 +65,7 @@ def token_bytes(kv: KvCache, layer: int) -> int:
 
 def first_seen(kv: KvCache, layer: int, start: int, stop: int) -> int:
     """Return the first token of a range that token `stop` attends to in a layer."""
-    window = kv.groups[kv.group_of[layer]].window
-    return start if window is None else max(start, stop - window + 1)
+    return max(start, kv.groups[kv.group_of[layer]].first_seen(stop))
 
 
 def plan_parts(kv: KvCache, start: int, stop: int, most_bytes: int) -> list[KvPart]:
@@ -214,7 +213,7 @@ def fingerprint(runner: Fingerprinted, deterministic: bool) -> str:
     """
     kv, computed = runner.kv, runner.describe()
     shapes = {
-        layer: [[t.shape[1], dim_of(t)] for t in kv.tensors(layer)] + [kv.groups[g].window]
+        layer: [[t.shape[1], dim_of(t)] for t in kv.tensors(layer)] + [kv.groups[g].window, kv.groups[g].chunk]
         for layer, g in sorted(kv.group_of.items())
     }
     settings = (

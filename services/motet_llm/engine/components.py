@@ -11,6 +11,7 @@ from pathlib import Path
 
 from motet_llm.attention.long_sequences import LongSequences
 from motet_llm.attention.prompt_compression import PromptCompression, PromptWatches
+from motet_llm.attention.rope_switch import RopeSwitch
 from motet_llm.cache.block_pool import BlockPool
 from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.offload import Offload
@@ -72,7 +73,8 @@ def build(
     """Return the parts of an engine around `runner`. Raises ConfigError."""
     pace = StepTimeEstimate()
     blocks = _build_blocks(config, runner, pace, owner)
-    handovers = Handovers(runner.kv, placement)
+    # Other engines do not know by which frequencies keys were rotated.
+    handovers = Handovers(runner.kv, placement if runner.rope is None else None)
     watches = None if config.heavy_hitters is None else PromptWatches(config.heavy_hitters)
     policies: list[AdmissionPolicy] = [handovers, *([] if watches is None else [watches])]
     limits = Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
@@ -87,7 +89,8 @@ def build(
     long_sequences = (
         None if blocks.spill is None else LongSequences(runner.kv, blocks.tables, blocks.spill)
     )
-    optional = (compression, speculation, long_sequences)
+    rope = None if runner.rope is None else RopeSwitch(runner.rope.rule, scheduler)
+    optional = (compression, speculation, long_sequences, rope)
     return Components(
         pool=blocks.pool,
         tables=blocks.tables,

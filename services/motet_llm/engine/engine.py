@@ -276,10 +276,13 @@ class Engine:
     def card(self) -> ModelCard:
         """Return the model's card; `kv_format` is set only if prompts may be prefilled remotely.
 
-        That needs a model of which keys and values of all tokens are the whole state of a sequence.
+        That needs a model of which keys and values of all tokens are the whole state of a sequence,
+        and do not depend on its length.
         """
-        config = self.config
-        keeps_all = not (self.runner.states or config.recent or config.heavy_hitters)
+        config, runner = self.config, self.runner
+        keeps_all = not (
+            runner.states or runner.rope or config.recent or config.heavy_hitters
+        )
         return ModelCard(
             name=config.model_name,
             context=self.context,

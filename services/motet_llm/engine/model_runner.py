@@ -33,6 +33,7 @@ from motet_kernels.runtime.memory import return_freed
 from motet_kernels.runtime.replay import can_replay
 from motet_kernels.spans import upload
 from motet_llm.adapters.bank import AdapterBank, Matrix, named_folders, slot_of
+from motet_llm.attention import sequence_rope
 from motet_llm.attention.heavy_hitters import Watch
 from motet_llm.attention.long_context import LongRows, Staging
 from motet_llm.attention.paged import GroupStep, Layout, ShapeProbe, StepLayout
@@ -101,6 +102,7 @@ class ModelRunner:
         self._budget = self._measure_memory(config, model_config)
         loaded = checkpoint.loaded_dtype(model_config, self._weights, self.dtype, self.device)
         self.model = self._load_model(folder, model_config, loaded)
+        self.rope = sequence_rope.install(self.model)
         START.mark("weights")
         matrices: dict[str, Matrix] = {}
         self.fused = optimize(self.model, self._weights, self.dtype, self.device, matrices)
@@ -307,9 +309,13 @@ class ModelRunner:
             if work.draws
         ]
         draws_R = np.concatenate(draws) if draws else np.empty(0, np.int64)
+        if self.rope is not None:
+            spans = [self.rope.rule.lengths(work.request, *work.span) for work in works]
+            self.rope.lengths_N = np.concatenate(spans)
         arrays = (ids_N, self._turned(positions_N, works), draws_R)
         ids, positions, draws_at = upload_all(arrays, self.device)
         layout = self._layout(works, positions_N, ends, watched)
+        layout.positions_N = positions if positions.ndim == 1 else None
         with self._adapted(works, layout):
             logits_RV = self._call(self._see(ids, works), positions, layout, draws_at)
         hidden_ND = self._hidden_1ND[0]
@@ -394,7 +400,7 @@ class ModelRunner:
         state_slots_B = np.array([work.request.blocks.state_slot for work in works])
         dropped_B = np.array([work.request.blocks.num_dropped for work in works], dtype=np.int32)
         places_N = positions_N - np.repeat(dropped_B, [work.num_tokens for work in works])
-        places = [places_N if group.window is None else positions_N for group in self.kv.groups]
+        places = [positions_N if group.is_local else places_N for group in self.kv.groups]
         slots_N = list(map(partial(self._slots, works), tables, places))
         *slots, state_slots = upload_all([*slots_N, state_slots_B], self.device)
         rows = rows_by_group(self.kv.groups, self.kv.block_size, tables, spans, dropped_B)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict
 from motet_llm.cache.request_blocks import RequestBlocks
 from motet_llm.models.image_embeddings import ImageEmbedding, ImageEmbeddings
 from motet_shared.messages import Sampling
-from motet_shared.text.prefixes import ROOT
+from motet_shared.text.prefixes import ROOT, chained
 
 if TYPE_CHECKING:
     from motet_llm.adapters.bank import Adapter
@@ -67,12 +67,14 @@ class Constraints:
     prefill_only: no token is drawn.
     chunk_end: a chunk may not reach beyond this token; None: no limit.
     match_end: the prefix cache may not provide this token or later ones; None: no limit.
+    drafts_end: drafts may not make the sequence longer than that; None: no limit.
     """
 
     on_hold: bool = False
     prefill_only: bool = False
     chunk_end: int | None = None
     match_end: int | None = None
+    drafts_end: int | None = None
 
 
 @dataclass(slots=True)
@@ -117,6 +119,8 @@ class Request:
     num_cached: tokens of the prompt that the prefix cache provided at the first admission; None
         before it.
     emitted: `StepOutput`s with tokens so far, of which `credit` are allowed.
+    rope_key: which rotary frequencies its keys have, where they depend on lengths
+        (`attention.sequence_rope`); 0: the original ones.
     """
 
     __slots__ = (
@@ -137,6 +141,7 @@ class Request:
         "num_prompt",
         "preemptions",
         "priority",
+        "rope_key",
         "sampling",
         "status",
         "stop_ids",
@@ -186,6 +191,7 @@ class Request:
         self.num_cached: int | None = None
         self.emitted = 0
         self.preemptions = 0
+        self.rope_key = 0
 
     def append(self, token: int) -> None:
         """Append a drawn token."""
@@ -208,9 +214,10 @@ class Request:
         """Return the root of its blocks in the prefix cache.
 
         Each adapter has its own root: it shares blocks neither with other adapters nor with the
-        base model.
+        base model. So have keys that were rotated by other frequencies.
         """
-        return ROOT if self.adapter is None else self.adapter.root
+        root = ROOT if self.adapter is None else self.adapter.root
+        return root if not self.rope_key else chained(root, [self.rope_key])
 
     @property
     def output(self) -> list[int]:

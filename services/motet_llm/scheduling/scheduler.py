@@ -217,6 +217,10 @@ class Scheduler:
                 return False
         return True
 
+    def restart(self, request: Request) -> None:
+        """Compute a running request again from its first token, once it is its turn."""
+        self._preempt(request)
+
     def _preempt(self, request: Request) -> Request:
         self._leave_out(request)
         self._queues.preempt(request)
@@ -281,6 +285,9 @@ class Scheduler:
     def _that_fits(self, work: Work, draft: tuple[int, ...]) -> tuple[int, ...]:
         """Return the beginning of a draft for which there are free blocks, and allocate them."""
         _, end = work.span
+        most = work.request.constraints.drafts_end
+        if most is not None:
+            draft = draft[: max(0, most - end)]
         while (
             draft and self._tables.missing(work.request, end + len(draft)) > self._tables.num_free
         ):

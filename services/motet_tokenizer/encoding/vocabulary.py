@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
 from motet_models.checkpoints import check_numbers
+from motet_models.context import trained_context
 from motet_models.image_support import accepts_images, placeholder
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
@@ -31,14 +32,6 @@ from motet_tokenizer.detokenizer import (
 from motet_tokenizer.encoding.template import ChatTemplate
 from motet_tokenizer.encoding.template_options import TemplateOptions
 
-# Names of the longest sequence in the configs of model families, in order of preference.
-_CONTEXT_FIELDS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_sequence_length",
-    "seq_length",
-    "model_max_length",
-)
 _TAIL = 64  # tokens of a prompt that tell how its reply begins
 _NO_LIMIT = 10**9  # transformers' tokenizers report a larger number if they know no limit
 
@@ -232,9 +225,8 @@ def _reasoning_format(
 
 
 def _context(name: str, config: dict[str, Any], tokenizer: Any) -> int:
-    for field in _CONTEXT_FIELDS:
-        if isinstance(value := config.get(field), int) and value > 0:
-            return value
+    if (trained := trained_context(config)) is not None:
+        return trained
     limit = getattr(tokenizer, "model_max_length", None)
     if isinstance(limit, int) and 0 < limit < _NO_LIMIT:
         return limit

@@ -286,17 +286,13 @@ def rope(kind: str, original: int) -> dict[str, Any]:
     }
 
 
-def test_rope_that_depends_on_the_batch_is_held_to_its_exact_range() -> None:
+def test_the_context_is_the_trained_one() -> None:
     config = LlamaConfig(max_position_embeddings=512, rope_parameters=rope("dynamic", 128))
-    assert checkpoint.context_of(config, 0) == 128
-    with pytest.raises(ConfigError, match="context=200: the model is exact up to 128"):
-        checkpoint.context_of(config, 200)
-    assert (
-        checkpoint.context_of(
-            LlamaConfig(max_position_embeddings=512, rope_parameters=rope("yarn", 128)), 0
-        )
-        == 512
-    )
+    assert checkpoint.context_of(config, 0) == 2048
+    with pytest.raises(ConfigError, match="context=4096: the model is exact up to 2048"):
+        checkpoint.context_of(config, 4096)
+    config = LlamaConfig(max_position_embeddings=512, rope_parameters=rope("yarn", 128))
+    assert checkpoint.context_of(config, 0) == 512
 
 
 def test_what_auto_stands_for() -> None:

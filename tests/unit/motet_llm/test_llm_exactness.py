@@ -41,7 +41,8 @@ SCHEDULES = int(os.environ.get("MOTET_SCHEDULES", "1"))  # long ones for every f
 
 TIE = 1e-4
 POCKET_CHAT = Path(__file__).parents[3] / "models" / "pocket-chat"
-EXACT = [*exact_on(PAGE.read_text()), *families.VARIANTS]
+# With a cache, `generate` of Llama mixes keys of both sets of factors (test_llm_rope.py).
+EXACT = [*exact_on(PAGE.read_text()), *families.VARIANTS.keys() - {"llama, longrope"}]
 # One family for each mechanism of a layer: plain, biases, windows, caps, sinks, experts, latent attention, gated and
 # recurrent mixers, positions that are learned or scaled, parallel residuals.
 MECHANISMS = """LlamaForCausalLM Qwen2ForCausalLM MistralForCausalLM Gemma2ForCausalLM GptOssForCausalLM
@@ -59,6 +60,7 @@ def assert_greedy(reference: PreTrainedModel, job: Job) -> None:
     logits: list[torch.Tensor] = []
     while len(logits) < len(ours):
         made = len(logits)
+        forget_lengths(reference)
         prompt = torch.tensor([job.prompt + ours[:made]])
         result = reference.generate(
             prompt,
@@ -83,6 +85,14 @@ def assert_greedy(reference: PreTrainedModel, job: Job) -> None:
     ]
     assert job.logprobs == pytest.approx(expected, abs=1e-4)
     assert job.finish == "stop" or len(job.ids) == job.sampling.max_tokens
+
+
+def forget_lengths(reference: PreTrainedModel) -> None:
+    """Undo what earlier calls left in rotary embeddings that grow with the longest sequence seen."""
+    for module in reference.modules():
+        if hasattr(module, "max_seq_len_cached") and hasattr(module, "original_inv_freq"):
+            module.max_seq_len_cached = module.original_max_seq_len
+            module.inv_freq = module.original_inv_freq.clone()
 
 
 def random_engine(folder: Path, rng: random.Random) -> Engine:
