@@ -148,7 +148,9 @@ def kv_layout(
     Raises ConfigError if no layer has a KV cache.
     """
     if not windows:
-        raise ConfigError("no layer has a KV cache: models without attention are not served")
+        raise ConfigError(
+            "model: has no layer with a KV cache; give a model with attention", param="model"
+        )
     groups = group_layers(windows, recent)
     return KvLayout(tuple(groups), block_size, sum(slot_sizes(token_bytes, groups)) * block_size)
 
@@ -325,7 +327,8 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
     """
     if shape.context and context > shape.context:
         raise ConfigError(
-            f"context={context}: the model goes up to {shape.context} tokens; give at most that"
+            f"context={context}: the model goes up to {shape.context} tokens; give at most that",
+            param="context",
         )
     layout = layout_of(shape.layers, settings.block_size, settings.kv)
     slots = settings.max_running * (2 if settings.prefix_cache else 1)
@@ -342,7 +345,8 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
         raise ConfigError(
             f"memory={format_bytes(memory)}: weights, activations, states and overhead take {format_bytes(taken)}, and "
             f"a sequence of {context} tokens {format_bytes(least - taken)}; give at least {format_bytes(least)}, "
-            "a shorter context, or smaller weights"
+            "a shorter context, or smaller weights",
+            param="memory",
         )
     longest = layout.longest(num_blocks, settings.token_budget)
     return Plan(
