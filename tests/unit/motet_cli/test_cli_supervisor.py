@@ -210,7 +210,7 @@ async def test_a_second_sigterm_ends_the_drain(log: Log, output: Output) -> None
     async with supervised(log, spec("slow", code, drain=0.5, grace=20.0)) as supervisor:
         await until(lambda: output.has("up"))
         assert await supervisor.stop()
-    assert output.has("term 2")
+    await until(lambda: output.has("term 2"))
 
 
 async def test_a_removed_process_is_not_restarted(log: Log, output: Output) -> None:

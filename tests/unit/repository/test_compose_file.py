@@ -163,7 +163,7 @@ async def test_nats_keeps_pictures_within_bounds(
             assert keep is not None
             name = await keep.put_image(b"small", "png")
             assert await keep.image(name) == b"small"
-            with pytest.raises(Unavailable, match="insufficient resources"):
+            with pytest.raises(Unavailable):
                 await keep.put_image(bytes(2 << 20), "png")
             assert await keep.image(name) == b"small"
         finally:
