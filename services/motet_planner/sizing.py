@@ -49,7 +49,7 @@ class Sizing:
 def size(demand: Demand, speed: Speed, cold_start: float) -> Sizing | None:
     """Size a fleet for `demand`.
 
-    Returns None if no number of instances suffices: too many requests take too long even alone.
+    Returns None if no number of instances suffices: too many requests miss the SLO even alone.
     """
     if share_alone(demand, speed) < demand.share:
         return None

@@ -172,7 +172,9 @@ def kv_layout(
     Raises ConfigError if no layer has a KV cache, or a chunk does not consist of whole blocks.
     """
     if not windows:
-        raise ConfigError("no layer has a KV cache: models without attention are not served")
+        raise ConfigError(
+            "model: has no layer with a KV cache; give a model with attention", param="model"
+        )
     if broken := [size for size in (chunks or {}).values() if size % block_size]:
         raise ConfigError(
             f"block_size={block_size}: layers attend in chunks of {broken[0]} tokens; give a number"
@@ -355,7 +357,8 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
     """
     if shape.context and context > shape.context:
         raise ConfigError(
-            f"context={context}: the model goes up to {shape.context} tokens; give at most that"
+            f"context={context}: the model goes up to {shape.context} tokens; give at most that",
+            param="context",
         )
     layout = layout_of(shape.layers, settings.block_size, settings.kv)
     slots = settings.max_running * (2 if settings.prefix_cache else 1)
@@ -372,7 +375,8 @@ def plan(shape: ModelShape, settings: Settings, memory: int, context: int) -> Pl
         raise ConfigError(
             f"memory={format_bytes(memory)}: weights, activations, states and overhead take {format_bytes(taken)}, and "
             f"a sequence of {context} tokens {format_bytes(least - taken)}; give at least {format_bytes(least)}, "
-            "a shorter context, or smaller weights"
+            "a shorter context, or smaller weights",
+            param="memory",
         )
     longest = layout.longest(num_blocks, settings.token_budget)
     return Plan(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from motet_cli.commands import role
-from motet_cli.supervision.connection import Connection
+from motet_cli.supervision.connection import NatsAccess
 from motet_shared.errors import Unavailable
 from motet_shared.messages import Generate, Sampling, Tokens
 from motet_shared.testing import NatsServer
@@ -186,7 +186,7 @@ async def test_a_worker_goes_on_in_another_role(folder: Path, nursery: Nursery) 
     """One of two that decode prefills for the other, and decodes again; the process stays, with all its settings."""
     model = (*ENGINE, "--model", str(folder), "--remote-prefill", "always")
     async with NatsServer() as nats:
-        stack = Connection(nats.url, nats.passwords["operator"])
+        stack = NatsAccess(nats.url, nats.passwords["operator"])
         bus = await nats.bus("tokenizer")
         try:
             pids = [await nursery.start(nats, "motet_llm", *model, "--instance", "decode-one")]

@@ -89,20 +89,15 @@ def test_a_video_beside_an_image_in_a_stream(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("video", "param", "message"),
+    ("video", "param"),
     [
-        (shown(film(8)[:900]), "messages[0].content[0].video_url", "cannot be read as a video"),
-        (shown(b"no film"), "messages[0].content[0].video_url", "cannot be read as a video"),
-        (
-            part("video_url", "image/png", png(picture(1))),
-            "messages[0].content[0].video_url.url",
-            "send data:video/mp4",
-        ),
+        (shown(film(8)[:900]), "messages[0].content[0].video_url"),
+        (shown(b"no film"), "messages[0].content[0].video_url"),
+        (part("video_url", "image/png", png(picture(1))), "messages[0].content[0].video_url.url"),
     ],
 )
-def test_a_video_that_is_none_is_refused_by_name(
-    client: openai.OpenAI, video: Any, param: str, message: str
-) -> None:
-    with pytest.raises(openai.BadRequestError, match=message) as caught:
+def test_invalid_videos_are_rejected(client: openai.OpenAI, video: Any, param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
         answer(client, video)
+    assert caught.value.code == "invalid_request"
     assert caught.value.param == param

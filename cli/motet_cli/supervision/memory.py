@@ -17,10 +17,12 @@ _OWN = ("MOTET_MEMORY", "MOTET_KV_MEMORY", "MOTET_NUM_BLOCKS")
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryDivision:
-    """Bytes that language models may use together, and how many engines share them.
+    """Divide memory among the engines: each gets its weights, and an equal part of the rest.
 
-    engines: folder of each engine's model, one entry per process. Every engine gets room for its
-    weights, and an equal part of what all weights leave.
+    share: share of the free memory.
+    free: free bytes at the start.
+    total: bytes for all engines.
+    engines: folder of each engine's model, one entry per process.
     """
 
     share: float
@@ -32,13 +34,14 @@ class MemoryDivision:
     def measure(
         cls, share: float, engines: Sequence[Path], others: Sequence[Path]
     ) -> MemoryDivision:
-        """Return the division of `share` of what is free now, less the weights of `others`.
+        """Return the division of `share` of the memory that is free now, less other models' weights.
 
-        Raises ConfigError for a share that is none.
+        others: folders of those models. Raises ConfigError for a share outside (0, 1].
         """
         if not 0 < share <= 1:
             raise ConfigError(
-                f"--memory-share: {share} is no share; give more than 0, and at most 1"
+                f"--memory-share: {share} is out of range; give more than 0, up to 1",
+                param="--memory-share",
             )
         free = available_memory()
         total = max(0, int(share * free) - sum(map(checkpoint_bytes, others)))
@@ -47,7 +50,7 @@ class MemoryDivision:
     def arguments(self, model: Path, env: Mapping[str, str] | None = None) -> list[str]:
         """Return the arguments that bound an engine of `model`; empty if the user has set a bound.
 
-        On GPUs, whose free memory this process does not know, it is a share.
+        On GPUs, whose free memory this process does not know, the bound is a share.
         """
         env = os.environ if env is None else env
         if any(env.get(name) for name in _OWN):
@@ -57,7 +60,7 @@ class MemoryDivision:
         return ["--memory", str(self._bytes_of(model))]
 
     def describe(self) -> str:
-        """Return a line for people."""
+        """Return a line for the log."""
         return (
             f"language models may use {format_bytes(self.total)} of {format_bytes(self.free)} of free"
             f" memory (--memory-share {self.share:g})"
@@ -66,7 +69,7 @@ class MemoryDivision:
     def _bytes_of(self, model: Path) -> int:
         weights = [checkpoint_bytes(folder) for folder in self.engines]
         rest = self.total - sum(weights)
-        if rest <= 0:  # packed they may still fit: the engines know
+        if rest <= 0:  # quantized on load they may still fit, which the engines check
             return max(1, self.total // len(self.engines))
         return checkpoint_bytes(model) + rest // len(self.engines)
 

@@ -1,7 +1,7 @@
-"""Find model folders on this machine, and check whether a folder can be served.
+"""Find model folders on this machine, and check that their files are complete.
 
 A model is a checkpoint folder as transformers saves it, served under the folder's name. Only the
-presence of its parts is checked here, before anything is started; services check the contents.
+presence of its files is checked here, before any process is started; services check the contents.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from motet_cli.hub.reference import parse_reference
 from motet_models.image_support import accepts_images
 from motet_shared.errors import ConfigError
 
-BUILT_IN = "pocket-chat"
-BUILT_IN_LISTENER = "pocket-asr"
-BUILT_IN_SPEECH = "pocket-tts"
-BUILT_IN_SPEAKERS = "pocket-speakers"
-BUILT_IN_DRAWING = "pocket-draw"
-BUILT_IN_EMBEDDING = "pocket-embed"
+DEFAULT_LLM = "pocket-chat"
+DEFAULT_ASR = "pocket-asr"
+DEFAULT_TTS = "pocket-tts"
+DEFAULT_SPEAKERS = "pocket-speakers"
+DEFAULT_DIFFUSION = "pocket-draw"
+DEFAULT_EMBEDDING = "pocket-embed"
 _ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A checkpoint folder and the name under which its model is served."""
+    """Name a checkpoint folder and the model that is served from it."""
 
     name: str
     path: Path
@@ -41,20 +41,20 @@ class ModelFolder:
 
 
 def model_dirs(env: dict[str, str] | None = None) -> list[Path]:
-    """Return the folders searched for models by name: `MOTET_MODELS`, then the built-in models.
+    """Return the folders that are searched for models by name.
 
-    These are in the source tree, or as the wheel installs them, in `motet_cli/models`.
-    `MOTET_MODELS` may name several, separated by colons.
+    Those of `MOTET_MODELS`, separated by colons, come first; then the bundled models, in the source
+    tree or in `motet_cli/models` of an installed wheel.
     """
     value = (os.environ if env is None else env).get("MOTET_MODELS", "")
     given = [Path(part).expanduser() for part in value.split(os.pathsep) if part]
     here = Path(__file__).resolve()
-    built_in = (here.parents[3] / "models", here.parents[1] / "models")
-    return [path for path in (*given, *built_in) if path.is_dir()]
+    bundled = (here.parents[3] / "models", here.parents[1] / "models")
+    return [path for path in (*given, *bundled) if path.is_dir()]
 
 
 def missing_parts(folder: Path) -> list[str]:
-    """Return what a checkpoint folder lacks; empty if it can be served."""
+    """Return the files that a checkpoint folder lacks; empty if it is complete."""
     missing = []
     if _model_type(folder) is None:
         missing.append('config.json with a "model_type"')
@@ -70,7 +70,7 @@ def _model_type(folder: Path) -> str | None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """Return the contents of config.json; {} where there is none."""
+    """Return the contents of config.json; empty without a readable one."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError):
@@ -79,7 +79,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def local_models() -> list[ModelFolder]:
-    """Return every servable folder in the model directories; of equal names, the first."""
+    """Return the complete folders of the model directories; of equal names, the first."""
     found: dict[str, ModelFolder] = {}
     for directory in model_dirs():
         for path in sorted(directory.iterdir()):
@@ -88,8 +88,8 @@ def local_models() -> list[ModelFolder]:
     return list(found.values())
 
 
-def pocket(name: str) -> Path | None:
-    """Return the folder of a model that is no language model, by name; None if missing."""
+def find_checkpoint(name: str) -> Path | None:
+    """Return the folder of a model with weights by name, with or without a tokenizer, or None."""
     folders = [directory / name for directory in model_dirs()]
     return next(
         (
@@ -102,24 +102,25 @@ def pocket(name: str) -> Path | None:
 
 
 def resolve(given: str) -> ModelFolder:
-    """Return the model for a value of `--llm`, which is downloaded first if need be.
+    """Return the model for a value of `--llm`, downloading it if needed.
 
-    `given` is a folder, the name of a local model or of one on a hub, or NAME= before one of these.
+    given: a folder, the name of a local model or of one on a hub, or NAME= before one of these.
     Raises ConfigError if it cannot be served.
     """
     name, path = locate(given, "--llm")
     if missing := missing_parts(path):
         raise ConfigError(
-            f"--llm: {given!r} is no checkpoint folder: it lacks {' and '.join(missing)}"
+            f"--llm: {given!r} lacks {' and '.join(missing)}; give a complete checkpoint folder",
+            param="--llm",
         )
     return ModelFolder(name, path)
 
 
 def locate(given: str, flag: str) -> tuple[str, Path]:
-    """Return the name to serve under and the folder of a value of `flag`.
+    """Return the served name and the folder for a value of `flag`.
 
-    Searched in this order: the folder itself, the model directories, the hub's cache, the hub.
-    Raises ConfigError if it is found nowhere.
+    Searches in this order: a folder, the model directories, the hub's cache, the hub. Raises
+    ConfigError if none has it.
     """
     name, separator, source = given.partition("=")
     if not separator or Path(given).expanduser().is_dir():
@@ -128,8 +129,9 @@ def locate(given: str, flag: str) -> tuple[str, Path]:
         return name or path.name, path
     if (reference := parse_reference(source)) is None:
         raise ConfigError(
-            f"{flag}: {source!r} is neither a folder, nor a local model ({_known()}), nor org/name"
-            " on a hub; give one of these"
+            f"{flag}: {source!r} is not a folder, a local model ({_known_models()}) or org/name on a"
+            " hub; give one of these",
+            param=flag,
         )
     # Imported here: huggingface_hub takes half a second, and most starts need no hub.
     from motet_cli.hub.download import find_cached, pull
@@ -138,7 +140,7 @@ def locate(given: str, flag: str) -> tuple[str, Path]:
 
 
 def local_folder(given: str) -> Path | None:
-    """Return the folder of this path or, without a separator, of this name; None if missing."""
+    """Return the folder of a path or, without a separator, of a local model's name, or None."""
     path = Path(given).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -149,16 +151,17 @@ def local_folder(given: str) -> Path | None:
 
 
 def resolve_all(given: Sequence[str]) -> list[ModelFolder]:
-    """Return one model per `--llm`; the built-in one if none is given.
+    """Return one model per `--llm`; the default model if none is given.
 
     Raises ConfigError for two models of one name.
     """
-    models = [resolve(item) for item in given or (BUILT_IN,)]
+    models = [resolve(item) for item in given or (DEFAULT_LLM,)]
     for model in models:
         same = [str(other.path) for other in models if other.name == model.name]
         if len(same) > 1:
             raise ConfigError(
-                f"--llm: {' and '.join(same)} would both be served as {model.name!r}; rename one folder"
+                f"--llm: {' and '.join(same)} have the same name {model.name!r}; give NAME=MODEL",
+                param="--llm",
             )
     return models
 
@@ -166,71 +169,77 @@ def resolve_all(given: Sequence[str]) -> list[ModelFolder]:
 def resolve_adapters(given: Sequence[str], num_models: int) -> list[str]:
     """Return NAME=FOLDER for each `--adapter`, with the folder's absolute path.
 
-    Raises ConfigError for a value without name or folder, or a folder that PEFT has not saved.
+    Raises ConfigError for a value without name or folder, or a folder without PEFT's files.
     """
     if given and num_models > 1:
         raise ConfigError(
-            "--adapter: several models are served, and an adapter is of one; give one --llm"
+            "--adapter: an adapter belongs to one model, but several are served; give one --llm",
+            param="--adapter",
         )
     found = []
     for one in given:
         name, _, folder = one.partition("=")
         if not name or not folder:
             raise ConfigError(
-                f"--adapter: {one!r} has no name or no folder; give NAME=FOLDER, or NAME=org/name"
+                f"--adapter: {one!r} lacks a name or a folder; give NAME=FOLDER, or NAME=org/name",
+                param="--adapter",
             )
         _, path = locate(folder, "--adapter")
         if missing := [part for part in _ADAPTER if not (path / part).is_file()]:
             raise ConfigError(
-                f"--adapter: {one!r} lacks {' and '.join(missing)}; give a folder that PEFT has saved"
+                f"--adapter: {one!r} lacks {' and '.join(missing)}; give a folder saved by PEFT",
+                param="--adapter",
             )
         found.append(f"{name}={path}")
     return found
 
 
-def resolve_optional(given: str | None, flag: str, built_in: str) -> ModelFolder | None:
+def resolve_optional(given: str | None, flag: str, default: str) -> ModelFolder | None:
     """Return the model for a value of `flag`; None for "none".
 
-    Without a value that is the built-in model, or None if it is missing. Raises ConfigError for a
-    folder that cannot be served.
+    Without a value, returns the default model, or None if it is missing. Raises ConfigError for an
+    incomplete folder.
     """
-    model = _locate_optional(given, flag, built_in)
+    model = _locate_optional(given, flag, default)
     if model is None:
         return None
     if _model_type(model.path) is None or not any(
         (model.path / name).is_file() for name in _WEIGHTS
     ):
         raise ConfigError(
-            f'{flag}: {str(model.path)!r} lacks config.json with a "model_type", or {_WEIGHTS[0]}'
+            f'{flag}: {str(model.path)!r} lacks config.json with a "model_type", or {_WEIGHTS[0]};'
+            " give a complete checkpoint folder",
+            param=flag,
         )
     return model
 
 
 def resolve_drawing(given: str | None) -> ModelFolder | None:
-    """Return the model for a value of `--draw`, a folder of diffusers; see `resolve_optional`."""
-    model = _locate_optional(given, "--draw", BUILT_IN_DRAWING)
+    """Return the model for a value of `--draw`, a diffusers folder; see `resolve_optional`."""
+    model = _locate_optional(given, "--draw", DEFAULT_DIFFUSION)
     if model is None:
         return None
     if not (model.path / "model_index.json").is_file():
         raise ConfigError(
-            f"--draw: {str(model.path)!r} lacks model_index.json; give a folder that diffusers loads"
+            f"--draw: {str(model.path)!r} lacks model_index.json; give a diffusers folder",
+            param="--draw",
         )
     return model
 
 
-def _locate_optional(given: str | None, flag: str, built_in: str) -> ModelFolder | None:
+def _locate_optional(given: str | None, flag: str, default: str) -> ModelFolder | None:
     if given == "none":
         return None
     if given is None:
-        path = local_folder(built_in)
+        path = local_folder(default)
         return None if path is None else ModelFolder(path.name, path)
     return ModelFolder(*locate(given, flag))
 
 
-def _known() -> str:
+def _known_models() -> str:
     names = [model.name for model in local_models()]
     return (
         "known: " + ", ".join(names)
         if names
-        else "none found; MOTET_MODELS can name a directory of models"
+        else "none found; set MOTET_MODELS to a directory of models"
     )

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from motet_cli.supervision.connection import Connection
+from motet_cli.supervision.connection import NatsAccess
 from motet_shared.process.config import ProcessConfig, load
 from motet_shared.wire.bus import Bus
 
@@ -21,7 +21,7 @@ _TAKEN = (
 )
 
 
-def bus_config(found: Connection, role: str = "operator") -> ProcessConfig:
+def bus_config(found: NatsAccess, role: str = "operator") -> ProcessConfig:
     """Return a command's settings: the connection, and certificates and addresses of the environment.
 
     Raises ConfigError.
@@ -34,7 +34,7 @@ def bus_config(found: Connection, role: str = "operator") -> ProcessConfig:
 
 
 @asynccontextmanager
-async def stack_bus(found: Connection, role: str = "operator") -> AsyncIterator[Bus]:
+async def stack_bus(found: NatsAccess, role: str = "operator") -> AsyncIterator[Bus]:
     """Yield a bus of the role's user. Raises ConfigError if there is no NATS server."""
     logging.getLogger("motet_shared.wire").setLevel(logging.CRITICAL)  # a command raises instead
     config = bus_config(found, role)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from motet_cli.commands.devices import player, recorder
 from motet_cli.commands.server import Server, read_key
 from motet_cli.supervision import connection
-from motet_cli.supervision.connection import Connection
+from motet_cli.supervision.connection import NatsAccess
 from motet_cli.talk.dialogue import Dialogue
 from motet_cli.talk.options import Options
 from motet_cli.talk.over_bus import converse_over_bus
@@ -71,7 +71,7 @@ def _conversation(
     return converse_over_socket(args.url, key, dialogue.inputs(), options)
 
 
-def _stack(args: Namespace) -> Connection | None:
+def _stack(args: Namespace) -> NatsAccess | None:
     """Return the stack of `--nats`, or that of this user which serves `--url`; None without one.
 
     With a key, a caller is served as its tenant, which only the gateway can do.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
 
-from motet_cli.supervision.connection import Connection
+from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.stack_bus import bus_config, stack_bus
 from motet_cli.talk.options import Options, TalkInput
 from motet_pipelines.chat.models import check_known, servable
@@ -23,7 +23,7 @@ _PATIENCE = 10.0  # seconds until the services have announced themselves
 
 
 async def converse_over_bus(
-    found: Connection, inputs: AsyncIterator[TalkInput], options: Options
+    found: NatsAccess, inputs: AsyncIterator[TalkInput], options: Options
 ) -> AsyncGenerator[list[Event], None]:
     """Yield the events of a conversation, as `converse` does.
 

@@ -17,7 +17,7 @@ import pytest
 
 from motet_cli.commands.devices import RATE
 from motet_cli.main import main
-from motet_cli.supervision.connection import Connection
+from motet_cli.supervision.connection import NatsAccess
 from motet_cli.talk.dialogue import Dialogue
 from motet_cli.talk.over_socket import render
 from motet_cli.talk.playback import Playback, Sink, WavOutput
@@ -349,8 +349,8 @@ def test_the_password_of_a_role_comes_from_its_folder_or_from_that_of_all(tmp_pa
     (tmp_path / "gateway").mkdir()
     (tmp_path / "gateway" / "gateway").write_text("of-the-gateway\n")
     for folder in (tmp_path, tmp_path / "gateway"):
-        found = Connection("nats://x", nats_credentials=str(folder))
+        found = NatsAccess("nats://x", nats_credentials=str(folder))
         assert found.password("gateway") == "of-the-gateway"
         with pytest.raises(ConfigError):
             found.password("operator")
-    assert Connection("nats://x", "one-for-all").password("gateway") == "one-for-all"
+    assert NatsAccess("nats://x", "one-for-all").password("gateway") == "one-for-all"

@@ -166,7 +166,7 @@ async def test_nats_keeps_pictures_within_bounds(
             keep = await ImageStore.open(client, Stored(lambda owner: None), 60, 60, 6)
             name = await keep.put_image(b"small", "png")
             assert await keep.image(name) == b"small"
-            with pytest.raises(Unavailable, match="insufficient resources"):
+            with pytest.raises(Unavailable):
                 await keep.put_image(bytes(2 << 20), "png")
             assert await keep.image(name) == b"small"
         finally:

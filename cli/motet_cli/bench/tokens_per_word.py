@@ -1,4 +1,4 @@
-"""Convert tokens to words: a client has no tokenizer, but the server's usage counts tokens."""
+"""Convert tokens to words: the client has no tokenizer, but the server's usage counts tokens."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Linear estimate: a prompt of n words has `overhead + n * per_word` tokens on average.
+class TokensPerWord:
+    """Estimate the tokens of a prompt of n words as `overhead + n * per_word`.
 
-    The overhead is that of the chat template.
+    overhead: tokens of the chat template.
     """
 
     per_word: float = 1.0
@@ -20,8 +20,8 @@ class Scale:
         return max(1, round((tokens - (self.overhead if with_overhead else 0.0)) / self.per_word))
 
     @classmethod
-    def fit(cls, short: tuple[int, int], long: tuple[int, int]) -> Scale:
-        """Fit to two observations of (words, tokens)."""
+    def fit(cls, short: tuple[int, int], long: tuple[int, int]) -> TokensPerWord:
+        """Fit to two observations (words, tokens); without a slope, count a word as a token."""
         per_word = (long[1] - short[1]) / (long[0] - short[0])
         if per_word <= 0:
             return cls()

@@ -1,4 +1,4 @@
-"""Transcribe live sound through a transcription session of `/v1/realtime`."""
+"""Transcribe live audio through a transcription session of `/v1/realtime`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from motet_media.audio import pcm_bytes
 from motet_shared.errors import Unavailable, from_wire
 
 _PIECE = pcm_bytes(40, RATE)
-_LAST = "last"  # id of the event that commits the remaining sound
+_LAST = "last"  # id of the event that commits the remaining audio
 _TRANSCRIPTION = "conversation.item.input_audio_transcription"
 
 
-class Captions:
-    """Run one session. Raises Unavailable without a server; server errors arrive as MotetError."""
+class LiveTranscription:
+    """Hold one transcription session; errors of the server are raised as MotetError."""
 
     def __init__(self, url: str, key: str | None) -> None:
+        """Connect to the server. Raises Unavailable if that fails."""
         address = url.rstrip("/").replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         try:
@@ -35,7 +36,7 @@ class Captions:
             ) from None
         self._url = url
 
-    def __enter__(self) -> Captions:
+    def __enter__(self) -> LiveTranscription:
         return self
 
     def __exit__(
@@ -46,17 +47,20 @@ class Captions:
     ) -> None:
         self._socket.close()
 
-    def of(self, sound: IO[bytes], settings: dict[str, str]) -> Iterator[str]:
-        """Yield text in spoken order, a line per turn, until `sound` (PCM) ends and is transcribed.
+    def transcribe(self, sound: IO[bytes], settings: dict[str, str]) -> Iterator[str]:
+        """Yield text in spoken order, a line per turn, until all of `sound` is transcribed.
 
-        settings: those of `session.audio.input.transcription`.
+        sound: PCM, 16 bits, mono, 24 kHz.
+        settings: fields of `session.audio.input.transcription`.
         """
         turns = Turns()
         self._send(
             "session.update",
             session={"type": "transcription", "audio": {"input": {"transcription": settings}}},
         )
-        sender = threading.Thread(target=self._hear, args=(sound,), name="microphone", daemon=True)
+        sender = threading.Thread(
+            target=self._send_audio, args=(sound,), name="microphone", daemon=True
+        )
         for event in self._events():
             kind = event["type"]
             if kind == "session.updated":
@@ -66,12 +70,12 @@ class Captions:
             elif kind == "input_audio_buffer.cleared":
                 yield from turns.end()
             elif kind.startswith(_TRANSCRIPTION):
-                yield from turns.note(kind.removeprefix(f"{_TRANSCRIPTION}."), event)
-            if turns.over:
+                yield from turns.apply(kind.removeprefix(f"{_TRANSCRIPTION}."), event)
+            if turns.finished:
                 return
 
-    def _hear(self, sound: IO[bytes]) -> None:
-        """Send the sound as it arrives; at its end, commit the rest as the last turn."""
+    def _send_audio(self, sound: IO[bytes]) -> None:
+        """Send the audio as it arrives; at its end, commit the rest as the last turn."""
         try:
             while piece := sound.read(_PIECE):
                 self._send("input_audio_buffer.append", audio=base64.b64encode(piece).decode())
@@ -98,7 +102,7 @@ class Captions:
 
 
 class Turns:
-    """Order turns by their beginning. Only the oldest open one is shown; later ones wait for it."""
+    """Order the text of turns by their beginning: only the oldest open turn is shown."""
 
     def __init__(self) -> None:
         self._text: dict[str, str] = {}  # text so far, by item
@@ -108,19 +112,19 @@ class Turns:
         self._ended = False
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Return True if no text can follow."""
         return self._ended and not self._text
 
     def commit(self, item_id: str) -> None:
-        """Mark an item as a turn: its words arrive now or later."""
+        """Mark an item as a turn, whose text arrives now or later."""
         self._text.setdefault(item_id, "")
         self._committed.add(item_id)
 
-    def note(self, kind: str, event: dict[str, Any]) -> Iterator[str]:
-        """Yield what a transcription event makes visible.
+    def apply(self, kind: str, event: dict[str, Any]) -> Iterator[str]:
+        """Apply a transcription event; yield the text that it makes visible.
 
-        A failed transcription is shown as far as it came.
+        A failed transcription is shown as far as it was received.
         """
         item_id = event["item_id"]
         text = self._text.setdefault(item_id, "")

@@ -1,4 +1,4 @@
-"""What `motet doctor` says is to be turned can be turned: every setting, option and command in it is there."""
+"""Test that every setting, option and command in a remedy of `motet doctor` exists."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SETTINGS = {
 }
 
 
-def knobs() -> dict[str, str]:
+def remedies() -> dict[str, str]:
     return {name: diagnose(window(*CASES[name][0]))[0].knob for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_settings_and_options_exist(name: str) -> None:
-    knob = knobs()[name]
-    assert set(re.findall(r"MOTET_[A-Z_]+", knob)) <= SETTINGS
-    for option, value in re.findall(r"(?<!up )(--[a-z-]+) ([0-9A-Za-z.]+)", knob):
+    remedy = remedies()[name]
+    assert set(re.findall(r"MOTET_[A-Z_]+", remedy)) <= SETTINGS
+    for option, value in re.findall(r"(?<!up )(--[a-z-]+) ([0-9A-Za-z.]+)", remedy):
         if option.startswith("--sort"):  # of ps
             continue
         taken = [
@@ -51,8 +51,8 @@ def _of(config: type) -> set[str]:
 def test_commands_exist() -> None:
     commands = [
         found
-        for knob in knobs().values()
-        for found in re.findall(r"motet ((?:scale|up|restart)[^;:,)(]*)", knob)
+        for remedy in remedies().values()
+        for found in re.findall(r"motet ((?:scale|up|restart)[^;:,)(]*)", remedy)
     ]
     assert len(commands) >= 4
     for command in commands:
