@@ -399,7 +399,7 @@ def kernels_note() -> str:
 
 def fallback_warning() -> str:
     """Return a warning with a remedy if kernels have no native library here, else an empty text."""
-    reason = native.shortfall()
+    reason = native.why_not_native()
     if not reason:
         return ""
     remedy = (
