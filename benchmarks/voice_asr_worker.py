@@ -31,29 +31,29 @@ class Motet:
         self._engine: Any = load_engine(config)
 
     def whole(self, sounds: list[Sound], tokens: int) -> list[list[int]]:
-        from motet_asr.engine.request import Options
+        from motet_asr.engine.request import TranscriptionOptions
 
         engine, said = self._engine, {}
-        options = Options(language="en", timestamps=False)
+        options = TranscriptionOptions(language="en", timestamps=False)
         for key, sound in enumerate(sounds):
             engine.add(key, engine.prepare(sound), len(sound) / RATE, options)
         while engine.has_work:
             for output in engine.step():
                 if output.error is not None:
                     raise output.error
-                said[output.key] = output.heard.tokens
+                said[output.key] = output.result.tokens
         return [said[key] for key in range(len(sounds))]
 
     def parts(self, sounds: list[Sound]) -> dict[Part, float]:
-        from motet_asr.engine.engine import Waiting
-        from motet_asr.engine.request import Options
-        from motet_asr.engine.slot_engine import Run
+        from motet_asr.engine.engine import WaitingWindow
+        from motet_asr.engine.request import TranscriptionOptions
+        from motet_asr.engine.slot_engine import RunningWindow
 
         start = time.perf_counter()
         features = [self._engine.prepare(sound) for sound in sounds]
         middle = time.perf_counter()
         runs = [
-            Run(Waiting(key, Options(), one, len(sound) / RATE))
+            RunningWindow(WaitingWindow(key, TranscriptionOptions(), one, len(sound) / RATE))
             for key, (one, sound) in enumerate(zip(features, sounds, strict=True))
         ]
         size = self._engine.config.encode_batch

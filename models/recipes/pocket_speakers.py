@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from motet_speakers.encoder import KERNEL, REACH, TINY, Shape, SpeakerEncoder
+from motet_speakers.encoder import EPSILON, KERNEL, KERNEL_WIDTH, Shape, SpeakerEncoder
 from motet_speakers.features import BANDS, Floats
 from speaker_data import training_features
 
@@ -83,7 +83,7 @@ class Network(nn.Module):
         width = shape.width
         self.first = Layer(BANDS, width, KERNEL, stride=2)
         self.deep = nn.ModuleList(
-            Layer(width, width, REACH, dilation) for dilation in shape.dilations
+            Layer(width, width, KERNEL_WIDTH, dilation) for dilation in shape.dilations
         )
         self.wide = Layer(width, shape.pooled)
         self.worth = nn.Parameter(torch.zeros(shape.pooled))
@@ -98,7 +98,7 @@ class Network(nn.Module):
         x_BTC = self.wide(x_BTC)
         worth = torch.softmax(x_BTC @ self.worth, dim=1)[..., None]
         mean = (x_BTC * worth).sum(dim=1)
-        deviation = torch.sqrt(((x_BTC**2 * worth).sum(dim=1) - mean**2).clamp_min(TINY))
+        deviation = torch.sqrt(((x_BTC**2 * worth).sum(dim=1) - mean**2).clamp_min(EPSILON))
         return functional.normalize(self.out_norm(self.out(torch.cat([mean, deviation], dim=1))))
 
     @torch.no_grad()

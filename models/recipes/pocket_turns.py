@@ -94,7 +94,7 @@ def examples(recipe: Recipe) -> list[Example]:
 
 
 class Network(nn.Module):
-    """What `TurnModel.finished` computes, for a batch."""
+    """What `TurnModel.end_probability` computes, for a batch."""
 
     def __init__(self, shape: TurnShape) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ def train(recipe: Recipe) -> TurnModel:
     pairs = [features(example.text, recipe.shape.rows) for example in made]
     rows = torch.from_numpy(np.stack([found for found, _ in pairs]))
     lengths = torch.tensor([length for _, length in pairs], dtype=torch.float32)
-    labels = torch.tensor([float(example.finished) for example in made])
+    labels = torch.tensor([float(example.end_probability) for example in made])
     torch.manual_seed(recipe.seed)
     network = Network(recipe.shape)
     optimizer = torch.optim.Adam(network.parameters(), lr=recipe.rate)
@@ -187,7 +187,7 @@ def evaluate(model: TurnModel, draws: int = 6000) -> dict[str, Score]:
     for category, texts in held_out(draws).items():
         for text in texts:
             words = words_of(text)
-            rated = [model.finished(" ".join(words[: n + 1])) for n in range(len(words))]
+            rated = [model.end_probability(" ".join(words[: n + 1])) for n in range(len(words))]
             ends.setdefault(category, []).append(rated[-1])
             breaks.setdefault(category, []).extend(rated[:-1])
     scores = {category: score(ends[category], breaks[category]) for category in ends}

@@ -22,7 +22,7 @@ from motet_shared.messages import Detect
 from motet_speakers.encoder import SpeakerEncoder
 from motet_speakers.features import Floats, features
 from motet_vad.edges import Edges
-from motet_vad.model import FRAME, FRAME_MS, RATE, Memory, Silero
+from motet_vad.model import FRAME, FRAME_MS, RATE, Silero, StreamState
 from speaker_data import HEARD, Dialogue, Turn, dialogue, held_out_people, person, utterances
 from speech_noise import CLEAN, Conditions, Wave
 from speech_sentences import HELD_OUT_SEEDS
@@ -71,7 +71,11 @@ def equal_error(found: Pairs) -> tuple[float, float]:
 
 def speech_in(wave: Wave, silero: Silero) -> list[diarize.Span]:
     """Spans of speech as motet-vad marks them in a file."""
-    edges, memory, found = Edges(Detect(silence_duration_ms=100, prefix_padding_ms=0)), Memory(), []
+    edges, memory, found = (
+        Edges(Detect(silence_duration_ms=100, prefix_padding_ms=0)),
+        StreamState(),
+        [],
+    )
     padded = np.pad(wave, (0, -len(wave) % FRAME)).reshape(-1, FRAME)
     for number, frame in enumerate(padded):
         [probability] = silero.step([frame], [memory])

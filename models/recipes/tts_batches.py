@@ -13,7 +13,7 @@ from torch import Tensor
 
 from motet_tts.pocket.codec import SpeechCodec
 from motet_tts.pocket.config import PocketConfig
-from motet_tts.pocket.speaker import Pointer
+from motet_tts.pocket.frame_generator import Pointer
 from tts_data import Example, pointers
 
 POOL = 20  # batches whose sentences are sorted by length together

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from motet_tts.pocket.codec import PITCH, SpeechCodec, later
-from motet_tts.pocket.reader import PLACES, Reader
-from motet_tts.pocket.speaker import Speaker
+from motet_tts.pocket.frame_generator import FrameGenerator
+from motet_tts.pocket.phonemizer import PLACES, Phonemizer
 from motet_tts.pocket.synth import AHEAD, Controls
 from tts_batches import Passage, Walk
 from tts_features import bands
@@ -22,7 +22,7 @@ MISHEARD = (
 )
 
 
-def reading(reader: Reader, passages: Sequence[Passage]) -> Losses:
+def reading(reader: Phonemizer, passages: Sequence[Passage]) -> Losses:
     """CTC of the phonemes, word by word: where words begin is known, so that only their letters are to be aligned."""
     letters = [torch.tensor(reader.encode(one.text)) for one in passages]
     lengths = torch.tensor([len(row) for row in letters])
@@ -83,7 +83,7 @@ def spectral(made_BL: Tensor, wanted_BL: Tensor, size: int) -> Tensor:
     return log + (made - wanted).norm() / (wanted.norm() + 1e-6)
 
 
-def speaking(speaker: Speaker, walks: Sequence[Walk], generator: torch.Generator) -> Losses:
+def speaking(speaker: FrameGenerator, walks: Sequence[Walk], generator: torch.Generator) -> Losses:
     """Codes and steps of the pointer, of all frames of all sentences."""
     hidden = _frames(speaker, walks, generator)
     wanted, steps = torch.cat([one.codes for one in walks]), torch.cat([one.steps for one in walks])
@@ -96,7 +96,7 @@ def speaking(speaker: Speaker, walks: Sequence[Walk], generator: torch.Generator
     return {"loss": 2 * codes + advance, "first": books[0], "codes": codes, "advance": advance}
 
 
-def _frames(speaker: Speaker, walks: Sequence[Walk], generator: torch.Generator) -> Tensor:
+def _frames(speaker: FrameGenerator, walks: Sequence[Walk], generator: torch.Generator) -> Tensor:
     """What the backbone makes of all that is read before each frame, `[frames of all sentences, E]`."""
     phonemes, inputs = [one.phonemes for one in walks], [one.inputs for one in walks]
     longest = 1 + max(len(one) for one in walks)
@@ -105,10 +105,10 @@ def _frames(speaker: Speaker, walks: Sequence[Walk], generator: torch.Generator)
     heard = [
         row[-1] + 1 + torch.arange(len(frames)) for row, frames in zip(said, inputs, strict=True)
     ]
-    manner = speaker.manner(
+    manner = speaker.embed_style(
         torch.tensor([one.voice for one in walks]), torch.tensor([one.rate for one in walks])
     )
-    sounds = speaker.sounds(
+    sounds = speaker.embed_phonemes(
         torch.cat(phonemes), torch.cat([torch.arange(len(row)) for row in phonemes])
     )
     noisy = torch.cat(

@@ -1,4 +1,4 @@
-"""Run one speech recognition process: `python -m motet_asr --model FOLDER`."""
+"""RunningWindow one speech recognition process: `python -m motet_asr --model FOLDER`."""
 
 from motet_shared.process.starts import importing
 

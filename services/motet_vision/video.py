@@ -15,7 +15,7 @@ from motet_shared.errors import BadRequest
 
 @dataclass(frozen=True, slots=True)
 class Video:
-    """Frames of a video in RGB, in order and of one size, and their number per second."""
+    """Hold frames of a video in RGB, in order and of one size, and their number per second."""
 
     frames: list[Image.Image]
     fps: float

@@ -147,19 +147,21 @@ def tiny_parakeet(path: Path, *, seed: int = 0) -> Path:
 
 
 def _letters(path: Path, kind: Any, specials: list[str], blank: str | None = None) -> None:
-    """A tokenizer with a vocabulary of 64: special tokens, the space and one-letter pieces."""
-    pieces = [
+    """A tokenizer with a vocabulary of 64: special tokens, the space and one-letter segments."""
+    segments = [
         *specials,
         "▁",
         *(chr(code) for code in range(0x61, 0x7B)),
         *(f"▁{chr(code)}" for code in range(0x61, 0x7B)),
     ]
-    pieces += [f"<{index}>" for index in range(64 - len(pieces) - (blank is not None))] + (
+    segments += [f"<{index}>" for index in range(64 - len(segments) - (blank is not None))] + (
         [blank] if blank else []
     )
     tokenizer = Tokenizer(
         models.BPE(
-            vocab={piece: index for index, piece in enumerate(pieces)}, merges=[], unk_token="<unk>"
+            vocab={segment: index for index, segment in enumerate(segments)},
+            merges=[],
+            unk_token="<unk>",
         )
     )
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()

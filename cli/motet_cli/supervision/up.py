@@ -411,7 +411,7 @@ def kernels_note() -> str:
 
 def fallback_warning() -> str:
     """Return a warning with a remedy if kernels have no native library, else ""."""
-    reason = native.shortfall()
+    reason = native.why_not_native()
     if not reason:
         return ""
     remedy = (

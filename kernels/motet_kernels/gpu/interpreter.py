@@ -21,7 +21,7 @@ _cast, _dot, _binary, _unary = (
 )
 
 
-def mend() -> None:
+def patch() -> None:
     """Replace the incorrect methods; a second call changes nothing."""
     for name, method in (
         ("cast_impl", cast),
@@ -96,5 +96,5 @@ def _refuse(op: Any, *handles: Any) -> None:
     if any(handle.dtype.scalar == tl.bfloat16 for handle in handles):
         name = getattr(op, "__name__", op)
         raise KernelError(
-            f"{name} of bfloat16: widen to float32 first; the interpreter computes with its bits"
+            f"{name}: of bfloat16; widen to float32 first; the interpreter computes with its bits"
         )

@@ -22,11 +22,11 @@ _FORMATS = {torch.uint8: "int4", torch.int8: "int8", FLOAT8: "float8"}
 
 @dataclass(frozen=True, slots=True)
 class GroupWeights:
-    """A matrix in codes, scales float32 `[N, G]`, and shifts of the same shape or None.
+    """Hold a matrix in codes, scales float32 `[N, G]`, and shifts of the same shape or None.
 
     `order_K`: column j of the codes is input `order_K[j]`. A group is of a multiple of 16 inputs,
-    of 32 for int4; the last one may be shorter. Raises `KernelError` on parts that do not fit each
-    other, and on values that are not finite.
+        of 32 for int4; the last one may be shorter.
+    Raises `KernelError` on parts that do not fit each other, and on values that are not finite.
     """
 
     codes_NK: Tensor
@@ -68,10 +68,12 @@ class GroupWeights:
 
     @property
     def format(self) -> str:
+        """Return the name of the codes' format."""
         return _FORMATS[self.codes_NK.dtype]
 
     @property
     def offset(self) -> float:
+        """Return the number that is subtracted from each code."""
         return 8.0 if self.format == "int4" and self.shift_NG is None else 0.0
 
     def dense(self) -> Tensor:

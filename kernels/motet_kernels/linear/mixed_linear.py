@@ -68,5 +68,5 @@ class MixedLinear(Linear):
 
     def _apply(self, *args: object, **kwargs: object) -> MixedLinear:
         raise KernelError(
-            "packed parts stay on their device and in their formats: pack them again instead"
+            "device: packed parts stay on their device, in their formats; pack them again"
         )

@@ -86,7 +86,7 @@ class TurnsHeads:
     def attend_heads(
         self, layer: int, heads: PackedHeads, scale: float, options: AttentionOptions
     ) -> Tensor:
-        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in heads.turned())
+        query, key, value = (part.transpose(0, 1).unsqueeze(0) for part in heads.rotated())
         return self.attend(layer, query, key, value, scale, options)
 
 

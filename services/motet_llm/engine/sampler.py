@@ -123,14 +123,14 @@ def _row_edits(request: Row) -> tuple[np.ndarray, ...]:
     said = np.array(request.output if s.presence_penalty or s.frequency_penalty else [], np.int64)
     said, counts = np.unique(said, return_counts=True)
     tokens = np.unique(np.concatenate([biased, banned, seen, said]))
-    bias, less = np.zeros((2, len(tokens)), np.float32)
+    bias, penalty = np.zeros((2, len(tokens)), np.float32)
     factor = np.ones(len(tokens), np.float32)
     bias[np.searchsorted(tokens, biased)] = [*s.logit_bias.values()]
     bias[np.searchsorted(tokens, banned)] = -np.inf
     factor[np.searchsorted(tokens, seen)] = s.repetition_penalty
     presence, frequency = np.array([s.presence_penalty, s.frequency_penalty], np.float32)
-    less[np.searchsorted(tokens, said)] = presence + frequency * counts.astype(np.float32)
-    return tokens.astype(np.int32), bias, factor, less
+    penalty[np.searchsorted(tokens, said)] = presence + frequency * counts.astype(np.float32)
+    return tokens.astype(np.int32), bias, factor, penalty
 
 
 # -------------------------------------------------------------------------------------------------- log-probabilities

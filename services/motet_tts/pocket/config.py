@@ -12,7 +12,7 @@ MODEL_TYPE = "motet_pocket_tts"
 
 @dataclass(frozen=True, kw_only=True)
 class PocketConfig:
-    """Settings of a pocket-tts checkpoint.
+    """Hold the settings of a pocket-tts checkpoint.
 
     sample_rate: Hz.
     hop: samples per acoustic frame.
@@ -53,7 +53,7 @@ class PocketConfig:
     def __post_init__(self) -> None:
         if self.model_type != MODEL_TYPE:
             raise ValueError(
-                f"model_type {self.model_type!r} is no pocket-tts: use a folder with {MODEL_TYPE!r}"
+                f"model_type {self.model_type!r} is no pocket-tts: give a folder with {MODEL_TYPE!r}"
             )
         for name in ("voices", "phonemes"):
             entries = getattr(self, name)
@@ -73,6 +73,7 @@ class PocketConfig:
         return self.sample_rate / self.frame_samples
 
     def save(self, folder: Path) -> None:
+        """Write the settings to `config.json` of a folder."""
         text = json.dumps(
             {"architectures": ["PocketSpeech"], **asdict(self)}, indent=2, ensure_ascii=False
         )

@@ -10,7 +10,7 @@ pytest.importorskip("espeakng_loader")
 
 import tts_features  # noqa: E402
 from motet_tts.pocket.codec import later  # noqa: E402
-from motet_tts.pocket.speaker import Pointer  # noqa: E402
+from motet_tts.pocket.frame_generator import Pointer  # noqa: E402
 from motet_tts.pocket.synth import Controls, Synth  # noqa: E402
 from tts_codebooks import k_means  # noqa: E402
 

@@ -18,9 +18,9 @@ import tts_losses  # noqa: E402
 import tts_shards  # noqa: E402
 from asr_evaluate import distance  # noqa: E402
 from motet_tts.pocket.config import PocketConfig  # noqa: E402
+from motet_tts.pocket.frame_generator import Pointer  # noqa: E402
 from motet_tts.pocket.model import PocketSpeech  # noqa: E402
-from motet_tts.pocket.reader import Reading  # noqa: E402
-from motet_tts.pocket.speaker import Pointer  # noqa: E402
+from motet_tts.pocket.phonemizer import PhonemeSequence  # noqa: E402
 from pocket_tts import STAGES, Trainer, build_config, build_model  # noqa: E402
 from speech_sentences import HELD_OUT_SEEDS, is_held_out  # noqa: E402
 from tts_codebooks import fit  # noqa: E402
@@ -282,7 +282,9 @@ def test_a_folder_loads_and_speaks(
     reading = loaded.read("A red circle.", "ada")
     assert len(reading.phonemes) == len(reading.characters)
     # An untrained reader may say nothing.
-    monkeypatch.setattr(loaded.reader, "read", lambda text, voice: Reading([3, 4, 5], [0, 1, 2]))
+    monkeypatch.setattr(
+        loaded.reader, "read", lambda text, voice: PhonemeSequence([3, 4, 5], [0, 1, 2])
+    )
     spoken = list(loaded.stream("abc", "ada", seed=1))
     again = list(loaded.stream("abc", "ada", seed=1))
     assert all(len(one.samples) == loaded.config.frame_samples for one in spoken)

@@ -116,7 +116,7 @@ def test_pictures_that_are_spoilt_are_wrong(drawn: list[tuple[Scene, Picture]]) 
     )
     speckled = picture.copy()
     speckled[::6, ::6] = PALETTE["green"]
-    turned = np.ascontiguousarray(np.rot90(picture, 2))
+    rotated = np.ascontiguousarray(np.rot90(picture, 2))
     for spoilt in (
         blank,
         smeared.astype(np.uint8),
@@ -125,7 +125,7 @@ def test_pictures_that_are_spoilt_are_wrong(drawn: list[tuple[Scene, Picture]]) 
     ):
         assert not check(spoilt, scene).right
     if any(thing.shape == "triangle" for thing in scene.things):
-        assert not check(turned, scene).right
+        assert not check(rotated, scene).right
     with pytest.raises(ValueError, match="three channels"):
         look(picture[..., 0])
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from motet_embedding.config import EngineConfig
 from motet_embedding.encoder import Encoder
 from motet_embedding.engine import Engine
+from motet_embedding.request_queues import RequestQueues, cost
 from motet_embedding.texts import Text
-from motet_embedding.waiting import RequestQueues, cost
 from motet_shared.errors import InternalError, Overloaded
 
 FOLDER = str(Path(__file__).parents[3] / "models" / "pocket-chat")  # whose model is never read

@@ -75,7 +75,7 @@ def theirs(name: str) -> str:
     return f"{_OTHERS[module]}.{end}"
 
 
-def turned(rows: np.ndarray, heads: int) -> np.ndarray:
+def rotated(rows: np.ndarray, heads: int) -> np.ndarray:
     """As llama.cpp's converter lays the rows of Llama's queries and keys: halves of a head in turns."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, -1).swapaxes(1, 2).reshape(len(rows), -1)
 
@@ -106,7 +106,7 @@ def make(folder: Path, family: str, kinds: dict[str, str], **sizes: Any) -> tupl
         kind = next((kind for end, kind in kinds.items() if module.endswith(end)), None)
         if kind is None:
             data = tensor.numpy()
-            writer.add_tensor(theirs(name), data if heads is None else turned(data, heads))
+            writer.add_tensor(theirs(name), data if heads is None else rotated(data, heads))
             continue
         data = blocks(kind, len(tensor), tensor.shape[1], seed)
         writer.add_tensor(theirs(name), data, raw_dtype=TYPES[kind])

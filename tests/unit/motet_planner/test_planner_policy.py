@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_planner.history import History, Sample
+from motet_planner.history import History, LaunchSample
 from motet_planner.policy import Decision, Policy, RolePolicy
 from motet_shared.errors import ConfigError
 
@@ -29,15 +29,17 @@ PLAIN = RolePolicy(
 )
 
 
-def run(policy: RolePolicy, samples: Iterable[Sample]) -> list[Decision]:
+def run(policy: RolePolicy, samples: Iterable[LaunchSample]) -> list[Decision]:
     generated = Policy(policy)
     return [generated.decide(sample) for sample in samples]
 
 
-def load(values: Iterable[tuple[int, float, float]], ready: int = 0) -> list[Sample]:
+def load(values: Iterable[tuple[int, float, float]], ready: int = 0) -> list[LaunchSample]:
     """(arrivals, running, waiting) every two seconds."""
     return [
-        Sample(at=EVERY * number, arrivals=arrivals, running=running, waiting=waiting, ready=ready)
+        LaunchSample(
+            at=EVERY * number, arrivals=arrivals, running=running, waiting=waiting, ready=ready
+        )
         for number, (arrivals, running, waiting) in enumerate(values)
     ]
 
@@ -218,9 +220,9 @@ def test_reasons_are_told() -> None:
 
 def test_time_does_not_go_back() -> None:
     generated = Policy(PLAIN)
-    generated.decide(Sample(at=5.0))
+    generated.decide(LaunchSample(at=5.0))
     with pytest.raises(ValueError, match="time goes back"):
-        generated.decide(Sample(at=5.0))
+        generated.decide(LaunchSample(at=5.0))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from motet_shared.process.config import Bytes, Duration, ProcessConfig, load, se
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample(ProcessConfig):
+class LaunchSample(ProcessConfig):
     """A service for tests."""
 
     threads: int = setting("worker threads, 100% busy", default=2, min=1, max=64)
@@ -47,13 +47,13 @@ class Strict:
             raise ValueError("bad model")
 
 
-def sample(argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Sample:
-    return load(Sample, list(argv), env or {}, prog="sample")
+def sample(argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> LaunchSample:
+    return load(LaunchSample, list(argv), env or {}, prog="sample")
 
 
 def test_defaults_are_used_when_nothing_is_given() -> None:
     config = sample()
-    assert config == Sample()
+    assert config == LaunchSample()
     assert config.nats_url == "nats://127.0.0.1:4222"
     assert config.sizes == []
 
@@ -201,10 +201,10 @@ def test_help_names_every_flag_variable_and_default(capsys: pytest.CaptureFixtur
 
 
 def test_instance_ids_are_generated_from_the_role_or_taken_as_given() -> None:
-    first, second = Sample().instance_id("decode"), Sample().instance_id("decode")
+    first, second = LaunchSample().instance_id("decode"), LaunchSample().instance_id("decode")
     assert first.startswith("decode-")
     assert first != second
-    assert Sample(instance="decode-7").instance_id("decode") == "decode-7"
+    assert LaunchSample(instance="decode-7").instance_id("decode") == "decode-7"
 
 
 @settings(deadline=None)

@@ -13,6 +13,7 @@ from motet_shared.messages import Audio, Speak, SpeechResume
 from motet_shared.testing import settle
 from motet_shared.text.sentences import cut
 from support import tts_checkpoints
+from support.refusals import refuses
 from support.tts_stage import TEXT, Speech, ask, said, stage
 
 MS = 48  # bytes of PCM per millisecond
@@ -115,25 +116,23 @@ async def test_symbols_alone_are_silent(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "error", "message"),
+    ("request_", "error", "param"),
     [
         (
             Speak(model="other", text="hi"),
             UnknownModel,
-            "'other' is no tts model here; there are: tiny-tts",
+            "model",
         ),
-        (ask(" \n"), BadRequest, "input: is empty"),
-        (ask("x" * 2001), PayloadTooLarge, "2001 characters"),
-        (ask(voice="zoe"), BadRequest, "voice: 'zoe' is unknown; choose one of anna, ben"),
-        (ask(speed=0.2), BadRequest, "speed: 0.2; give 0.25 to 4.0"),
-        (ask(speed=float("nan")), BadRequest, "speed: nan"),
+        (ask(" \n"), BadRequest, "input"),
+        (ask("x" * 2001), PayloadTooLarge, "input"),
+        (ask(voice="zoe"), BadRequest, "voice"),
+        (ask(speed=0.2), BadRequest, "speed"),
+        (ask(speed=float("nan")), BadRequest, "speed"),
     ],
 )
-async def test_refusals(
-    folder: Path, request_: Speak, error: type[MotetError], message: str
-) -> None:
+async def test_refusals(folder: Path, request_: Speak, error: type[MotetError], param: str) -> None:
     async with stage(folder, longest_text=2000) as (bus, (actor,), _):
-        with pytest.raises(error, match=message):
+        with refuses(error, param):
             await said(bus, request_)
         actor.check_integrity()
 

@@ -14,7 +14,7 @@ from motet_shared.testing import memory_buses, running
 from motet_shared.wire.bus import Bus
 from motet_vad.batcher import Batcher
 from motet_vad.config import VadConfig
-from motet_vad.model import FRAME, Floats, Memory, Silero
+from motet_vad.model import FRAME, Floats, Silero, StreamState
 from motet_vad.service import Vad
 from speech_espeak import Voice
 from support.spoken import mixed, noise, say, silence
@@ -214,13 +214,15 @@ async def test_a_stream_in_company_gets_the_probabilities_that_it_gets_alone() -
     model = Silero()
     speech = np.frombuffer(say(SENTENCES[0], 16000), "<i2") / np.float32(32768)
     frames: list[Floats] = list(speech[: len(speech) // FRAME * FRAME].reshape(-1, FRAME))
-    memory = Memory()
+    memory = StreamState()
     alone = [model.step([frame], [memory])[0] for frame in frames]
     assert max(alone) > 0.9
     batcher = Batcher(model, max_batch=3)
     task = asyncio.create_task(batcher.run())
     backwards: list[Floats] = [frame[::-1].copy() for frame in frames]
-    work = [batcher.probabilities(Memory(), f) for f in (frames, backwards, frames, frames[:5], [])]
+    work = [
+        batcher.probabilities(StreamState(), f) for f in (frames, backwards, frames, frames[:5], [])
+    ]
     found = await asyncio.gather(*work)
     for got, due in zip((found[0], *found[2:]), (alone, alone, alone[:5], []), strict=True):
         assert np.allclose(got, due, atol=1e-4)

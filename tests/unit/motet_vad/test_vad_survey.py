@@ -15,7 +15,7 @@ from motet_pipelines.voice.transcribe import NO_AUDIO
 from motet_shared.errors import BadRequest, Unavailable, UnknownModel
 from motet_shared.messages import FindSpeech, SpeechSpans
 from motet_shared.testing import die
-from motet_vad.recording import BEFORE, SHORTEST
+from motet_vad.recording import MIN_FRAMES, WARM_UP_FRAMES
 from support.file_world import FileWorld, file_world
 from support.spoken import mixed, noise, say, silence
 
@@ -83,8 +83,8 @@ async def test_a_long_file_is_heard_in_parts_side_by_side(world: World) -> None:
     before = vad.batcher.counters.passes
     found = await world.find(wav(pcm))
     frames, passes = len(pcm) / 2 / 512, vad.batcher.counters.passes - before
-    assert frames > 16 * SHORTEST
-    assert passes < frames / 16 + BEFORE + 5
+    assert frames > 16 * MIN_FRAMES
+    assert passes < frames / 16 + WARM_UP_FRAMES + 5
     assert_found(found, turns)
     alone = [
         await world.find(wav(pcm[at : at + 2 * RATE * 10]))

@@ -64,14 +64,16 @@ def test_the_committed_model_tells_ends_from_breaks_on_sentences_that_it_never_s
     ],
 )
 def test_plain_cases_are_clear(model: TurnModel, whole: str, broken: str) -> None:
-    assert model.finished(whole) > 0.5 > model.finished(broken)
+    assert model.end_probability(whole) > 0.5 > model.end_probability(broken)
 
 
 def test_what_a_recognizer_guesses_of_case_and_punctuation_changes_nothing(
     model: TurnModel,
 ) -> None:
-    assert model.finished("Where is the star?") == model.finished("where is  the STAR")
-    assert model.finished("") == model.finished(" ...") == UNSURE
+    assert model.end_probability("Where is the star?") == model.end_probability(
+        "where is  the STAR"
+    )
+    assert model.end_probability("") == model.end_probability(" ...") == UNSURE
 
 
 def test_the_slots_are_the_last_words_the_first_ones_and_an_ending() -> None:
@@ -101,7 +103,7 @@ def test_any_text_has_a_probability(text: str) -> None:
     weights = {
         name: rng.normal(0, 1, size).astype(np.float32) for name, size in shape.tensors().items()
     }
-    assert 0 <= TurnModel(shape, weights, "random").finished(text) <= 1
+    assert 0 <= TurnModel(shape, weights, "random").end_probability(text) <= 1
 
 
 def test_training_uses_no_held_out_sentence_and_learns_again_what_it_learned(
@@ -109,18 +111,20 @@ def test_training_uses_no_held_out_sentence_and_learns_again_what_it_learned(
 ) -> None:
     made = pocket_turns.examples(SMALL)
     assert made == pocket_turns.examples(SMALL)
-    assert 0.5 < sum(example.finished for example in made) / len(made) < 0.55
+    assert 0.5 < sum(example.end_probability for example in made) / len(made) < 0.55
     spoken = [
         example.text
         for example in made
-        if example.finished and example.text not in pocket_turns.SHORT
+        if example.end_probability and example.text not in pocket_turns.SHORT
     ]
     assert not any(is_held_out(text) for text in spoken)
     trained = pocket_turns.train(SMALL)
     trained.save(tmp_path / "again")
     loaded = TurnModel.load(str(tmp_path / "again"))
     text = "where is the red"
-    assert loaded.finished(text) == pytest.approx(trained.finished(text), abs=0.01)  # float16
+    assert loaded.end_probability(text) == pytest.approx(
+        trained.end_probability(text), abs=0.01
+    )  # float16
     scores = pocket_turns.evaluate(loaded, draws=1000)
     assert scores["all"].auc > 0.75, "even a few sentences teach most of it"
 
@@ -137,7 +141,9 @@ def test_the_network_of_the_recipe_is_that_of_the_service() -> None:
             score = network(
                 torch.from_numpy(rows)[None], torch.tensor([length], dtype=torch.float32)
             )
-        assert exported.finished(text) == pytest.approx(float(torch.sigmoid(score)), abs=1e-5)
+        assert exported.end_probability(text) == pytest.approx(
+            float(torch.sigmoid(score)), abs=1e-5
+        )
 
 
 def test_scores_are_what_they_say() -> None:
@@ -169,7 +175,9 @@ def test_a_folder_that_is_damaged_is_named(
 # -------------------------------------------------------------------------------------------------------- the pipeline
 async def test_the_service_judges_and_the_pipeline_asks(bus: Bus, model: TurnModel) -> None:
     for text in ("where is the", "where is the red circle"):
-        assert await end_probability(bus, text, deadline=30) == pytest.approx(model.finished(text))
+        assert await end_probability(bus, text, deadline=30) == pytest.approx(
+            model.end_probability(text)
+        )
     with pytest.raises(UnknownModel, match="pocket-turns"):
         [body async for body in bus.open("vad", PredictTurnEnd(text="x", model="other"))]
 

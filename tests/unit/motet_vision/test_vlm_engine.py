@@ -22,7 +22,7 @@ from motet_llm.models.image_embeddings import ImageEmbedding
 from motet_shared.errors import BadRequest
 from motet_shared.messages import Sampling
 from motet_vision.checkpoint import load_family
-from motet_vision.families import Family
+from motet_vision.families import VisionFamily
 from support.vlm_checkpoints import FAMILIES, picture, reference, tiny_vlm
 
 TIE = 1e-4
@@ -49,7 +49,7 @@ class World:
     def __init__(self, name: str, folder: Path):
         self.name, self.folder = name, folder
         self.reference: PreTrainedModel = reference(folder)
-        self.vision_model: Family = load_family(folder, torch.float32)
+        self.vision_model: VisionFamily = load_family(folder, torch.float32)
         prepared = [
             self.vision_model.prepare(picture(number, *size), 0)
             for number, size in enumerate(SIZES)

@@ -18,14 +18,14 @@ from .config import PocketConfig
 PLACES = 2  # per character
 
 
-class Reading(NamedTuple):
-    """Phonemes of a text by number, and for each the index of the character that it comes from."""
+class PhonemeSequence(NamedTuple):
+    """Hold the phonemes of a text by number, and for each the index of the character it comes from."""
 
     phonemes: list[int]
     characters: list[int]
 
 
-class Reader(nn.Module):
+class Phonemizer(nn.Module):
     """Compute logits of the phonemes, the last of them the blank, for each place."""
 
     def __init__(self, config: PocketConfig) -> None:
@@ -59,33 +59,35 @@ class Reader(nn.Module):
     def forward(self, letters_BC: Tensor, voices_B: Tensor, lengths_B: Tensor) -> Tensor:
         """Return logits `[B, S, phonemes + 1]` of right-padded sentences."""
         hidden = self.letters(letters_BC) + self.voices(voices_B)[:, None]
-        outside = torch.arange(letters_BC.shape[1]) >= lengths_B[:, None]
-        hidden = hidden.masked_fill(outside[..., None], 0.0)
+        is_padding = torch.arange(letters_BC.shape[1]) >= lengths_B[:, None]
+        hidden = hidden.masked_fill(is_padding[..., None], 0.0)
         hidden = (
             hidden
             + nn.functional.gelu(self.local(hidden.mT).mT)
             + sinusoids(hidden.shape[1], hidden.shape[2])
         )
-        hidden = self.layers(hidden, src_key_padding_mask=outside)
+        hidden = self.layers(hidden, src_key_padding_mask=is_padding)
         output: Tensor = self.out(
             self.norm(self.places(hidden).unflatten(-1, (PLACES, -1)).flatten(1, 2))
         )
         return output
 
     @torch.inference_mode()
-    def read(self, text: str, voice: int) -> Reading:
+    def read(self, text: str, voice: int) -> PhonemeSequence:
         """Return the phonemes of one sentence."""
         letters = self.encode(text)
         if not letters:
-            return Reading([], [])
+            return PhonemeSequence([], [])
         logits = self(torch.tensor([letters]), torch.tensor([voice]), torch.tensor([len(letters)]))
         best = logits[0].argmax(-1).tolist()
-        kept = [
+        decoded = [
             (phoneme, place // PLACES)
             for place, phoneme in enumerate(best)
             if phoneme != self.blank and (place == 0 or best[place - 1] != phoneme)
         ]
-        return Reading([phoneme for phoneme, _ in kept], [character for _, character in kept])
+        return PhonemeSequence(
+            [phoneme for phoneme, _ in decoded], [character for _, character in decoded]
+        )
 
 
 def sinusoids(count: int, width: int) -> Tensor:

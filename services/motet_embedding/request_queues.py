@@ -1,4 +1,4 @@
-"""Queue texts with one line per request, served in turn: long requests do not delay short ones."""
+"""Queue texts by request, served round-robin: long requests do not delay short ones."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def cost(lengths: Sequence[int], *, packed: bool) -> int:
     return sum(lengths) if packed else len(lengths) * max(lengths, default=0)
 
 
-class Waiting(NamedTuple):
-    """The text at `place` of a request."""
+class WaitingText(NamedTuple):
+    """Represent the text at `place` of a request that waits to be encoded."""
 
     key: Key
     place: int
@@ -28,10 +28,13 @@ class Waiting(NamedTuple):
 
 
 class RequestQueues:
-    """Hold all waiting texts. A text leaves with `take` or with its request's `cancel`."""
+    """Hold all waiting texts.
+
+    A text leaves with `take` or with its request's `cancel`.
+    """
 
     def __init__(self) -> None:
-        self._queues: OrderedDict[Key, list[Waiting]] = OrderedDict()
+        self._queues: OrderedDict[Key, list[WaitingText]] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(map(len, self._queues.values()))
@@ -40,12 +43,14 @@ class RequestQueues:
         return key in self._queues
 
     def add(self, key: Key, texts: Sequence[Text]) -> None:
-        self._queues[key] = [Waiting(key, place, text) for place, text in enumerate(texts)]
+        """Queue the texts of a request."""
+        self._queues[key] = [WaitingText(key, place, text) for place, text in enumerate(texts)]
 
     def cancel(self, key: Key) -> None:
+        """Drop the waiting texts of a request; unknown keys are ignored."""
         self._queues.pop(key, None)
 
-    def take(self, most: int, *, packed: bool) -> list[Waiting]:
+    def take(self, most: int, *, packed: bool) -> list[WaitingText]:
         """Remove and return the texts of the next forward pass.
 
         The first waiting text and others, without packing those of similar length; at most `most`
@@ -56,28 +61,32 @@ class RequestQueues:
             return []
         first, *others = ahead
         if not packed:
-            others.sort(key=lambda one: abs(len(one.text) - len(first.text)))
+            others.sort(key=lambda first_text: abs(len(first_text.text) - len(first.text)))
         taken, lengths = [first], [len(first.text)]
-        for one in others:
-            if cost([*lengths, len(one.text)], packed=packed) > most:
+        for first_text in others:
+            if cost([*lengths, len(first_text.text)], packed=packed) > most:
                 break
-            taken.append(one)
-            lengths.append(len(one.text))
+            taken.append(first_text)
+            lengths.append(len(first_text.text))
         self._remove(taken)
         return taken
 
-    def _round_robin(self) -> Iterator[Waiting]:
+    def _round_robin(self) -> Iterator[WaitingText]:
         """Yield the first text of each line, then the second of each, and so on."""
         longest = max(map(len, self._queues.values()), default=0)
         for turn in range(longest):
-            for line in self._queues.values():
-                if turn < len(line):
-                    yield line[turn]
+            for queue in self._queues.values():
+                if turn < len(queue):
+                    yield queue[turn]
 
-    def _remove(self, taken: list[Waiting]) -> None:
+    def _remove(self, taken: list[WaitingText]) -> None:
         """Remove texts and move their requests behind those that were not served."""
-        gone = {(one.key, one.place) for one in taken}
-        for key in dict.fromkeys(one.key for one in taken):
-            left = [one for one in self._queues.pop(key) if (key, one.place) not in gone]
+        taken_texts = {(first_text.key, first_text.place) for first_text in taken}
+        for key in dict.fromkeys(first_text.key for first_text in taken):
+            left = [
+                first_text
+                for first_text in self._queues.pop(key)
+                if (key, first_text.place) not in taken_texts
+            ]
             if left:
                 self._queues[key] = left

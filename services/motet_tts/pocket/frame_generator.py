@@ -29,22 +29,29 @@ LONGEST = 24  # frames at one phoneme that are distinguished
 
 @dataclass(slots=True)
 class Pointer:
-    """Position of a sentence in its phonemes."""
+    """Track the position of a sentence in its phonemes.
+
+    place: index of the phoneme that is being spoken.
+    since: frames it has been spoken for.
+    waiting: probability that it is not over yet.
+    """
 
     phonemes: list[int]
     place: int = 0
     since: int = 0
-    waiting: float = 1.0  # probability that the phoneme is not over yet
+    waiting: float = 1.0
 
     @property
     def done(self) -> bool:
+        """Return True if all phonemes are spoken."""
         return self.place >= len(self.phonemes)
 
     def move(self, count: int) -> None:
+        """Pass `count` phonemes in the next frame."""
         self.place, self.since = (self.place + count, 0) if count else (self.place, self.since + 1)
 
     def step(self, chances: list[float]) -> None:
-        """Move on from a phoneme once it is more likely over than not: its median duration.
+        """Move past a phoneme once it is more likely over than not: its median duration.
 
         `chances` are the probabilities of passing 0, 1, 2, … phonemes.
         """
@@ -57,11 +64,11 @@ class Pointer:
 
     def columns(self, end: int) -> list[int]:
         """Return the pointer's columns of a frame; `end` stands for phonemes after the last."""
-        coming = [*self.phonemes[self.place : self.place + 3], end, end, end][:3]
-        return [min(self.since, LONGEST - 1), self.place, *coming]
+        next_phonemes = [*self.phonemes[self.place : self.place + 3], end, end, end][:3]
+        return [min(self.since, LONGEST - 1), self.place, *next_phonemes]
 
 
-class Depth(nn.Module):
+class CodebookDecoder(nn.Module):
     """Predict the codes of one frame from its hidden state, one codebook after another."""
 
     def __init__(self, config: PocketConfig) -> None:
@@ -106,8 +113,8 @@ class Depth(nn.Module):
         return torch.stack(codes, dim=-1)
 
 
-class Speaker(nn.Module):
-    """Combine the decoder with its embeddings and heads."""
+class FrameGenerator(nn.Module):
+    """Combine the Qwen3 decoder with its embeddings and heads."""
 
     def __init__(self, config: PocketConfig) -> None:
         super().__init__()
@@ -138,7 +145,7 @@ class Speaker(nn.Module):
                 pad_token_id=None,
             )
         )
-        self.depth = Depth(config)
+        self.depth = CodebookDecoder(config)
         self.advance = nn.Linear(hidden, config.advances)
         for module in self.modules():
             if isinstance(module, nn.Embedding):
@@ -159,17 +166,17 @@ class Speaker(nn.Module):
         numbers = upload(torch.tensor(phonemes, dtype=torch.long), device)
         return torch.cat(
             [
-                self.manner(upload(voices, device), upload(rates, device)),
-                self.sounds(numbers, torch.arange(len(phonemes), device=device)),
+                self.embed_style(upload(voices, device), upload(rates, device)),
+                self.embed_phonemes(numbers, torch.arange(len(phonemes), device=device)),
             ]
         )
 
-    def manner(self, voices_B: Tensor, rates_B: Tensor) -> Tensor:
+    def embed_style(self, voices_B: Tensor, rates_B: Tensor) -> Tensor:
         """Embed voices and speaking rates, `[B, E]`."""
         output: Tensor = self.voices(voices_B) + self.rate(rates_B.log2()[:, None])
         return output
 
-    def sounds(self, phonemes: Tensor, places: Tensor) -> Tensor:
+    def embed_phonemes(self, phonemes: Tensor, places: Tensor) -> Tensor:
         """Embed phonemes and their places in the sentence; adds a dimension E."""
         output: Tensor = self.phonemes(phonemes) + self.places(places)
         return output
@@ -182,17 +189,17 @@ class Speaker(nn.Module):
     def embed(self, frames_BF: Tensor) -> Tensor:
         """Embed frames `[…, F]` as the model's inputs `[…, E]`."""
         books = self.config.codebooks
-        codes, since, place, coming = frames_BF.split([books, 1, 1, 3], dim=-1)
+        codes, since, place, next_phonemes = frames_BF.split([books, 1, 1, 3], dim=-1)
         total = self.since(since[..., 0]) + self.places(
             place[..., 0].clamp(max=self.config.max_phonemes - 1)
         )
         for index, table in enumerate(self.coming):
-            total = total + table(coming[..., index])
+            total = total + table(next_phonemes[..., index])
         begun = (codes[..., :1] >= 0).to(total.dtype)
-        said = torch.stack(
+        code_vectors = torch.stack(
             [table(codes[..., k].clamp(min=0)) for k, table in enumerate(self.codes)]
         ).sum(0)
-        output: Tensor = total + begun * said + (1 - begun) * self.start
+        output: Tensor = total + begun * code_vectors + (1 - begun) * self.start
         return output
 
     @torch.inference_mode()

@@ -31,41 +31,41 @@ ANY = 1 << 30  # larger than any dim
 
 @triton.jit
 def load_part(
-    ptr_X, seen_X, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr
+    ptr_X, mask_X, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr
 ):
     """Load `[X, SIZE]`: elements BEGIN to BEGIN + SIZE of the rows at `ptr_X`.
 
-    Elements from DIM on, and rows that are not `seen_X`, are zeros.
+    Elements from DIM on, and rows that are not `mask_X`, are zeros.
     """
     at = BEGIN + tl.arange(0, SIZE)
     if BEGIN + SIZE <= DIM:
-        part = tl.load(ptr_X[:, None] + at[None, :], mask=seen_X[:, None], other=0.0)
+        part = tl.load(ptr_X[:, None] + at[None, :], mask=mask_X[:, None], other=0.0)
     else:
         part = tl.load(
-            ptr_X[:, None] + at[None, :], mask=seen_X[:, None] & (at < DIM)[None, :], other=0.0
+            ptr_X[:, None] + at[None, :], mask=mask_X[:, None] & (at < DIM)[None, :], other=0.0
         )
     return part.to(tl.float32) if WIDE else part
 
 
 @triton.jit
 def _load_rows(
-    ptr_T, seen_T, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
+    ptr_T, mask_T, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr, WIDE: tl.constexpr, CODES: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
     """Load as `load_part`, decoding rows that are coded to TYPE, without their scale."""
-    part = load_part(ptr_T, seen_T, BEGIN, SIZE, DIM, WIDE and CODES is None)
+    part = load_part(ptr_T, mask_T, BEGIN, SIZE, DIM, WIDE and CODES is None)
     return part if CODES is None else decoded(part, CODES == "float8", TYPE)
 
 
 @triton.jit
-def store_part(ptr_L, part, seen_L, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr):
-    """Store what `load_part` would load, where `seen_L`."""
+def store_part(ptr_L, part, mask_L, BEGIN: tl.constexpr, SIZE: tl.constexpr, DIM: tl.constexpr):
+    """Store what `load_part` would load, where `mask_L`."""
     at = BEGIN + tl.arange(0, SIZE)
-    tl.store(ptr_L[:, None] + at[None, :], part, mask=seen_L[:, None] & (at < DIM)[None, :])
+    tl.store(ptr_L[:, None] + at[None, :], part, mask=mask_L[:, None] & (at < DIM)[None, :])
 
 
 @triton.jit
-def bent(scores, scale, softcap, SOFTCAP: tl.constexpr):
+def softcapped(scores, scale, softcap, SOFTCAP: tl.constexpr):
     """Return scores for a base-2 softmax, soft-capped if SOFTCAP.
 
     `scale` is the score factor times log2 e, or with a cap times 2 log2 e over the cap (`factors`).
@@ -76,14 +76,14 @@ def bent(scores, scale, softcap, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def walk(
+def attend_keys(
     state,
     query_LD,
     query_LE,
     keys,
     values,
     pages,
-    sight,
+    visibility,
     begin,
     end,
     HIDES: tl.constexpr,
@@ -105,44 +105,44 @@ def walk(
     """Process the keys from `begin` (a multiple of KEYS) to before `end`; return the new state.
 
     state: for each line its largest score so far, its sum of weights, its two parts of weighted
-    values; for each place in a block whether there was a bad table entry.
+        values; for each place in a block whether there was a bad table entry.
     keys, values: (pointer to the row's first, stride of a block, stride of a key); of values also
-    the number of elements before a value's scale.
+        the number of elements before a value's scale.
     pages: (pointer to the row's table, number of blocks of the cache).
-    sight: (each line's first key and last key, the tile's first key and the one after its last,
-    scale, softcap).
+    visibility: (each line's first key and last key, the tile's first key and the one after its
+        last, scale, softcap).
     HIDES: some line does not attend to some of the keys.
     SHARED: values are the first elements of their keys.
     CODES: of keys and values (`codes.py`). A key's scale multiplies its scores, a value's its
-    weights, which are bfloat16 then, because float16 lacks the range.
+        weights, which are bfloat16 then, because float16 lacks the range.
     """
     max_L, sum_L, out_LV, out_LU, bad_T = state
     key_ptr, stride_kp, stride_kt = keys
     value_ptr, stride_vp, stride_vt, before_scale = values
     table_ptr, num_blocks = pages
-    first_L, last_L, lo, hi, scale, softcap = sight
+    first_L, last_L, lo, hi, scale, softcap = visibility
     narrow: tl.constexpr = tl.float32 if WIDE else tl.bfloat16
     for base in range(begin, end, KEYS):
         t = base + tl.arange(0, KEYS)
-        seen_T = (t >= lo) & (t < hi)
+        mask_T = (t >= lo) & (t < hi)
         if PAGED:
-            block_T = tl.load(table_ptr + t // SLOTS, mask=seen_T, other=0)
+            block_T = tl.load(table_ptr + t // SLOTS, mask=mask_T, other=0)
             sound_T = (block_T >= 0) & (block_T < num_blocks)
-            bad_T = bad_T | (seen_T & (sound_T == 0)).to(tl.int32)
-            seen_T = seen_T & sound_T
+            bad_T = bad_T | (mask_T & (sound_T == 0)).to(tl.int32)
+            mask_T = mask_T & sound_T
             key_T = key_ptr + block_T.to(tl.int64) * stride_kp + (t % SLOTS) * stride_kt
             value_T = value_ptr + block_T.to(tl.int64) * stride_vp + (t % SLOTS) * stride_vt
         else:
             key_T = key_ptr + t.to(tl.int64) * stride_kt
             value_T = value_ptr + t.to(tl.int64) * stride_vt
-        key_TD = _load_rows(key_T, seen_T, 0, D, DIM, WIDE, CODES, query_LD.dtype)
+        key_TD = _load_rows(key_T, mask_T, 0, D, DIM, WIDE, CODES, query_LD.dtype)
         scores_LT = tl.dot(query_LD, tl.trans(key_TD), input_precision="ieee")
         if E:
-            key_TE = _load_rows(key_T, seen_T, D, E, DIM, WIDE, CODES, query_LD.dtype)
+            key_TE = _load_rows(key_T, mask_T, D, E, DIM, WIDE, CODES, query_LD.dtype)
             scores_LT = tl.dot(query_LE, tl.trans(key_TE), scores_LT, input_precision="ieee")
         if CODES is not None:
-            scores_LT *= tl.load(scale_at(key_T, DIM), mask=seen_T, other=0.0)[None, :]
-        scores_LT = bent(scores_LT, scale, softcap, SOFTCAP)
+            scores_LT *= tl.load(scale_at(key_T, DIM), mask=mask_T, other=0.0)[None, :]
+        scores_LT = softcapped(scores_LT, scale, softcap, SOFTCAP)
         if HIDES:
             hidden_LT = t[None, :] > last_L[:, None]
             if WINDOW:
@@ -155,22 +155,22 @@ def walk(
         sum_L = sum_L * decay_L + tl.sum(weights_LT, 1)
         max_L = top_L
         value_TV = (
-            key_TD if SHARED else _load_rows(value_T, seen_T, 0, V, VALUE_DIM, WIDE, CODES, narrow)
+            key_TD if SHARED else _load_rows(value_T, mask_T, 0, V, VALUE_DIM, WIDE, CODES, narrow)
         )
         if CODES is not None:
-            weights_LT *= tl.load(scale_at(value_T, before_scale), mask=seen_T, other=0.0)[None, :]
+            weights_LT *= tl.load(scale_at(value_T, before_scale), mask=mask_T, other=0.0)[None, :]
             value_TV = value_TV.to(narrow)
         weights_LT = weights_LT.to(value_TV.dtype)
         out_LV = tl.dot(weights_LT, value_TV, out_LV * decay_L[:, None], input_precision="ieee")
         if U:
-            value_TU = _load_rows(value_T, seen_T, V, U, VALUE_DIM, WIDE, CODES, narrow)
+            value_TU = _load_rows(value_T, mask_T, V, U, VALUE_DIM, WIDE, CODES, narrow)
             out_LU = tl.dot(weights_LT, value_TU, out_LU * decay_L[:, None], input_precision="ieee")
     return max_L, sum_L, out_LV, out_LU, bad_T
 
 
 @triton.jit
-def nothing_seen(LINES: tl.constexpr, KEYS: tl.constexpr, V: tl.constexpr, U: tl.constexpr):
-    """Return the state of `walk` before the first key."""
+def initial_state(LINES: tl.constexpr, KEYS: tl.constexpr, V: tl.constexpr, U: tl.constexpr):
+    """Return the state of `attend_keys` before the first key."""
     max_L = tl.full([LINES], float("-inf"), tl.float32)
     sum_L = tl.zeros([LINES], tl.float32)
     out_LV = tl.zeros([LINES, V], tl.float32)
@@ -179,14 +179,14 @@ def nothing_seen(LINES: tl.constexpr, KEYS: tl.constexpr, V: tl.constexpr, U: tl
 
 
 @dataclass(frozen=True)
-class Parts:
-    """A dimension as a sum of two powers of two, at least 16 each; the second may be 0."""
+class DimParts:
+    """Split a dimension into two powers of two, at least 16 each; the second may be 0."""
 
     main: int
     tail: int
 
     @classmethod
-    def of(cls, dim: int) -> Parts:
+    def of(cls, dim: int) -> DimParts:
         whole = max(16, triton.next_power_of_2(dim))
         main = whole // 2
         tail = max(16, triton.next_power_of_2(dim - main))
@@ -194,8 +194,8 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Size:
-    """A kernel for key dims up to `most`, whose tiles have `lines` lines.
+class KernelSize:
+    """Hold a kernel for key dims up to `most`, whose tiles have `lines` lines.
 
     Every row of a call uses the same one, and no configuration depends on which rows there are,
     because then bits would depend on the other rows of the batch.
@@ -206,13 +206,15 @@ class Size:
     kernel: GpuKernel
 
 
-def sizes(function: Any, *given: tuple[int, int, list[tuple[int, int, int]]]) -> tuple[Size, ...]:
-    """Build a `Size` from each (most, lines, [(warps, stages, keys of a block), …]).
+def sizes(
+    function: Any, *given: tuple[int, int, list[tuple[int, int, int]]]
+) -> tuple[KernelSize, ...]:
+    """Build a `KernelSize` from each (most, lines, [(warps, stages, keys of a block), …]).
 
     They are in ascending order of `most`; the first configuration of each ships.
     """
     return tuple(
-        Size(
+        KernelSize(
             most,
             lines,
             GpuKernel(
@@ -224,13 +226,13 @@ def sizes(function: Any, *given: tuple[int, int, list[tuple[int, int, int]]]) ->
     )
 
 
-def size_for(dim: int, among: tuple[Size, ...]) -> Size:
+def size_for(dim: int, among: tuple[KernelSize, ...]) -> KernelSize:
     """Return the first of the sizes for key dims of at least `dim`."""
     return next(size for size in among if dim <= size.most)
 
 
 def factors(scale: float, softcap: float | None) -> tuple[float, float]:
-    """Return `scale` and `softcap` as `bent` takes them."""
+    """Return `scale` and `softcap` as `softcapped` takes them."""
     log2_e: float = LOG2_E.value
     return (2 * scale * log2_e / softcap, softcap * log2_e) if softcap else (scale * log2_e, 0.0)
 
