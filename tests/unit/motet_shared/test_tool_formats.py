@@ -282,7 +282,7 @@ def test_cuts_of_anything_do_not_matter(name: str, data: st.DataObject) -> None:
     tool_format = find_format(name)
     replies = [one.reply for one in CONVERSATIONS if one.format == name]
     parts = st.sampled_from(
-        [*tool_format.tags, tool_format.grammar.opening, *replies, "{", "}", "[", "]", '"', "\\", "\n", " ",
+        [*tool_format.tags, *replies, "{", "}", "[", "]", '"', "\\", "\n", " ",
          ",", ";", "a", "draw", "<", '{"name": "draw", ', '"arguments": {"a": "b"}}', "{}"]
     )  # fmt: skip
     pieces = st.one_of(parts, st.sampled_from(replies).flatmap(_fragments))
