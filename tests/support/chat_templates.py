@@ -167,7 +167,9 @@ _MISTRAL = Family(
 {%- elif message.role == 'tool' %}
 {{- '[TOOL_RESULTS]{"content": ' ~ message.content ~ ', "call_id": "' ~ message.tool_call_id ~ '"}[/TOOL_RESULTS]' }}
 {%- elif message.tool_calls %}{{ '[TOOL_CALLS][' }}
-{%- for call in message.tool_calls %}{{ call.function | tojson }}{% endfor %}{{ ']' + eos_token }}
+{%- for call in message.tool_calls %}
+{%- if call.id is defined and call.id|length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}
+{{- call.function | tojson }}{% endfor %}{{ ']' + eos_token }}
 {%- else %}{{ message.content + eos_token }}{% endif %}{% endfor %}""",
     (
         "<s>",

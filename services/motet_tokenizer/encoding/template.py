@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.reasoning.reasoning_format import ReasoningFormat
+from motet_shared.tool_formats.parser import short_id
 from motet_tokenizer.encoding.control_tokens import ControlTokens
 
 Message = dict[str, Any]
@@ -29,16 +30,19 @@ class ChatTemplate:
         model: str,
         placeholder: int | None = None,
         reasoning: ReasoningFormat | None = None,
+        id_length: int = 0,
     ):
         """Set up the template.
 
         placeholder: token of a picture, if the model accepts images. reasoning: format of the
-        model's reasoning, if it has any.
+        model's reasoning, if it has any. id_length: characters of the ids of calls that it takes;
+        0: any.
         """
         self._tokenizer = tokenizer
         self._model = model
         self._placeholder = placeholder
         self._reasoning = reasoning
+        self._id_length = id_length
         self.source = str(tokenizer.chat_template or "")
         self.takes_tools = "tools" in self.source
         self._control = ControlTokens(tokenizer, self.source)
@@ -71,6 +75,8 @@ class ChatTemplate:
         plain = normalize(messages, sees=self._placeholder is not None)
         if self._reasoning is not None:
             plain = [self._reasoning.history(message, self.source) for message in plain]
+        if self._id_length:
+            plain = [_with_short_ids(message, self._id_length) for message in plain]
         if self._wants_parts:
             plain = [_in_parts(message) for message in plain]
         try:
@@ -184,6 +190,21 @@ def _part(part: Any, where: str, sees: bool) -> dict[str, str]:
     if not isinstance(text, str):
         raise BadRequest(f"{where}.{kind}: give a string", param=f"{where}.{kind}")
     return {"type": "text", "text": text}
+
+
+def _with_short_ids(message: Message, length: int) -> Message:
+    """Return a message whose ids of calls have `length` characters, equal ones for equal ones."""
+    made = dict(message)
+    if isinstance(identity := message.get("tool_call_id"), str):
+        made["tool_call_id"] = short_id(identity, length)
+    if message.get("tool_calls"):
+        made["tool_calls"] = [
+            {**call, "id": short_id(identity, length)}
+            if isinstance(identity := call.get("id"), str)
+            else call
+            for call in message["tool_calls"]
+        ]
+    return made
 
 
 def _in_parts(message: Message) -> Message:

@@ -74,7 +74,14 @@ class Vocabulary:
             detect_format(source) if tool_format == "auto" else find_format(tool_format)
         )
         self.reasoning_format = _reasoning_format(reasoning_format, source, self.tool_format)
-        self.template = ChatTemplate(tokenizer, name, self.placeholder, self.reasoning_format)
+        parser = None if self.tool_format is None else self.tool_format.parser
+        self.template = ChatTemplate(
+            tokenizer,
+            name,
+            self.placeholder,
+            self.reasoning_format,
+            id_length=0 if parser is None else parser.id_length,
+        )
         if self.reasoning_format is not None:
             ends = map(self.backend.token_to_id, self.reasoning_format.ends)
             self.eos_ids |= frozenset(i for i in ends if i is not None)

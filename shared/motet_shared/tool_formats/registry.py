@@ -6,8 +6,12 @@ from .deepseek import DEEPSEEK_V3, DEEPSEEK_V31
 from .glm4 import GLM4
 from .harmony import HARMONY
 from .hermes import HERMES
+from .kimi_k2 import KIMI_K2
+from .list_calls import GRANITE, PHI4
 from .llama3 import LLAMA3
+from .minimax import MINIMAX
 from .mistral import MISTRAL, MISTRAL_V11
+from .pythonic import PYTHONIC
 from .qwen3_coder import QWEN3_CODER
 from .tool_format import ToolFormat
 
@@ -21,6 +25,11 @@ FORMATS = (
     DEEPSEEK_V31,
     MISTRAL_V11,
     MISTRAL,
+    KIMI_K2,
+    MINIMAX,
+    PHI4,
+    GRANITE,
+    PYTHONIC,
     LLAMA3,
     HARMONY,
 )

@@ -131,9 +131,9 @@ async def test_tools_of_an_unknown_format_are_refused(tmp_path: Path) -> None:
     async with stage_in_memory(family("gemma").write_folder(tmp_path)) as stage:
         assert not stage.tokenizer.models()[0].tools
         await stage.decode(family("gemma").ids("Yes"))
-        for fields in ({}, {"tool_choice": "required"}):
+        for choice in ("auto", "required"):
             with pytest.raises(UnsupportedParameter) as raised:
-                await stage.ask(chat(tools=[TOOL], **fields))
+                await stage.ask(chat(tools=[TOOL], tool_choice=choice))
             assert raised.value.param == "tools"
         assert (await stage.ask(chat(tools=[TOOL], tool_choice="none"))).text == "Yes"
     async with stage_in_memory(tmp_path, tool_format="hermes") as stage:

@@ -12,7 +12,7 @@ from motet_llm.grammar.token_spelling import Spelling
 from motet_shared import messages
 from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.messages import Chat, Sampling
-from motet_shared.tool_formats.hermes import HERMES
+from motet_shared.tool_formats.hermes import HERMES, HermesParser
 from motet_tokenizer.tool_grammar import grammar_of
 from support import tiny_tokenizers
 
@@ -121,7 +121,7 @@ def test_what_a_reply_may_be(
 
 
 def test_the_parser_reads_what_the_grammar_writes() -> None:
-    parser = HERMES.parser("r")
+    parser = HermesParser("r")
     text, deltas = parser.feed(f"{CIRCLE}\n{HALT}")
     assert (text, parser.calls) == ("", 2)
     assert [delta.name for delta in deltas or [] if delta.name] == ["draw", "stop"]
