@@ -112,7 +112,9 @@ def prefill_bound(
     shape: ModelShape, processor: Processor, format: WeightFormat, *, tokens: int
 ) -> Bound:
     """Return the bound of a prompt of `tokens` tokens in one step, with the last token's logits."""
-    pairs = [_pairs(tokens, layer.window or layer.chunk) * layer.score_width for layer in shape.layers]
+    pairs = [
+        _pairs(tokens, layer.window or layer.chunk) * layer.score_width for layer in shape.layers
+    ]
     operations = (
         2 * tokens * (_active_matrices(shape) - _head(shape)) + 2 * sum(pairs) + 2 * _head(shape)
     )

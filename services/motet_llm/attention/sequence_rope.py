@@ -115,7 +115,13 @@ class SequenceRope:
         module.forward = partial(self._forward, module, replaced, theirs)
 
     def _forward(
-        self, module: Any, replaced: Any, theirs: Any, x: Tensor, position_ids: Tensor, *args: Any,
+        self,
+        module: Any,
+        replaced: Any,
+        theirs: Any,
+        x: Tensor,
+        position_ids: Tensor,
+        *args: Any,
         **options: Any,
     ) -> Any:
         layer_type = options.get("layer_type", args[0] if args else None)
@@ -144,12 +150,18 @@ class SequenceRope:
         mask_N = torch.from_numpy(is_long).to(x.device)
         within = positions.clamp(max=self.rule.original - 1)
         return _each(
-            long, lambda t, s: torch.where(mask_N.view(1, -1, *[1] * (t.dim() - 2)), t, s),
+            long,
+            lambda t, s: torch.where(mask_N.view(1, -1, *[1] * (t.dim() - 2)), t, s),
             theirs(x, within),
         )
 
     def _dynamic(
-        self, module: Any, theirs: Any, x: Tensor, positions: Tensor, lengths_N: np.ndarray,
+        self,
+        module: Any,
+        theirs: Any,
+        x: Tensor,
+        positions: Tensor,
+        lengths_N: np.ndarray,
         layer_type: str | None,
     ) -> Any:
         """Call the module with frequencies of each token's own, `[N, R / 2]`."""
@@ -203,6 +215,8 @@ def _check_takes_frequencies(module: nn.Module, theirs: Any) -> None:
         found = theirs(x, positions)
     finally:
         module.inv_freq = kept
-    pairs = [(expected, found)] if isinstance(expected, Tensor) else zip(expected, found)
+    pairs = (
+        [(expected, found)] if isinstance(expected, Tensor) else zip(expected, found, strict=True)
+    )
     if not all(torch.allclose(one, other, atol=_TOLERANCE) for one, other in pairs):
         raise ConfigError(f"{name} is not supported with dynamic rotary embeddings")

@@ -213,7 +213,8 @@ def fingerprint(runner: Fingerprinted, deterministic: bool) -> str:
     """
     kv, computed = runner.kv, runner.describe()
     shapes = {
-        layer: [[t.shape[1], dim_of(t)] for t in kv.tensors(layer)] + [kv.groups[g].window, kv.groups[g].chunk]
+        layer: [[t.shape[1], dim_of(t)] for t in kv.tensors(layer)]
+        + [kv.groups[g].window, kv.groups[g].chunk]
         for layer, g in sorted(kv.group_of.items())
     }
     settings = (

@@ -35,7 +35,12 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def engine_of(folder: Path, **options: Any) -> Engine:
-    settings: dict[str, Any] = {"threads": 1, "block_size": 4, "num_blocks": 512, "token_budget": 16}
+    settings: dict[str, Any] = {
+        "threads": 1,
+        "block_size": 4,
+        "num_blocks": 512,
+        "token_budget": 16,
+    }
     return Engine(EngineConfig(model=str(folder), max_running=8, **(settings | options)))
 
 
