@@ -42,9 +42,9 @@ moved or found in the prefix cache (`tests/unit/motet_llm/test_llm_exactness.py`
 is loaded, with the reason given here: found from what the model's code does (`services/motet_llm/models/support.py`),
 not from its name.
 
-Sequences may be as long as a checkpoint was trained for, rotary embeddings that scale with the length of a sequence
-included (`longrope`, dynamic NTK; `services/motet_llm/attention/sequence_rope.py` says what they are compared with), and
-so are YaRN, Llama 4's chunks and the temperatures of its layers without positions.
+Sequences may be as long as a checkpoint was trained for. That includes rotary embeddings that scale with the length of
+a sequence (`longrope`, dynamic NTK; `services/motet_llm/attention/sequence_rope.py` says what they are compared with),
+YaRN, Llama 4's chunks and the temperatures of its layers without positions.
 
 Checkpoints that see are served with pictures, and as exactly (`tests/unit/motet_vision/test_vlm_engine.py`), if they
 are of LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3: the engine reads their language model,

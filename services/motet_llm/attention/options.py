@@ -19,6 +19,9 @@ class Reach(NamedTuple):
     chunk: int | None = None
 
 
+ALL = Reach()
+
+
 class Temperature(NamedTuple):
     """Scale queries by position, after Llama 4: 1 + attn_scale · log(1 + floor((p + 1) / floor_scale)).
 
@@ -45,7 +48,7 @@ class AttentionOptions:
     temperature: scales of queries; None: 1.
     """
 
-    reach: Reach = Reach()
+    reach: Reach = ALL
     softcap: float | None = None
     sinks_H: Tensor | None = None
     temperature: Temperature | None = None

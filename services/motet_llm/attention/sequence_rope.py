@@ -215,6 +215,8 @@ def _check_takes_frequencies(module: nn.Module, theirs: Any) -> None:
         found = theirs(x, positions)
     finally:
         module.inv_freq = kept
-    pairs = [(expected, found)] if isinstance(expected, Tensor) else zip(expected, found)
+    pairs = (
+        [(expected, found)] if isinstance(expected, Tensor) else zip(expected, found, strict=True)
+    )
     if not all(torch.allclose(one, other, atol=_TOLERANCE) for one, other in pairs):
         raise ConfigError(f"{name} is not supported with dynamic rotary embeddings")

@@ -30,7 +30,9 @@ CPU = torch.device("cpu")
 class LayerShape:
     """What one attention layer keeps per token. `window`: tokens seen, the current one included.
 
-    chunk: length of the chunks within which tokens are seen. A latent layer (MLA) keeps one "head" that is key and value at once: its `value_dim` is 0.
+    chunk: length of the chunks within which tokens are seen.
+
+    A latent layer (MLA) keeps one "head" that is key and value at once: its `value_dim` is 0.
     """
 
     heads: int

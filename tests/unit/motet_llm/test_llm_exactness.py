@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from list_families import PAGE, exact_on, page
+from motet_llm.attention.options import Reach
 from motet_llm.attention.paged import StepLayout
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
@@ -151,7 +152,7 @@ def test_every_exact_family_answers_as_generate_does(family: tuple[Path, PreTrai
     ("name", "change"),
     [
         ("LlamaForCausalLM", {}),
-        ("MistralForCausalLM", {"window": families.WINDOW + 1}),
+        ("MistralForCausalLM", {"reach": Reach(families.WINDOW + 1)}),
         ("Gemma2ForCausalLM", {"softcap": None}),
         ("GptOssForCausalLM", {"sinks_H": None}),
     ],

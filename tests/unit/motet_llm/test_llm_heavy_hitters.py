@@ -253,7 +253,7 @@ def test_the_top_are_those_around_which_the_most_lies(
     [
         ("DeepseekV2ForCausalLM", "layer 0 keeps latents"),
         ("JambaForCausalLM", "layer .* has a recurrent state"),
-        ("MistralForCausalLM", "every layer has a sliding window"),
+        ("MistralForCausalLM", "every layer has a window"),
     ],
 )
 def test_models_that_do_not_keep_every_key_are_refused(
