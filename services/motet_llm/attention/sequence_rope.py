@@ -108,7 +108,8 @@ class SequenceRope:
                 self._replace(module)
 
     def _replace(self, module: Any) -> None:
-        theirs, replaced = module.forward, self._longrope
+        theirs: Any = module.forward
+        replaced: Any = self._longrope
         if self.rule.kind == "dynamic":
             theirs, replaced = inspect.unwrap(type(module).forward).__get__(module), self._dynamic
             _check_takes_frequencies(module, theirs)
