@@ -19,7 +19,7 @@ from support.drawing_services import BRUSH, Brush
 from support.fake_services import MODEL, FakeDecode, FakeTokenizer
 
 EXPECTED = (f"decode={MODEL}", f"diffusion={BRUSH}")
-QUICK = 10.0  # seconds for a refusal; a request that waits has its patience or its deadline
+QUICK = 20.0  # seconds for a refusal; a request that waits has its patience or its deadline
 PATIENCE = 1.0
 
 
@@ -60,7 +60,7 @@ class Stage:
 async def stage(*expect: str) -> AsyncIterator[Stage]:
     async with NatsServer() as nats, AsyncExitStack() as stack:
         config = GatewayConfig(
-            port=0, expect=expect, patience=PATIENCE, request_timeout=20.0, drain_timeout=1.0
+            port=0, expect=expect, patience=PATIENCE, request_timeout=60.0, drain_timeout=1.0
         )
         gateway = await stack.enter_async_context(
             running(Gateway(config, await nats.bus("gateway")))

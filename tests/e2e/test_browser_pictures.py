@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.async_api import Page, expect
 
 from e2e.browser import browsing, eventually, send, set_seed
-from e2e.stack import START_SECONDS, until
+from e2e.stack import START_SECONDS, fetch, until
 from motet_diffusion.service import Diffusion
 from motet_shared.messages import ModelCard, Text
 from motet_shared.testing import NatsServer, free_port, running
@@ -99,7 +99,7 @@ async def pictures(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pi
 
 def _models(port: int) -> int:
     try:
-        reply = httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False, timeout=5)
+        reply = fetch(f"http://127.0.0.1:{port}/v1/models")
     except httpx.HTTPError:
         return 0
     return len(reply.json()["data"])

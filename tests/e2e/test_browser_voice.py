@@ -8,14 +8,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import pytest_asyncio
 from playwright.async_api import Locator, Page, expect
 
 from e2e.browser import DEVICE, GRANTED, browsing, eventually, microphone, send
-from e2e.stack import until
+from e2e.stack import fetch, until
 from e2e.voice_stack import VoiceStack, voice_stack
 from motet_shared.messages import Listen, ModelCard, Partial, Segment, Text, Usage
 from motet_shared.process.actor import operation
@@ -242,9 +241,7 @@ async def test_without_a_voice_replies_are_written(tmp_path: Path) -> None:
 
 def missing(stack: VoiceStack) -> Any:
     """What the gateway believes to lack for speech."""
-    return httpx.get(f"{url(stack)}/health/ready", trust_env=False, timeout=10).json()["speech"][
-        "missing"
-    ]
+    return fetch(f"{url(stack)}/health/ready").json()["speech"]["missing"]
 
 
 async def test_a_text_and_the_keyboard_interrupt_too(stack: VoiceStack, tmp_path: Path) -> None:

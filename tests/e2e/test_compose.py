@@ -11,6 +11,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -25,7 +26,7 @@ from PIL import Image
 from containers.engine import Docker
 from containers.images import NATS, TAG
 from e2e.readme import compose_options
-from e2e.stack import until
+from e2e.stack import fetch, until
 from motet_media.audio import duration_ms
 from motet_shared.testing import free_port
 from render_dashboard import ROWS
@@ -98,11 +99,10 @@ class Containers:
         return self.docker.run("inspect", "--format", form, self.ids(service)[0]).strip()
 
     def health(self) -> dict[str, Any]:
-        found: dict[str, Any] = httpx.get(
-            f"{self.url}/health/ready", trust_env=False, timeout=30
-        ).json()
+        found: dict[str, Any] = fetch(f"{self.url}/health/ready").json()
         return found
 
+    @cached_property
     def operator_password(self) -> str:
         """From the volume that no service mounts."""
         volume, image = f"{PROJECT}_nats-operator:/nats:ro", f"motet-gateway:{TAG}"
@@ -112,7 +112,7 @@ class Containers:
         return said.split()[-1]  # warnings of the engine come first
 
     def models(self) -> set[str]:
-        found = httpx.get(f"{self.url}/v1/models", trust_env=False, timeout=30).json()
+        found = fetch(f"{self.url}/v1/models").json()
         return {model["id"] for model in found["data"]}
 
     def ready(self) -> bool:
@@ -129,7 +129,7 @@ class Containers:
         client = await nats.connect(
             f"nats://{self.address('nats')}:4222",
             user="operator",
-            password=self.operator_password(),
+            password=self.operator_password,
             connect_timeout=30,
         )
         try:
@@ -304,12 +304,7 @@ def test_the_dashboard_shows_what_is_measured(containers: Containers) -> None:
         "diffusion",
         "embedding",
     )
-    pages = [
-        httpx.get(
-            f"http://{containers.address(role)}:9100/metrics", trust_env=False, timeout=10
-        ).text
-        for role in roles
-    ]
+    pages = [fetch(f"http://{containers.address(role)}:9100/metrics").text for role in roles]
     measured = {
         line.split("{")[0].split(" ")[0]
         for page in pages
@@ -381,5 +376,5 @@ def test_jobs_outlive_the_containers(containers: Containers) -> None:
     assert httpx.post(jobs, json=job, trust_env=False, timeout=30).status_code == 202
     containers.compose("restart", "--timeout", "10", "nats", "gateway")
     until(containers.ready, "the gateway is ready again", 120)
-    found = httpx.get(f"{jobs}/kept", trust_env=False, timeout=30).json()
+    found = fetch(f"{jobs}/kept").json()
     assert (found["id"], found["object"]) == ("kept", "image.job")

@@ -14,7 +14,7 @@ import pytest
 
 from containers.engine import Docker
 from containers.images import NATS, TAG
-from e2e.stack import until
+from e2e.stack import fetch, until
 from motet_shared.credentials import SERVER_FILE, make_passwords
 from motet_shared.testing import free_port
 from support.asr_checkpoints import tiny_whisper
@@ -31,6 +31,7 @@ pytestmark = [
 STACK = Path(__file__).parents[2] / "deploy" / "swarm.yaml"
 MODEL, EARS = "pocket-chat", "ears"
 KEY = "sesame"
+HEADERS = {"authorization": f"Bearer {KEY}"}
 CLIENTS = 4
 
 
@@ -52,26 +53,17 @@ class Swarm:
 
     def ready(self) -> bool:
         try:
-            return (
-                httpx.get(f"{self.url}/health/ready", trust_env=False, timeout=30).status_code
-                == 200
-            )
+            return fetch(f"{self.url}/health/ready").status_code == 200
         except httpx.HTTPError:
             return False
 
     def models(self) -> set[str]:
-        headers = {"authorization": f"Bearer {KEY}"}
-        found = httpx.get(
-            f"{self.url}/v1/models", headers=headers, trust_env=False, timeout=30
-        ).json()
+        found = fetch(f"{self.url}/v1/models", HEADERS).json()
         return {model["id"] for model in found["data"]}
 
     def instances(self, role: str) -> set[str]:
         """Those that are ready, as the gateway knows them."""
-        headers = {"authorization": f"Bearer {KEY}"}
-        told = httpx.get(
-            f"{self.url}/metrics/stack", headers=headers, trust_env=False, timeout=30
-        ).json()
+        told = fetch(f"{self.url}/metrics/stack", HEADERS).json()
         return {
             one["instance"]
             for one in told["instances"]

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.stack import START_SECONDS, WAIT_SECONDS, running, until
+from e2e.stack import START_SECONDS, WAIT_SECONDS, fetch, running, until
 from motet_shared import __version__
 from motet_shared.testing import free_port
 
@@ -97,7 +97,7 @@ def run(*command: str, cwd: Path | None = None) -> str:
 def can_chat(address: str) -> bool:
     try:
         health = f"{address}/health/ready?model=pocket-chat"
-        return httpx.get(health, trust_env=False, timeout=5).status_code == 200
+        return fetch(health).status_code == 200
     except httpx.HTTPError:
         return False
 
@@ -123,7 +123,7 @@ def test_it_answers_a_chat_in_an_empty_folder(bin_folder: Path, url: str, tmp_pa
     question = "There is a red circle, a blue square and a green star. What do you see?"
     answer = run(str(bin_folder / "motet"), "chat", "--url", url, question, cwd=tmp_path)
     assert answer.strip() == "A red circle, a blue square and a green star."
-    version = httpx.get(f"{url}/version", trust_env=False, timeout=5).json()
+    version = fetch(f"{url}/version").json()
     assert version == {"version": __version__}
-    document = httpx.get(f"{url}/openapi.json", trust_env=False, timeout=30).json()
+    document = fetch(f"{url}/openapi.json").json()
     assert document["info"]["version"] == __version__

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from e2e.stack import START_SECONDS, until
+from e2e.stack import START_SECONDS, fetch, until
 from motet_shared.testing import NatsServer, free_port, running
 from support.fake_services import FakeDecode, FakeTokenizer
 from support.service_process import service_process
@@ -50,7 +50,7 @@ async def voice_stack(ears: type[ScriptedAsr] = ScriptedAsr) -> AsyncIterator[Vo
 def _complete(port: int) -> bool:
     """Whether the gateway knows of them all."""
     try:
-        reply = httpx.get(f"http://127.0.0.1:{port}/health/ready", trust_env=False, timeout=5)
+        reply = fetch(f"http://127.0.0.1:{port}/health/ready")
     except httpx.HTTPError:
         return False
     return reply.status_code == 200 and not reply.json()["speech"]["missing"]

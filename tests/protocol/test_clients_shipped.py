@@ -6,17 +6,17 @@ pocket-chat with its vision, and pocket-asr, behind a real gateway and a real na
 from __future__ import annotations
 
 import base64
-import io
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import openai
 import pytest
 import pytest_asyncio
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from motet_asr.config import AsrConfig
 from motet_asr.service import Asr
@@ -28,7 +28,10 @@ from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
 from motet_vision.config import VisionConfig
 from motet_vision.service import Vision
+from support.picture_files import encoded
 from support.served_gateway import Served, served_gateway
+from world import Thing
+from world_pictures import draw_things
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
@@ -222,11 +225,10 @@ async def first(connection: Any, kind: str) -> Any:
 
 
 def circle() -> str:
-    image = Image.new("RGB", (64, 64), "white")
-    ImageDraw.Draw(image).ellipse((16, 16, 48, 48), fill="red")
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    """Return a picture of the kind that pocket-chat has learned from, as a data URL."""
+    one = Thing(shape="circle", colour="red", size="large", column=1, row=1)
+    picture = encoded(Image.fromarray(draw_things([one], Random(5))))
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
 def asked(url: str) -> Any:
@@ -239,7 +241,8 @@ def asked(url: str) -> Any:
 
 async def test_a_picture_is_seen_in_a_conversation(stack: Served) -> None:
     async with stack.client() as client, client.realtime.connect(model=CHAT) as connection:
-        await connection.session.update(session={"type": "realtime", "output_modalities": ["text"]})
+        session: Any = {"type": "realtime", "output_modalities": ["text"], "temperature": 0}
+        await connection.session.update(session=session)
         await first(connection, "session.updated")
         await connection.conversation.item.create(item=asked(circle()))
         added = await first(connection, "conversation.item.added")
