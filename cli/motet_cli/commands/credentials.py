@@ -49,7 +49,9 @@ def run(args: Namespace) -> int:
 def _environment(args: Namespace) -> None:
     """Print the variables with which a process of a role finds the stack, for a shell to read."""
     if args.role not in USERS:
-        raise ConfigError(f"--role: {args.role!r} is no NATS user; give one of {', '.join(USERS)}")
+        raise ConfigError(
+            f"--role: {args.role!r} is no NATS user; give one of {', '.join(USERS)}", param="--role"
+        )
     found = connection.find(args.url, None)
     variables = {"MOTET_NATS_URL": found.nats_url}
     if found.nats_credentials is not None:
