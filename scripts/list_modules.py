@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     "CONTRIBUTING.md",
     "cli/README.md",
+    "kernels/README.md",
     "pipelines/README.md",
     "shared/README.md",
     *sorted(f"services/{path.name}/README.md" for path in (ROOT / "services").glob("motet_*")),

@@ -511,7 +511,7 @@ def _add_credentials(commands: argparse._SubParsersAction[argparse.ArgumentParse
     about = "Create the passwords and certificates with which processes of a stack authenticate."
     credentials = _command(commands, "credentials", "commands.credentials", about)
     actions = credentials.add_subparsers(
-        dest="action", required=True, metavar="passwords|ca|certificate"
+        dest="action", required=True, metavar="passwords|ca|certificate|environment"
     )
     passwords = actions.add_parser(
         "passwords",
@@ -531,6 +531,21 @@ def _add_credentials(commands: argparse._SubParsersAction[argparse.ArgumentParse
         )
     certificate.add_argument(
         "names", metavar="NAME", nargs="+", help="host names and addresses of the host"
+    )
+    environment = actions.add_parser(
+        "environment",
+        help="print the variables with which a program finds a `motet up` on this machine",
+        allow_abbrev=False,
+    )
+    environment.add_argument(
+        "--url",
+        default=DEFAULT_URL,
+        help="URL of a `motet up` on this machine (default: %(default)s)",
+    )
+    environment.add_argument(
+        "--role",
+        default="gateway",
+        help="NATS user of the program, see services/nats.conf (default: %(default)s)",
     )
     for action, days in ((authority, 3650), (certificate, 365)):
         action.add_argument(

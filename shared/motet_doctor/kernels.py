@@ -5,7 +5,7 @@ from __future__ import annotations
 from .finding import Finding, Layer, found
 from .window import Window
 
-# Share of a step's time that native kernels save at least (kernels/README.md).
+# Share of a step's time that native kernels save at least (kernels/RESULTS.md).
 SAVED = 0.5
 
 

@@ -2,6 +2,7 @@
 
 Certificates are created with openssl, with elliptic-curve keys on P-256. The authority's key stays
 in its folder: a host needs only its own key and certificate, and `ca.crt`.
+`environment` prints where a running `motet up` has NATS and its passwords.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import shlex
 import subprocess
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from motet_cli.supervision import nats
-from motet_shared.credentials import make_passwords
+from motet_cli.supervision import connection, nats
+from motet_shared.credentials import USERS, make_passwords
 from motet_shared.errors import ConfigError
 
 _NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,250}[A-Za-z0-9_])?")
@@ -23,7 +25,10 @@ _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
 
 def run(args: Namespace) -> int:
-    """Create passwords, an authority or a certificate, as `args.action` says."""
+    """Create passwords, an authority or a certificate, or print variables, as `args.action` says."""
+    if args.action == "environment":
+        _environment(args)
+        return 0
     folder = Path(args.folder).expanduser().resolve()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,6 +44,22 @@ def run(args: Namespace) -> int:
     }
     actions[args.action](folder, args)
     return 0
+
+
+def _environment(args: Namespace) -> None:
+    """Print the variables with which a process of a role finds the stack, for a shell to read."""
+    if args.role not in USERS:
+        raise ConfigError(
+            f"--role: {args.role!r} is no NATS user; give one of {', '.join(USERS)}", param="--role"
+        )
+    found = connection.find(args.url, None)
+    variables = {"MOTET_NATS_URL": found.nats_url}
+    if found.nats_credentials is not None:
+        variables["MOTET_NATS_CREDENTIALS"] = str(Path(found.nats_credentials) / args.role)
+    elif found.nats_password is not None:
+        variables["MOTET_NATS_PASSWORD"] = found.nats_password
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
 
 
 def _passwords(folder: Path, args: Namespace) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from motet_cli.supervision.connection import NatsAccess
+from motet_pipelines.connection import connected
 from motet_shared.process.config import ProcessConfig, load
 from motet_shared.wire.bus import Bus
 
@@ -37,9 +38,5 @@ def bus_config(found: NatsAccess, role: str = "operator") -> ProcessConfig:
 async def stack_bus(found: NatsAccess, role: str = "operator") -> AsyncIterator[Bus]:
     """Yield a bus of the role's user. Raises ConfigError if there is no NATS server."""
     logging.getLogger("motet_shared.wire").setLevel(logging.CRITICAL)  # a command raises instead
-    config = bus_config(found, role)
-    bus = await Bus.connect(config.instance_id(role), config)
-    try:
+    async with connected(role, bus_config(found, role)) as bus:
         yield bus
-    finally:
-        await bus.close()

@@ -45,7 +45,9 @@ def run(args: Namespace) -> int:
 
 def _options(args: Namespace) -> Options:
     if not 0 <= args.temperature <= 2:
-        raise ConfigError(f"--temperature: {args.temperature} is out of range; give 0 to 2")
+        raise ConfigError(
+            f"--temperature: {args.temperature} is out of range; give 0 to 2", param="--temperature"
+        )
     return Options(
         model=args.model or "",
         system=args.system or "",

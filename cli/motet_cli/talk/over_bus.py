@@ -8,18 +8,16 @@ from contextlib import AsyncExitStack, aclosing
 from motet_cli.supervision.connection import NatsAccess
 from motet_cli.supervision.stack_bus import bus_config, stack_bus
 from motet_cli.talk.options import Options, TalkInput
-from motet_pipelines.chat.models import check_known, servable
 from motet_pipelines.instances import served
 from motet_pipelines.voice.conversation.converse import converse
 from motet_pipelines.voice.conversation.events import Event
-from motet_pipelines.voice.services import SpeechServices
+from motet_pipelines.voice.services import SpeechServices, model_of_conversation
 from motet_shared.blobs.store import BlobStore
-from motet_shared.errors import BadRequest, Unavailable
+from motet_shared.errors import BadRequest
 from motet_shared.wire.discovery import Directory
 
 _ROLE = "gateway"  # the user that may call every service of a conversation
 _FILES = 64 << 20  # bytes of audio for recognizers that read files
-_PATIENCE = 10.0  # seconds until the services have announced themselves
 
 
 async def converse_over_bus(
@@ -32,7 +30,7 @@ async def converse_over_bus(
     """
     async with AsyncExitStack() as exits:
         bus = await exits.enter_async_context(stack_bus(found, _ROLE))
-        model = await _model(bus.directory, options.model)
+        model = await model_of_conversation(bus.directory, options.model)
         _check_voice(bus.directory, options.voice)
         store = await BlobStore.of(bus_config(found, _ROLE), bus.instance, _FILES).start()
         exits.push_async_callback(store.close)
@@ -46,24 +44,6 @@ async def converse_over_bus(
             yield batch
 
 
-async def _model(directory: Directory, wanted: str) -> str:
-    """Return the chat model to talk to, once the stack can hold a conversation."""
-    try:
-        await directory.wait_for(_complete, _PATIENCE)
-    except TimeoutError:
-        missing = [
-            *SpeechServices.find(directory).missing,
-            *([] if servable(directory) else ["chat"]),
-        ]
-        raise Unavailable(
-            f"a conversation needs chat, asr, vad and tts; not ready here: {', '.join(missing)};"
-            " `motet models` shows what is served"
-        ) from None
-    if wanted:
-        check_known(directory, wanted)
-    return wanted or next(iter(servable(directory)))
-
-
 def _check_voice(directory: Directory, voice: str) -> None:
     """Raise BadRequest for a voice that the speech model does not have."""
     card = served(directory, "tts")[SpeechServices.find(directory).speech]
@@ -71,7 +51,3 @@ def _check_voice(directory: Directory, voice: str) -> None:
         raise BadRequest(
             f"voice: {voice!r} is unknown; choose one of {', '.join(card.voices)}", param="voice"
         )
-
-
-def _complete(directory: Directory) -> bool:
-    return bool(servable(directory)) and not SpeechServices.find(directory).missing

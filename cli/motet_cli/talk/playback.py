@@ -136,7 +136,9 @@ class WavOutput:
         """Check the path. Raises ConfigError if it can be no file."""
         self._path = Path(path).expanduser()
         if not self._path.parent.is_dir() or self._path.is_dir():
-            raise ConfigError(f"--output: {path!r} is no file in a folder that exists; give one")
+            raise ConfigError(
+                f"--output: {path!r} is no file in a folder that exists; give one", param="--output"
+            )
         self._file: BinaryIO | None = None
         self._began = 0.0
         self._size = 0  # bytes of PCM
@@ -148,7 +150,8 @@ class WavOutput:
             self._file = self._path.open("wb")
         except OSError as error:
             raise ConfigError(
-                f"--output: cannot write {str(self._path)!r}: {error.strerror}; give another"
+                f"--output: cannot write {str(self._path)!r}: {error.strerror}; give another",
+                param="--output",
             ) from None
         self._file.write(wav_header(RATE, 0))
         self._began = time.monotonic()

@@ -65,10 +65,12 @@ def read_wav(path: str) -> bytes:
             pcm = file.readframes(file.getnframes())
     except (OSError, EOFError, wave.Error) as error:
         raise ConfigError(
-            f"--input: cannot read {path!r}: {error}; give a WAV file of 16 bits"
+            f"--input: cannot read {path!r}: {error}; give a WAV file of 16 bits", param="--input"
         ) from None
     if width != 2:
-        raise ConfigError(f"--input: {path!r} has {8 * width} bits; give a WAV file of 16 bits")
+        raise ConfigError(
+            f"--input: {path!r} has {8 * width} bits; give a WAV file of 16 bits", param="--input"
+        )
     mono = _mixed(pcm, channels)
     if rate == RATE:
         return mono

@@ -1,7 +1,7 @@
 """Compile the kernels for GPUs that are not present, and report the resources that they take.
 
     python -m motet_kernels.gpu.compile [--only MODULE …] [--targets sm_90 …] [--all | --first]
-                                        [--table kernels/README.md]
+                                        [--table kernels/RESULTS.md]
 
 The launchers are called with the `samples` of their modules, so that the compiled code is what
 would run there, down to Triton's specialization on the arguments. Compiled code is cached by its

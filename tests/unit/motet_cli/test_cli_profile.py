@@ -49,6 +49,21 @@ def test_passwords_of_other_servers_come_from_the_environment(
         assert connection.find("http://127.0.0.1:8000", None).nats_password == "p"
 
 
+def test_variables_of_a_program_are_printed_for_a_shell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = str(tmp_path / "with space")
+    with connection.published(8000, NatsAccess("nats://here:1", nats_credentials=folder)):
+        assert main(["credentials", "environment", "--role", "asr"]) == 0
+        assert capsys.readouterr().out == (
+            f"export MOTET_NATS_URL=nats://here:1\nexport MOTET_NATS_CREDENTIALS='{folder}/asr'\n"
+        )
+        assert main(["credentials", "environment", "--role", "nobody"]) == 2
+        assert "--role" in capsys.readouterr().err
+    assert main(["credentials", "environment"]) == 2
+    assert capsys.readouterr().out == ""
+
+
 def test_a_folder_that_others_can_write_is_rejected(runtime: Path) -> None:
     with connection.published(8000, NatsAccess("nats://127.0.0.1:4222")):
         os.chmod(runtime / "motet", 0o777)
