@@ -19,6 +19,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
 from motet_shared.errors import ConfigError
 from support.checkpoints import tiny_checkpoint
+from support.refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +50,9 @@ def test_log_probabilities_are_transformers_own(folder: Path) -> None:
     due = due.gather(1, torch.tensor(tokens[1:]).unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(found, due, rtol=1e-3, atol=1e-3)
     assert log_probabilities(engine.runner, tokens[:1]) == []
-    with pytest.raises(ConfigError, match="513 tokens are more than the model's context of 512"):
+    with pytest.raises(ConfigError, match=r"513 .*512"):
         log_probabilities(engine.runner, [1] * 513)
-    with pytest.raises(ConfigError, match="token 900 is none of the model's 259"):
+    with pytest.raises(ConfigError, match=r"900 .*259"):
         log_probabilities(engine.runner, [1, 900])
 
 
@@ -107,43 +108,43 @@ def test_the_first_of_each_category_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "named"),
     [
-        ("{", r"tasks\.jsonl:2: .*; give one JSON object per line"),
-        ('{"question": "a"}', r"tasks\.jsonl:2: answer must be a text"),
+        ("{", r"tasks\.jsonl:2: "),
+        ('{"question": "a"}', r"tasks\.jsonl:2: answer"),
         (
             '{"answer": "a", "messages": ["b"]}',
-            r"tasks\.jsonl:2: give a question as text, or messages",
+            r"tasks\.jsonl:2: .*question",
         ),
         (
             '{"answer": "a", "question": "b", "category": 3}',
-            r"tasks\.jsonl:2: category must be a text",
+            r"tasks\.jsonl:2: category",
         ),
     ],
 )
-def test_lines_that_are_no_task_are_named(line: str, message: str, tmp_path: Path) -> None:
+def test_lines_that_are_no_task_are_named(line: str, named: str, tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"question": "a", "answer": "b"}\n' + line + "\n")
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named):
         read_tasks(path)
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("setting", "param"),
     [
-        ("wheels=4", r"--setting: 'wheels=4': give one of .*weights"),
-        ("threads=many", r"--setting: threads='many': give a number"),
-        ("overlap=yes", r"--setting: overlap='yes': give true or false"),
-        ("weights=int3", r"weights='int3': choose one of"),
+        ("wheels=4", "setting"),
+        ("threads=many", "setting"),
+        ("overlap=yes", "setting"),
+        ("weights=int3", "weights"),
     ],
 )
-def test_settings_that_are_none_are_named(setting: str, message: str, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_are_none_are_named(setting: str, param: str, folder: Path) -> None:
+    with refuses(ConfigError, param):
         engine_config(str(folder), [setting])
 
 
 def test_there_must_be_something_to_read(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--text, --tasks: give at least one of them"):
+    with pytest.raises(ConfigError, match="--text, --tasks"):
         evaluate(args(folder))
-    with pytest.raises(ConfigError, match=r"--text: .*none\.txt cannot be read"):
+    with refuses(ConfigError, "text"):
         evaluate(args(folder, text=[tmp_path / "none.txt"]))

@@ -61,7 +61,7 @@ def test_chunks_are_causal_only_up_to_their_size(chunk: int, context: int) -> No
     ],
 )
 def test_other_masks_are_refused(rule: Any) -> None:
-    with pytest.raises(support.Refusal, match="not causal, or have gaps"):
+    with pytest.raises(support.Refusal):
         support.window_of(mask_of(rule), 64)
 
 
@@ -83,9 +83,7 @@ class CountsPlaces(torch.nn.Module):
 def test_tokens_that_see_each_other_or_their_places_are_found(extra: type[torch.nn.Module]) -> None:
     model = families.random_model("LlamaForCausalLM")
     model.model.layers[2].mlp = torch.nn.Sequential(model.model.layers[2].mlp, extra())
-    with pytest.raises(
-        ConfigError, match="see each other outside of attention, or their positions"
-    ):
+    with pytest.raises(ConfigError, match="model_type="):
         checkpoint.prepare(model)
 
 
