@@ -129,7 +129,7 @@ def train(recipe: Recipe) -> TurnModel:
     pairs = [features(example.text, recipe.shape.rows) for example in made]
     rows = torch.from_numpy(np.stack([found for found, _ in pairs]))
     lengths = torch.tensor([length for _, length in pairs], dtype=torch.float32)
-    labels = torch.tensor([float(example.end_probability) for example in made])
+    labels = torch.tensor([float(example.finished) for example in made])
     torch.manual_seed(recipe.seed)
     network = Network(recipe.shape)
     optimizer = torch.optim.Adam(network.parameters(), lr=recipe.rate)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSample:
+class Sample:
     """One observation of a role.
 
     at: seconds of any monotonic clock.
@@ -40,7 +40,7 @@ class _Sums:
     running: float = 0.0
     outstanding: float = 0.0
 
-    def with_(self, sample: LaunchSample) -> _Sums:
+    def with_(self, sample: Sample) -> _Sums:
         return _Sums(
             self.arrivals + sample.arrivals,
             self.tokens + sample.tokens,
@@ -60,7 +60,7 @@ class History:
         self._times: list[float] = []
         self._sums = [_Sums()]  # one more than `_times`: before the first sample, and after each
 
-    def add(self, sample: LaunchSample) -> None:
+    def add(self, sample: Sample) -> None:
         """Add a sample. Raises ValueError for one that is not newer than the last."""
         if self._times and sample.at <= self._times[-1]:
             raise ValueError(

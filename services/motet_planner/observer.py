@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from motet_planner.groups import Group
-from motet_planner.history import LaunchSample
+from motet_planner.history import Sample
 from motet_shared.messages import Heartbeat
 from motet_shared.wire.discovery import Directory
 
@@ -31,16 +31,14 @@ class Observer:
         """Note that `count` more instances of a group were requested now (negative: fewer)."""
         self._cold_starts[name].requested(count, now)
 
-    def observe(self, now: float) -> dict[str, LaunchSample]:
+    def observe(self, now: float) -> dict[str, Sample]:
         """Return a sample of each group. `now`: seconds of the caller's clock."""
         grown = self._growth()
         found = {name: self._sample(group, now, grown) for name, group in self._groups.items()}
         self._first = False
         return found
 
-    def _sample(
-        self, group: Group, now: float, grown: Mapping[tuple[str, str], float]
-    ) -> LaunchSample:
+    def _sample(self, group: Group, now: float, grown: Mapping[tuple[str, str], float]) -> Sample:
         beats = self._members(group)
         active = sum(beat.load.get("active", 0.0) for beat in beats)
         queued = min(active, sum(beat.load.get("queued", 0.0) for beat in beats))
@@ -52,7 +50,7 @@ class Observer:
             now,
             known_before=self._first,
         )
-        return LaunchSample(
+        return Sample(
             at=now,
             arrivals=round(sum(grown.get((beat.instance, "requests"), 0.0) for beat in beats)),
             running=active - queued,

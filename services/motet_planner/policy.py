@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, fields
 from typing import Any
 
-from motet_planner.history import History, LaunchSample
+from motet_planner.history import History, Sample
 from motet_shared.errors import ConfigError
 
 _TINY = 1e-9
@@ -103,7 +103,7 @@ class Policy:
         self._history = History(settings.window)
         self._needs: deque[tuple[float, float]] = deque()  # (when, instances), strictly decreasing
 
-    def decide(self, sample: LaunchSample) -> Decision:
+    def decide(self, sample: Sample) -> Decision:
         """Decide on the number of instances; the first decision starts from the number found."""
         self._history.add(sample)
         before = self._first(sample) if self.target is None else self.target
@@ -119,7 +119,7 @@ class Policy:
             reason += f"; {wanted} wanted, but {'min' if self.target > wanted else 'max'} is {self.target}"
         return Decision(self.target, before, reason, demand)
 
-    def _first(self, sample: LaunchSample) -> int:
+    def _first(self, sample: Sample) -> int:
         """Return the instances found at first.
 
         They count as needed until now, as history is unknown.
@@ -129,7 +129,7 @@ class Policy:
         return there
 
     # -------------------------------------------------------------------------------------- reading
-    def _demand(self, sample: LaunchSample) -> Demand:
+    def _demand(self, sample: Sample) -> Demand:
         settings, history = self.settings, self._history
         ahead = history.forecast_running(settings.window, self._cold_start(sample))
         generated = history.tokens(settings.window) / settings.tokens if settings.tokens else 0.0
@@ -141,10 +141,10 @@ class Policy:
             present=1e-6 if history.has_requests(settings.window) else 0.0,
         )
 
-    def _cold_start(self, sample: LaunchSample) -> float:
+    def _cold_start(self, sample: Sample) -> float:
         return sample.cold_start or self.settings.cold_start
 
-    def _hold(self, sample: LaunchSample, need: float) -> float:
+    def _hold(self, sample: Sample, need: float) -> float:
         """Return the largest need within the scale-down delay, or within a longer cold start."""
         while self._needs and self._needs[-1][1] <= need:
             self._needs.pop()
@@ -161,7 +161,7 @@ class Policy:
             return most, f"{name} load needs {needed}, a step goes to {most}"
         return needed, f"{name} load needs {needed}"
 
-    def _down(self, before: int, held: float, sample: LaunchSample) -> tuple[int, str]:
+    def _down(self, before: int, held: float, sample: Sample) -> tuple[int, str]:
         enough = math.ceil(held * (1 + self.settings.slack) - _TINY)
         if enough >= before:
             return before, "enough"

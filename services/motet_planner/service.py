@@ -13,7 +13,7 @@ from motet_planner.actuators.kubernetes import Cluster, Kubernetes
 from motet_planner.actuators.program import Compose, Local, parse_command
 from motet_planner.config import PlannerConfig
 from motet_planner.groups import Group, check_local, read_groups
-from motet_planner.history import LaunchSample
+from motet_planner.history import Sample
 from motet_planner.observer import Observer
 from motet_planner.policy import Decision, Policy
 from motet_shared.messages import ListTargets, ScalingTarget
@@ -46,7 +46,7 @@ class Planner(Actor):
         self._actuator = actuator or _actuator(config)
         self._observer = Observer(bus.directory, self.groups)
         self._policies = {name: Policy(group.policy) for name, group in self.groups.items()}
-        self._latest: dict[str, tuple[LaunchSample, Decision]] = {}
+        self._latest: dict[str, tuple[Sample, Decision]] = {}
         self._requested: dict[
             str, tuple[int, float]
         ] = {}  # target last sent to the actuator, and when
@@ -144,7 +144,7 @@ class Planner(Actor):
         """Wait until the actuator has carried out all requests."""
         await asyncio.gather(*self._acting.values())
 
-    async def _with_requested(self, group: Group, sample: LaunchSample) -> LaunchSample:
+    async def _with_requested(self, group: Group, sample: Sample) -> Sample:
         """Count instances that the actuator has but that sent no heartbeat yet as starting.
 
         For the first decision of a group.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from motet_planner.fleet import Fleet
-from motet_planner.history import LaunchSample
+from motet_planner.history import Sample
 from motet_planner.outcome import Outcome, Replicas
 from motet_planner.policy import Policy, RolePolicy
 from motet_planner.simulated import Instance, Job
@@ -152,7 +152,7 @@ class _Run:
         fleet.drop_expired(self._now)
         serving = [*fleet.ready, *fleet.draining]
         running = sum([instance.running for instance in serving])
-        sample = LaunchSample(
+        sample = Sample(
             at=self._now,
             arrivals=(len(self._jobs) - self._seen) * many,
             running=running * many,

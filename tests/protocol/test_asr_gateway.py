@@ -99,7 +99,7 @@ async def _events(client: openai.AsyncOpenAI, text: str) -> None:
 
 
 async def _refusals(service: Service, client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"cannot be read|no sound track|whole sample"):
+    with pytest.raises(openai.BadRequestError):
         await client.audio.transcriptions.create(
             model=MODEL, file=("sound.mp3", b"no sound " * 500)
         )

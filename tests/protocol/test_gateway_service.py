@@ -110,7 +110,7 @@ async def test_an_error_within_a_stream_raises_in_the_official_client(service: S
     service.tokenizer.error, service.tokenizer.fail_after = InternalError("a bug"), 2
     async with service.client() as client:
         stream = await client.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
-        with pytest.raises(openai.APIError, match="a bug"):
+        with pytest.raises(openai.APIError):
             async for _chunk in stream:
                 pass
 

@@ -98,7 +98,7 @@ async def test_urls_and_jobs(nats: NatsServer, folder: Path) -> None:
         await asyncio.sleep(0.3)
         assert painter.thread.engine.pictures == made
 
-        with pytest.raises(openai.BadRequestError, match="`id` 'a-job'"):
+        with pytest.raises(openai.BadRequestError, match="a-job"):
             await post(client, id="a-job", prompt="blue")
         with pytest.raises(openai.NotFoundError, match="job 'nobody'"):
             await status(client, "nobody")
@@ -158,10 +158,10 @@ async def test_without_a_store_it_says_so(folder: Path) -> None:
         served_gateway(nats) as gateway,
         Served(gateway).client() as client,
     ):
-        with pytest.raises(openai.BadRequestError, match="`response_format` url"):
+        with pytest.raises(openai.BadRequestError, match="response_format"):
             await client.images.generate(model=MODEL, prompt="x", response_format="url")
         for asked in (post(client), cancel(client, "x")):
-            with pytest.raises(openai.APIStatusError, match=r"motet up --store FOLDER"):
+            with pytest.raises(openai.APIStatusError, match="--store"):
                 await asked
 
 

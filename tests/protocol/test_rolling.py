@@ -248,7 +248,7 @@ async def test_a_new_process_that_fails_changes_nothing() -> None:
         slot.spec = ChildSpec(
             name="tts", role="tts", argv=(sys.executable, "-c", "raise SystemExit(3)")
         )
-        with pytest.raises(Unavailable, match=r"tts: the new process is not ready \(exit code 3\)"):
+        with pytest.raises(Unavailable, match=r"tts: .*3\)"):
             await here.rolling.carry_out(Restart(["tts"], 1.0), here.told.append)
         slot.spec = good
         assert here.pids() == before

@@ -276,5 +276,5 @@ def test_the_twin_sees_a_few_candidates_as_it_sees_all(monkeypatch: pytest.Monke
     choices = [Choice(1.0, top_p=0.7, seed=seed) for seed in range(20)]
     logits = randn(20, 400)
     few = draw_torch(logits, choices)
-    monkeypatch.setattr(sampling, "NARROW", 400)
+    monkeypatch.setattr(sampling, "FIRST_CANDIDATES", 400)
     assert torch.equal(few, draw_torch(logits, choices))

@@ -208,7 +208,7 @@ def test_a_device_that_is_not_there_is_refused(
     device: torch.device, folder: Callable[[str], Path]
 ) -> None:
     for wanted, param in (
-        ("cuda", "device"),
+        ("cuda:77", "device"),
         ("tpu", "device"),
     ):
         with refuses(ConfigError, param):

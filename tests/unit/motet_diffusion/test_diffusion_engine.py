@@ -34,6 +34,7 @@ from motet_shared.errors import (
 from support import diffusion_checkpoints
 from support.diffusion_book import Pixels, Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, SCHEDULERS, SIZE
+from support.refusals import refuses
 
 STEPS = 5
 RED = Drawing(prompt="red circle", steps=STEPS, seed=3)
@@ -284,7 +285,7 @@ def test_one_bad_request_in_a_batch_spoils_no_other(
         book.look()
         assert_alike(book.picture("good"), wanted)
         assert book.picture("too").shape == wanted.shape
-        with pytest.raises(InternalError, match="not this one"):
+        with pytest.raises(InternalError):
             book.picture("bad")
 
 
@@ -349,31 +350,31 @@ def test_previews_come_soon_and_evenly(count: int, steps: int, wanted: list[int]
 
 # ------------------------------------------------------------------------------------------------------------ refusals
 @pytest.mark.parametrize(
-    ("fields", "error", "message"),
+    ("fields", "error", "param"),
     [
-        ({"width": 15}, BadRequest, "size: 15x16; width and height must be multiples of 2"),
-        ({"width": -2}, BadRequest, "size: -2x16"),
+        ({"width": 15}, BadRequest, "size"),
+        ({"width": -2}, BadRequest, "size"),
         (
             {"width": 1 << 12, "height": 1 << 12},
             PayloadTooLarge,
-            "size: 4096x4096 is more than 16384 pixels",
+            "size",
         ),
-        ({"steps": 100_000}, BadRequest, r"steps: 100000; give 1 to 200 \(max_steps\)"),
-        ({"steps": -1}, BadRequest, "steps: -1"),
-        ({"guidance_scale": -1.0}, BadRequest, "guidance_scale: -1.0; give 0 to 100"),
-        ({"guidance_scale": float("nan")}, BadRequest, "guidance_scale: nan"),
-        ({"strength": 1.5}, BadRequest, "strength: 1.5"),
+        ({"steps": 100_000}, BadRequest, "steps"),
+        ({"steps": -1}, BadRequest, "steps"),
+        ({"guidance_scale": -1.0}, BadRequest, "guidance_scale"),
+        ({"guidance_scale": float("nan")}, BadRequest, "guidance_scale"),
+        ({"strength": 1.5}, BadRequest, "strength"),
         (
             {"strength": 0.01, "image": Image.new("RGB", (16, 16))},
             BadRequest,
-            "is less than one; raise either",
+            "strength",
         ),
     ],
 )
 def test_refusals(
-    folder: Callable[..., Path], fields: dict[str, Any], error: type[MotetError], message: str
+    folder: Callable[..., Path], fields: dict[str, Any], error: type[MotetError], param: str
 ) -> None:
-    with Sketchbook(folder("sd")) as book, pytest.raises(error, match=message):
+    with Sketchbook(folder("sd")) as book, refuses(error, param):
         book.engine.add("x", replace(RED, **fields))
 
 
@@ -404,19 +405,19 @@ def test_a_folder_says_what_is_best_where_a_request_does_not(
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "named"),
     [
-        ("{", "not valid JSON"),
-        ("[]", "give an object with any of num_inference_steps"),
-        ('{"cfg": 3}', "cfg: not known"),
-        ('{"guidance_scale": "3"}', "guidance_scale: '3'; give a number of at least 0.0"),
-        ('{"num_inference_steps": 2.5}', "num_inference_steps: 2.5; give a number of at least 1"),
+        ("{", DEFAULTS_FILE),
+        ("[]", "num_inference_steps"),
+        ('{"cfg": 3}', "cfg"),
+        ('{"guidance_scale": "3"}', "guidance_scale: '3'"),
+        ('{"num_inference_steps": 2.5}', r"num_inference_steps: 2\.5"),
         ('{"guidance_scale": NaN}', "guidance_scale: nan"),
     ],
 )
-def test_what_a_folder_says_amiss_is_refused(tmp_path: Path, content: str, message: str) -> None:
+def test_what_a_folder_says_amiss_is_refused(tmp_path: Path, content: str, named: str) -> None:
     (tmp_path / DEFAULTS_FILE).write_text(content)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=named):
         folder_defaults(tmp_path)
 
 
@@ -430,7 +431,7 @@ def test_checkpoints_of_other_pictures_are_refused(folder: Callable[..., Path]) 
             replace(RED, resume=data, resume_step=1, width=2 * SIZE),
             replace(RED, resume=data, resume_step=99),
         ):
-            with pytest.raises(BadRequest, match="resume: "):
+            with refuses(BadRequest, "resume"):
                 book.draw(wrong)
 
 
@@ -440,7 +441,7 @@ def test_a_family_that_does_not_change_pictures_says_so(
     monkeypatch.setattr("motet_diffusion.pipeline.rules.supports_sdedit", lambda _: False)
     with (
         Sketchbook(folder("pixart")) as book,
-        pytest.raises(BadRequest, match="does not change pictures"),
+        refuses(BadRequest, "image"),
     ):
         book.engine.add("x", replace(RED, image=Image.new("RGB", (SIZE, SIZE))))
 
@@ -454,14 +455,14 @@ def test_a_full_queue_is_overloaded(folder: Callable[..., Path]) -> None:
 
 
 def test_folders_that_are_no_models(tmp_path: Path, folder: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError, match=r"no model_index\.json"):
+    with refuses(ConfigError, "model"):
         EngineConfig(model=str(tmp_path))
     (tmp_path / "model_index.json").write_text(
         '{"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "X"]}'
     )
-    with pytest.raises(ConfigError, match="diffusers does not load it"):
+    with refuses(ConfigError, "model"):
         Engine(EngineConfig(model=str(tmp_path)), print)
-    with pytest.raises(ConfigError, match="dtype='int3'"):
+    with refuses(ConfigError, "dtype"):
         EngineConfig(model=str(folder("sd")), dtype="int3")
 
 

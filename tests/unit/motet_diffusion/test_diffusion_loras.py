@@ -15,6 +15,7 @@ from motet_diffusion.engine.request import Drawing, Lora
 from motet_shared.errors import BadRequest, ConfigError
 from support.diffusion_book import Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, SIZE, load, write_adapter
+from support.refusals import refuses
 
 RED = Drawing(prompt="red circle", steps=3, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0)
 # peft warns of several adapters in the reference, which are meant.
@@ -83,20 +84,20 @@ def test_pictures_with_different_adapters_share_a_pass(family: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("lora", "message"),
+    ("lora", "param"),
     [
-        (Lora("oil"), r"loras\[0\].name: 'oil' is unknown; this model has ink"),
-        (Lora("ink", float("nan")), r"loras\[0\].scale: nan; give -10 to 10"),
-        (Lora("ink", 11), r"loras\[0\].scale: 11"),
+        (Lora("oil"), "loras[0].name"),
+        (Lora("ink", float("nan")), "loras[0].scale"),
+        (Lora("ink", 11), "loras[0].scale"),
     ],
 )
-def test_adapters_that_cannot_be_had_are_named(tmp_path: Path, lora: Lora, message: str) -> None:
+def test_adapters_that_cannot_be_had_are_named(tmp_path: Path, lora: Lora, param: str) -> None:
     model = FAMILIES["sd"](tmp_path / "model")
     ink = write_adapter(model, tmp_path / "ink.safetensors", 1)
     with Sketchbook(model, loras=(f"ink={ink}",)) as book:
-        with pytest.raises(BadRequest, match=message):
+        with refuses(BadRequest, param):
             book.engine.add("x", with_loras(lora))
-        with pytest.raises(BadRequest, match="is given twice"):
+        with refuses(BadRequest, "loras[1].name"):
             book.engine.add("x", with_loras(Lora("ink"), Lora("ink")))
 
 
@@ -105,17 +106,16 @@ def test_files_that_are_no_adapters_are_refused(tmp_path: Path) -> None:
     other = FAMILIES["flux"](tmp_path / "flux" / "model")
     alien = write_adapter(other, tmp_path / "alien.safetensors", 1)
     (tmp_path / "text.safetensors").write_text("no tensors")
-    refused = {
-        "ink": "give each adapter as name=path",
-        f"ink={tmp_path / 'none'}": "there is no such file",
-        f"ink={alien}": "holds nothing for a StableDiffusionPipeline|does not load it",
-        f"ink={tmp_path / 'text.safetensors'}": "does not load it for this model",
-    }
-    for setting, message in refused.items():
-        with pytest.raises(ConfigError, match=message):
+    for setting in (
+        "ink",
+        f"ink={tmp_path / 'none'}",
+        f"ink={alien}",
+        f"ink={tmp_path / 'text.safetensors'}",
+    ):
+        with refuses(ConfigError, "loras"):
             Sketchbook(model, loras=(setting,))
     pixart = FAMILIES["pixart"](tmp_path / "pixart" / "model")
-    with pytest.raises(ConfigError, match="has no adapters for a PixArt"):
+    with refuses(ConfigError, "loras"):
         Sketchbook(pixart, loras=(f"ink={alien}",))
-    with pytest.raises(ConfigError, match="cannot be combined with loras"):
+    with refuses(ConfigError, "step_cache"):
         Sketchbook(model, loras=(f"ink={alien}",), step_cache=0.1)

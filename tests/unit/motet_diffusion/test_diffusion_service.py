@@ -19,6 +19,7 @@ from motet_shared.testing import settle
 from support import diffusion_checkpoints
 from support.diffusion_checkpoints import SIZE
 from support.diffusion_stage import Seen, ask, pixels, stage
+from support.refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -80,25 +81,25 @@ async def test_pictures_are_changed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("request_", "files", "error", "message"),
+    ("request_", "files", "error", "param"),
     [
         (
             Draw(model="other", prompt="x"),
             {},
             UnknownModel,
-            "'other' is no diffusion model here; there are: tiny-draw",
+            "model",
         ),
         (
             ask("x" * 300),
             {},
             PayloadTooLarge,
-            r"300 characters; at most 200 are read \(longest_text\)",
+            "prompt",
         ),
         (
             ask(width=30_000, height=30_000),
             {},
             PayloadTooLarge,
-            "size: 30000x30000 is more than 16384 pixels",
+            "size",
         ),
         (
             ask(loras=[Adapter("ink")]),
@@ -106,30 +107,30 @@ async def test_pictures_are_changed(folder: Path) -> None:
             BadRequest,
             r"loras\[0\].name: 'ink' is unknown; this model has no adapters",
         ),
-        (ask(width=7), {}, BadRequest, "multiples of 2"),
-        (ask(steps=1 << 40), {}, BadRequest, "steps: 1099511627776; give 1 to 2000"),
-        (ask(), {"mask": image()}, BadRequest, "mask: there is no image that it belongs to"),
-        (ask(), {"image": b"hello"}, BadRequest, "image: its 5 bytes are no picture that is known"),
-        (ask(), {"image": image()[:60]}, BadRequest, "image: .* cut short"),
+        (ask(width=7), {}, BadRequest, "size"),
+        (ask(steps=1 << 40), {}, BadRequest, "steps"),
+        (ask(), {"mask": image()}, BadRequest, "mask"),
+        (ask(), {"image": b"hello"}, BadRequest, "image"),
+        (ask(), {"image": image()[:60]}, BadRequest, "image"),
         (
             ask(),
             {"image": image(size=(200, 200))},
             PayloadTooLarge,
-            "image: 200×200 pixels are more than 16384",
+            "image",
         ),
         (
             ask(),
             {"image": image(), "mask": image(size=(8, 8))},
             BadRequest,
-            "mask: has 8x8 pixels, the image 16x16",
+            "mask",
         ),
     ],
 )
 async def test_refusals(
-    folder: Path, request_: Draw, files: dict[str, bytes], error: type[MotetError], message: str
+    folder: Path, request_: Draw, files: dict[str, bytes], error: type[MotetError], param: str
 ) -> None:
     async with stage(folder, longest_text=200) as (caller, (actor,), _):
-        with pytest.raises(error, match=message):
+        with refuses(error, param):
             await caller.draw(request_, **files)
         actor.check_integrity()
         assert not actor.thread.engine.passes

@@ -14,6 +14,7 @@ from motet_diffusion.engine.request import Drawing
 from motet_shared.errors import ConfigError
 from support.diffusion_book import Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, SIZE
+from support.refusals import refuses
 
 STEPS = 16
 RED = Drawing(prompt="red circle", width=SIZE, height=SIZE, steps=STEPS, seed=3)
@@ -56,7 +57,5 @@ def test_everything_may_be_left_out_but_the_first_step(folder: Path) -> None:
 
 def test_a_unet_has_no_such_chain(tmp_path: Path) -> None:
     path = FAMILIES["sd"](tmp_path / "model")
-    with pytest.raises(
-        ConfigError, match="UNet2DConditionModel has no chain of transformer blocks; give 0"
-    ):
+    with refuses(ConfigError, "step_cache"):
         Engine(EngineConfig(model=str(path), step_cache=0.1), print)

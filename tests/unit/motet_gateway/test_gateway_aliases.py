@@ -77,7 +77,7 @@ async def test_any_known_chat_model_is_the_one_here(here: World, name: str) -> N
 async def test_nobody_can_know_while_nobody_is_there() -> None:
     async with world() as made:
         for name in ("whisper-1", ""):
-            with pytest.raises(Unavailable, match="no asr"):
+            with pytest.raises(Unavailable):
                 model_of(made.service.bus.directory, "asr", name)
 
 

@@ -18,6 +18,7 @@ from motet_llm.models.joined_linear import Joined, Part
 from motet_shared.errors import ConfigError
 from motet_shared.messages import Sampling
 from support.checkpoints import tiny_checkpoint
+from support.refusals import refuses
 
 PROMPT = [(7 * i) % 250 for i in range(20)]
 
@@ -125,7 +126,7 @@ def test_deterministic_mode_refuses_what_it_cannot_keep(tmp_path: Path) -> None:
     """torch's matrix products round by the size of the batch."""
     native.select("off")
     try:
-        with pytest.raises(ConfigError, match="deterministic=true: llama"):
+        with refuses(ConfigError, "deterministic"):
             engine_of(tiny_checkpoint("llama", tmp_path, hidden_size=256), deterministic=True)
     finally:
         native.select("")
@@ -150,7 +151,7 @@ def test_a_layer_without_a_layout_is_an_error() -> None:
     layer = Layer.__new__(Layer)
     torch.nn.Module.__init__(layer)
     layer.layer_idx = 3
-    with pytest.raises(ConfigError, match="layer 3: packed rows come with a layout"):
+    with pytest.raises(ConfigError, match="layer 3"):
         layer(torch.zeros(1, 2, 4))
 
 

@@ -18,6 +18,7 @@ from motet_llm.weights.gguf.blocks import KINDS, read_blocks
 from motet_shared.errors import ConfigError
 from support.checkpoints import tiny_checkpoint
 from support.quantized_checkpoints import SIZES, answer, check, engine_of
+from support.refusals import refuses
 
 TYPES: Any = gguf.GGMLQuantizationType
 # Where a block's float16 are, and how large: codes and small scales may be anything, these not.
@@ -155,7 +156,7 @@ def test_a_torn_file_is_named(tmp_path: Path) -> None:
     coded, _ = make(tmp_path, "qwen3", {"_proj": "Q4_0"})
     path = coded / "model.gguf"
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(ConfigError, match=r"model\.gguf cannot be read"):
+    with pytest.raises(ConfigError, match=r"model\.gguf"):
         engine_of(coded)
 
 
@@ -164,9 +165,7 @@ def test_a_file_of_another_model_is_named(tmp_path: Path) -> None:
     other = tiny_checkpoint("llama", tmp_path / "llama", **SIZES)
     (other / "model.safetensors").unlink()
     shutil.copy(coded / "model.gguf", other)
-    with pytest.raises(
-        ConfigError, match=r"general\.architecture is 'qwen3', config\.json asks for 'llama'"
-    ):
+    with pytest.raises(ConfigError, match=r"general\.architecture .*'qwen3'.*'llama'"):
         engine_of(other)
 
 
@@ -180,14 +179,12 @@ def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(
-        ConfigError, match=r"blk\.0\.attn_q\.weight is Q2_K; Q4_0, Q5_0, Q8_0, Q4_K, Q6_K are read"
-    ):
+    with pytest.raises(ConfigError, match=r"blk\.0\.attn_q\.weight .*Q2_K"):
         engine_of(coded)
 
 
 def test_two_files_are_one_too_many(tmp_path: Path) -> None:
     coded, _ = make(tmp_path, "qwen3", {"_proj": "Q4_0"})
     shutil.copy(coded / "model.gguf", coded / "other.gguf")
-    with pytest.raises(ConfigError, match=r"model\.gguf, other\.gguf: keep one GGUF file"):
+    with refuses(ConfigError, "model.gguf"):
         engine_of(coded)

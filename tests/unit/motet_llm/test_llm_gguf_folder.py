@@ -157,24 +157,24 @@ def test_default_folders_differ_by_path(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(
-    ("data", "message"),
+    ("data", "named"),
     [
-        (b"", "cannot be read"),
-        (b"GGML" + bytes(40), "does not begin as GGUF"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), f"{2**60} items in"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), f"{2**60} items in"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**50) + bytes(20), "cut off"),
+        (b"", ""),
+        (b"GGML" + bytes(40), "GGUF"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), f"{2**60}"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), f"{2**60}"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 2**50) + bytes(20), ""),
         (
             b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 4, 2**59),
-            f"{2**59} items in",
+            f"{2**59}",
         ),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "general.architecture"),
     ],
 )
-def test_headers_that_lie_are_refused(data: bytes, message: str, tmp_path: Path) -> None:
+def test_headers_that_lie_are_refused(data: bytes, named: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.gguf"
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=rf"bad\.gguf.*{named}"):
         read_header(path)
 
 
@@ -183,11 +183,11 @@ def test_every_cut_is_refused(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.gguf"
     for size in (10, 30, 100, 1000, 5000, len(whole) - 1):
         path.write_bytes(whole[:size])
-        with pytest.raises(ConfigError, match=r"cut\.gguf cannot be read"):
+        with pytest.raises(ConfigError, match=r"cut\.gguf"):
             read_header(path)
 
 
 def test_an_absent_part_is_named(tmp_path: Path) -> None:
     (tmp_path / "m-00001-of-00002.gguf").touch()
-    with pytest.raises(ConfigError, match=r"m-00002-of-00002\.gguf missing"):
+    with pytest.raises(ConfigError, match=r"m-00002-of-00002\.gguf"):
         read_header(tmp_path / "m-00001-of-00002.gguf")

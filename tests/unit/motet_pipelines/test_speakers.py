@@ -34,6 +34,7 @@ from motet_speakers.features import BANDS, HOP, features
 from motet_speakers.service import Speakers
 from motet_speakers.stretches import check, stretches
 from speech_sentences import HELD_OUT_SEEDS
+from support.refusals import refuses
 from support.spoken import say
 
 FOLDER = Path(__file__).parents[3] / "models" / "pocket-speakers"
@@ -103,13 +104,13 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path: Path) -> None:
         SpeakerEncoder.load(str(tmp_path))
     network().export("x").save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    for change, cause in (
-        ({"model_type": "whisper"}, "no speaker encoder"),
+    for change, named in (
+        ({"model_type": "whisper"}, "model_type"),
         ({"width": 9}, "weights"),
         ({"x": 1}, "x"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
-        with pytest.raises(ConfigError, match=cause):
+        with pytest.raises(ConfigError, match=named):
             SpeakerEncoder.load(str(tmp_path))
 
 
@@ -141,9 +142,9 @@ def test_wrong_spans_are_named() -> None:
         [(3.0, 4.0), (1.0, 2.0)],
         [(0.0, float("nan"))],
     ):
-        with pytest.raises(BadRequest, match="spans"):
+        with refuses(BadRequest, "spans"):
             check(spans)
-    with pytest.raises(BadRequest, match=r"behind the end of the file, 1\.00 s"):
+    with refuses(BadRequest, "spans"):
         list(stretches([sound(1.0)], [(0.0, 0.5), (1.0, 2.0)], 9.0))
 
 
@@ -206,16 +207,16 @@ async def test_stretches_of_a_file_become_vectors_in_order(world: World) -> None
 
 
 async def test_wrong_requests_are_refused_by_name(world: World) -> None:
-    with pytest.raises(Unavailable, match="motet up --speakers"):
+    with pytest.raises(Unavailable, match="--speakers"):
         await world.compare(wav(1.0), SPANS)
     await world.start(max_audio=5.0)
-    with pytest.raises(BadRequest, match="spans"):
+    with refuses(BadRequest, "spans"):
         await world.compare(wav(1.0), [(2.0, 1.0)])
-    with pytest.raises(BadRequest, match="behind the end"):
+    with refuses(BadRequest, "spans"):
         await world.compare(wav(1.0), [(2.0, 3.0)])
-    with pytest.raises(BadRequest, match="longer than 5 s"):
+    with refuses(BadRequest, "file"):
         await world.compare(wav(9.0), SPANS)
-    with pytest.raises(UnknownModel, match="nose"):
+    with refuses(UnknownModel, "model"):
         await world.compare(wav(1.0), SPANS[:1], model="nose")
 
 
@@ -263,7 +264,7 @@ def test_the_recipe_learns_and_refuses_held_out_seeds() -> None:
         for one in own
     ]
     assert np.mean(np.array(right) == np.repeat(range(6), 3)) > 0.6
-    with pytest.raises(ValueError, match="held out"):
+    with pytest.raises(ValueError, match=f"seed {HELD_OUT_SEEDS[0]}"):
         speaker_data.training_features(HELD_OUT_SEEDS[0], 1, 1)
 
 

@@ -59,7 +59,7 @@ def test_nouns_numbers_and_articles() -> None:
     ]
     assert number(342) == "three hundred and forty-two"
     assert number(21_005) == "twenty-one thousand and five"
-    with pytest.raises(ValueError, match="no words"):
+    with pytest.raises(ValueError, match="1000000"):
         number(1_000_000)
 
 
@@ -105,7 +105,7 @@ def test_training_never_says_a_held_out_sentence() -> None:
 
 
 def test_unknown_categories_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown"):
+    with pytest.raises(ValueError, match="weather"):
         say(Random(0), "weather")
 
 
@@ -130,7 +130,7 @@ def test_every_voice_speaks(variant: str) -> None:
 
 
 def test_unknown_voices_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown to espeak"):
+    with pytest.raises(ValueError, match="xx-nowhere"):
         speak("Hello.", Voice(name="xx-nowhere"))
 
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from motet_shared.errors import ConfigError
 from motet_shared.process.config import Bytes, Duration, ProcessConfig, load, setting
+from support.refusals import refuses
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchSample(ProcessConfig):
+class Sample(ProcessConfig):
     """A service for tests."""
 
     threads: int = setting("worker threads, 100% busy", default=2, min=1, max=64)
@@ -47,13 +48,13 @@ class Strict:
             raise ValueError("bad model")
 
 
-def sample(argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> LaunchSample:
-    return load(LaunchSample, list(argv), env or {}, prog="sample")
+def sample(argv: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Sample:
+    return load(Sample, list(argv), env or {}, prog="sample")
 
 
 def test_defaults_are_used_when_nothing_is_given() -> None:
     config = sample()
-    assert config == LaunchSample()
+    assert config == Sample()
     assert config.nats_url == "nats://127.0.0.1:4222"
     assert config.sizes == []
 
@@ -145,16 +146,14 @@ def test_a_wrong_value_names_field_value_source_and_remedy(
 
 
 def test_a_missing_setting_says_how_to_give_it() -> None:
-    with pytest.raises(ConfigError, match=r"model: not set; give --model or MOTET_MODEL"):
+    with refuses(ConfigError, "model"):
         load(Strict, [], {})
 
 
 def test_post_init_is_honoured_and_the_source_is_added() -> None:
-    with pytest.raises(
-        ConfigError, match=r"low: 5 is above high \(2\); lower it \(from MOTET_LOW\)"
-    ):
+    with refuses(ConfigError, "low"):
         load(Strict, ["--model", "m"], {"MOTET_LOW": "5"})
-    with pytest.raises(ConfigError, match="Strict: bad model"):
+    with refuses(ConfigError, "Strict"):
         load(Strict, ["--model", "bad"], {})
 
 
@@ -168,9 +167,9 @@ def test_secrets_come_from_files_and_are_shown_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_secret_that_cannot_be_read_or_is_given_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"token: cannot read '.*absent' from MOTET_TOKEN_FILE"):
+    with refuses(ConfigError, "token"):
         sample(env={"MOTET_TOKEN_FILE": str(tmp_path / "absent")})
-    with pytest.raises(ConfigError, match="both --token and --token-file"):
+    with pytest.raises(ConfigError, match=r"--token .*--token-file"):
         sample(["--token", "a", "--token-file", "b"])
 
 
@@ -201,10 +200,10 @@ def test_help_names_every_flag_variable_and_default(capsys: pytest.CaptureFixtur
 
 
 def test_instance_ids_are_generated_from_the_role_or_taken_as_given() -> None:
-    first, second = LaunchSample().instance_id("decode"), LaunchSample().instance_id("decode")
+    first, second = Sample().instance_id("decode"), Sample().instance_id("decode")
     assert first.startswith("decode-")
     assert first != second
-    assert LaunchSample(instance="decode-7").instance_id("decode") == "decode-7"
+    assert Sample(instance="decode-7").instance_id("decode") == "decode-7"
 
 
 @settings(deadline=None)
