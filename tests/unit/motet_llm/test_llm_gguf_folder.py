@@ -115,7 +115,7 @@ def test_a_folder_of_something_else_is_left_alone(source: Path, tmp_path: Path) 
     file, other = write(source, tmp_path / "lone.gguf"), tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="gguf_source.json"):
+    with pytest.raises(ConfigError, match="gguf_source"):
         make_folder(file, other)
     assert (other / "notes.txt").read_text() == "mine"
 
