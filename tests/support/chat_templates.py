@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from motet_shared.tool_formats.registry import detect_format
 from motet_tokenizer.encoding.template import ChatTemplate
 from support.tiny_tokenizers import CONTEXT, byte_level
 
@@ -41,7 +42,9 @@ class Family:
 
     @functools.cached_property
     def chat(self) -> ChatTemplate:
-        return ChatTemplate(self.tokenizer, self.name)
+        found = detect_format(self.template)
+        length = 0 if found is None or found.parser is None else found.parser.id_length
+        return ChatTemplate(self.tokenizer, self.name, id_length=length)
 
     def ids(self, text: str) -> list[int]:
         """The tokens of a text, control tokens included."""
