@@ -16,26 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from motet_models.checkpoints import derived
+from motet_models.checkpoints.vocabularies import VOCABULARIES, find_vocabulary
 from motet_shared.errors import ConfigError
-
-# Vocabularies, in the order in which one is chosen.
-VOCABULARIES = (
-    "tokenizer.model",
-    "tekken.json",
-    "tokenizer.model.v3",
-    "tokenizer.model.v7",
-    "spiece.model",
-    "tiktoken.model",
-    "vocab.json",
-    "vocab.txt",
-)
-_STAMP = "tokenizer_source.json"
-_VERSION = 1
-
-
-def find_vocabulary(folder: Path) -> Path | None:
-    """Return the vocabulary of a folder; None if there is none."""
-    return next((folder / name for name in VOCABULARIES if (folder / name).is_file()), None)
 
 
 def convert(folder: Path, target: Path) -> Path:
@@ -49,7 +31,7 @@ def convert(folder: Path, target: Path) -> Path:
         raise ConfigError(
             f"{folder}: no tokenizer.json, nor a vocabulary to make one of ({', '.join(VOCABULARIES)})"
         )
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    files = derived.files_of(folder)
 
     def write(made: Path) -> None:
         _load(vocabulary).save_pretrained(made)
@@ -57,7 +39,7 @@ def convert(folder: Path, target: Path) -> Path:
             if not (made / path.name).exists():
                 (made / path.name).symlink_to(path)
 
-    return derived.derive(files, target, write, stamp_name=_STAMP, version=_VERSION)
+    return derived.TOKENIZER.make(files, target, write)
 
 
 def _load(vocabulary: Path) -> Any:
@@ -89,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="the checkpoint folder")
     parser.add_argument("target", type=Path, nargs="?", help="the folder (under MOTET_CACHE)")
     args = parser.parse_args(argv)
-    target = args.target or derived.default_target("tokenizers", args.folder)
+    target = args.target or derived.TOKENIZER.target(args.folder)
     try:
         print(convert(args.folder, target))
     except ConfigError as error:

@@ -120,7 +120,7 @@ async def _refusals(service: Service, client: openai.AsyncOpenAI) -> None:
         ),
         ({"chunking_strategy[type]": "level"}, "chunking_strategy"),
         ({"known_speaker_names[]": "me"}, "known_speaker_names"),
-        ({"language": "klingon"}, None),
+        ({"language": "klingon"}, "language"),
         ({"model": ""}, "model"),
     ]
     for fields, param in wrong:

@@ -36,6 +36,7 @@ class Repository:
     cut_after: int | None = None  # bytes of a body after which the connection closes, once per file
     damaged: str | None = None  # path of a file that is served with its last byte changed
     status: int | None = None  # of every answer
+    busy: int = 0  # requests that are answered with 429 and Retry-After first
 
 
 @dataclass
@@ -104,6 +105,9 @@ class _Handler(BaseHTTPRequestHandler):
         repository = self._hub.repositories.get(match["repo"]) if match else None
         if match is None or repository is None:
             return self._refuse(404, "RepoNotFound")
+        if repository.busy > 0:
+            repository.busy -= 1
+            return self._send(429, b"{}", {"Retry-After": "0"})
         if repository.status is not None:
             return self._refuse(repository.status, "")
         if repository.token and self.headers["Authorization"] != f"Bearer {repository.token}":

@@ -28,6 +28,7 @@ from huggingface_hub.errors import (
 from motet_shared.errors import ConfigError
 
 from .reference import HubReference
+from .retry import retried
 from .selection import select_files
 
 _CHUNK = 1 << 20  # bytes hashed at a time
@@ -55,9 +56,9 @@ def pull(reference: HubReference) -> Path:
     repository cannot be read, contains nothing to serve, or arrives damaged.
     """
     with _explained(reference):
-        paths = _list_files(reference)
+        paths = retried(lambda: _list_files(reference))
         known = find_cached(reference)
-        folder = _snapshot(reference, paths, local_files_only=False)
+        folder = retried(lambda: _snapshot(reference, paths, local_files_only=False))
         if known is None:
             _verify(reference, folder)
     return _served_path(reference, folder)
@@ -90,7 +91,11 @@ def cached_models() -> list[tuple[str, int]]:
 def fetch_config(reference: HubReference) -> Path:
     """Return the folder of the repository's config.json, downloading only that file if needed."""
     with _explained(reference):
-        path = hub.hf_hub_download(reference.repository, "config.json", revision=reference.revision)
+        path = retried(
+            lambda: hub.hf_hub_download(
+                reference.repository, "config.json", revision=reference.revision
+            )
+        )
     return Path(path).parent
 
 

@@ -20,6 +20,7 @@ _SMALL = frozenset({".json", ".jinja", ".txt", ".model", ".tiktoken"})
 # Folders with the same model for other engines.
 _FOREIGN = frozenset({"onnx", "openvino", "original", "coreml", "tflite", "gguf", "metal"})
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}\.safetensors")
+_GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 # Weights of one component, as transformers, diffusers, sentence-transformers and PEFT name them.
 _WEIGHTS = frozenset(
     {"model.safetensors", "diffusion_pytorch_model.safetensors", "adapter_model.safetensors"}
@@ -52,7 +53,14 @@ def _select_gguf(reference: HubReference, paths: Collection[str]) -> list[str]:
         raise ConfigError(
             f"{reference}: the repository has no such file; it has {_list_gguf(paths) or 'no GGUF file'}"
         )
-    return [reference.file]
+    match = _GGUF_PART.fullmatch(reference.file)
+    if match is None:
+        return [reference.file]
+    count = int(match["count"])
+    parts = [f"{match['stem']}-{n:05d}-of-{count:05d}.gguf" for n in range(1, count + 1)]
+    if absent := [part for part in parts if part not in paths]:
+        raise ConfigError(f"{reference}: the repository lacks {absent[0]}; choose another file")
+    return parts
 
 
 def _refusal(reference: HubReference, paths: Collection[str]) -> str:

@@ -17,6 +17,7 @@ from rich.table import Table
 from motet_cli.hub.reference import parse_reference
 from motet_cli.planning import traffic as plan_traffic
 from motet_cli.planning.this_cpu import this_cpu
+from motet_cli.supervision.conversion import gguf_folder, is_gguf
 from motet_cli.supervision.model_folders import local_folder
 from motet_models.capacity import (
     KV_FORMATS,
@@ -76,15 +77,19 @@ def run(args: Namespace) -> int:
 def find_config(given: str) -> Path:
     """Return the folder of a config.json.
 
-    given: the folder, the file, the name of a local model, or `org/name` on a hub, of which only
-    config.json is downloaded. Raises ConfigError if there is none.
+    given: the folder, the file, a GGUF file, the name of a local model, or `org/name` on a hub, of
+    which only config.json is downloaded. Raises ConfigError if there is none.
     """
     path = Path(given).expanduser()
+    if is_gguf(path):
+        return gguf_folder(path, "MODEL")
     folder = path.parent if path.is_file() else local_folder(given)
     if folder is None and (reference := parse_reference(given)) is not None:
-        from motet_cli.hub.download import fetch_config  # huggingface_hub takes half a second
+        from motet_cli.hub import download  # huggingface_hub takes half a second
 
-        folder = fetch_config(reference)
+        if reference.file:
+            return gguf_folder(download.pull(reference), "MODEL")
+        folder = download.fetch_config(reference)
     if folder is None or not (folder / "config.json").is_file():
         raise ConfigError(
             f"MODEL: {given!r} has no config.json; give a checkpoint folder, the name of a local"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from motet_cli.hub.reference import parse_reference
+from motet_cli.supervision.conversion import gguf_folder, gguf_name, is_gguf, with_tokenizer
 from motet_models.image_support import accepts_images
 from motet_shared.errors import ConfigError
 
@@ -108,6 +109,7 @@ def resolve(given: str) -> ModelFolder:
     Raises ConfigError if it cannot be served.
     """
     name, path = locate(given, "--llm")
+    path = with_tokenizer(path, "--llm")
     if missing := missing_parts(path):
         raise ConfigError(
             f"--llm: {given!r} lacks {' and '.join(missing)}; give a complete checkpoint folder",
@@ -119,24 +121,27 @@ def resolve(given: str) -> ModelFolder:
 def locate(given: str, flag: str) -> tuple[str, Path]:
     """Return the served name and the folder for a value of `flag`.
 
-    Searches in this order: a folder, the model directories, the hub's cache, the hub. Raises
-    ConfigError if none has it.
+    Searches in this order: a folder or a GGUF file, the model directories, the hub's cache, the
+    hub. A GGUF file has a folder made of it. Raises ConfigError if none has it.
     """
     name, separator, source = given.partition("=")
-    if not separator or Path(given).expanduser().is_dir():
+    if not separator or Path(given).expanduser().exists():
         name, source = "", given
+    if is_gguf(path := Path(source).expanduser()):
+        return name or gguf_name(path), gguf_folder(path, flag)
     if (path := local_folder(source)) is not None:
         return name or path.name, path
     if (reference := parse_reference(source)) is None:
         raise ConfigError(
-            f"{flag}: {source!r} is not a folder, a local model ({_known_models()}) or org/name on a"
-            " hub; give one of these",
+            f"{flag}: {source!r} is not a folder, a GGUF file, a local model ({_known_models()}) or"
+            " org/name on a hub; give one of these",
             param=flag,
         )
     # Imported here: huggingface_hub takes half a second, and most starts need no hub.
     from motet_cli.hub.download import find_cached, pull
 
-    return name or reference.name, find_cached(reference) or pull(reference)
+    path = find_cached(reference) or pull(reference)
+    return name or reference.name, gguf_folder(path, flag) if reference.file else path
 
 
 def local_folder(given: str) -> Path | None:

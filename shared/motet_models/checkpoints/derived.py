@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,76 +25,107 @@ def cache_root() -> Path:
     return Path(os.environ.get("MOTET_CACHE") or Path.home() / ".cache" / "motet")
 
 
-def default_target(kind: str, source: Path) -> Path:
-    """Return the place for what is derived of a file or folder, by the path of that."""
-    path = absolute(source)
-    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    return cache_root() / kind / f"{path.stem if path.is_file() else path.name}-{digest}"
-
-
 def absolute(path: Path) -> Path:
     """Return the path with its own name: in a hub's cache files are links to blobs."""
     return Path(os.path.abspath(path.expanduser()))
 
 
-def derive(
-    sources: Sequence[Path],
-    target: Path,
-    write: Callable[[Path], None],
-    *,
-    stamp_name: str,
-    version: int,
-) -> Path:
-    """Have `write` fill the folder `target`, unless it was made of the same `sources`; return it.
+def files_of(folder: Path) -> list[Path]:
+    """Return the files in a folder, sorted."""
+    return sorted(path for path in absolute(folder).iterdir() if path.is_file())
 
-    stamp_name: file with the stamp, which tells what kind of folder it is. version: of the
-    conversion. Raises ConfigError if a source cannot be read, or `target` cannot be written or is
-    something else.
+
+@dataclass(frozen=True, slots=True)
+class Derivation:
+    """A kind of derived folders.
+
+    kind: name of their parent in the cache. version: of the conversion; a folder that another one
+    has made is made again.
     """
-    stamp = _stamp(sources, version)
-    if _read_stamp(target / stamp_name) == stamp:
+
+    kind: str
+    version: int
+
+    @property
+    def stamp_name(self) -> str:
+        """Return the name of the file with the stamp, which tells these folders from others."""
+        return f"{self.kind}_source.json"
+
+    def target(self, source: Path) -> Path:
+        """Return the place for what is derived of a file or folder, by the path of that."""
+        path = absolute(source)
+        digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+        return cache_root() / self.kind / f"{path.stem if path.is_file() else path.name}-{digest}"
+
+    def find(self, source: Path) -> Path | None:
+        """Return the folder of a file or folder if it is there and current, else None.
+
+        Other parts of a split file are those that the stamp lists.
+        """
+        target = self.target(source)
+        stamp = self._read_stamp(target)
+        if stamp is None:
+            return None
+        files = [Path(name) for name, *_ in stamp["files"]]
+        if source.is_dir() and files != files_of(source):
+            return None
+        try:
+            return target if self._stamp(files) == stamp else None
+        except ConfigError:  # one of them is gone
+            return None
+
+    def make(self, sources: Sequence[Path], target: Path, write: Callable[[Path], None]) -> Path:
+        """Have `write` fill the folder `target`, unless it was made of the same `sources`.
+
+        Returns `target`. Raises ConfigError if a source cannot be read, or `target` cannot be
+        written or is something else.
+        """
+        stamp, found = self._stamp(sources), self._read_stamp(target)
+        if found == stamp:
+            return target
+        if target.exists() and found is None:
+            raise ConfigError(f"{target} is there and has no {self.stamp_name}; give another place")
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:
+                made = Path(place) / "made"
+                made.mkdir()
+                write(made)
+                (made / self.stamp_name).write_text(json.dumps(stamp))
+                self._put(made, target, stamp)
+        except OSError as error:
+            raise ConfigError(f"{target} cannot be written: {error}; give another place") from error
         return target
-    if target.exists() and _read_stamp(target / stamp_name) is None:
-        raise ConfigError(f"{target} is there and has no {stamp_name}; give another place")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as place:
-            made = Path(place) / "made"
-            made.mkdir()
-            write(made)
-            (made / stamp_name).write_text(json.dumps(stamp))
-            _put(made, target, stamp_name, stamp)
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error}; give another place") from error
-    return target
+
+    def _put(self, made: Path, target: Path, stamp: dict[str, Any]) -> None:
+        """Move a folder to its place. Another process may have been faster: then its folder stays."""
+        if target.exists():
+            shutil.rmtree(target, ignore_errors=True)
+        try:
+            os.rename(made, target)
+        except OSError:
+            if self._read_stamp(target) != stamp:
+                raise
+
+    def _stamp(self, sources: Sequence[Path]) -> dict[str, Any]:
+        try:
+            states = [source.stat() for source in sources]
+        except OSError as error:
+            raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
+        files = [
+            [str(source), state.st_size, state.st_mtime_ns]
+            for source, state in zip(sources, states, strict=True)
+        ]
+        return {"version": self.version, "files": files}
+
+    def _read_stamp(self, folder: Path) -> dict[str, Any] | None:
+        try:
+            stamp: dict[str, Any] = json.loads((folder / self.stamp_name).read_text())
+        except (OSError, ValueError):
+            return None
+        return stamp
 
 
-def _put(made: Path, target: Path, stamp_name: str, stamp: dict[str, Any]) -> None:
-    """Move a folder to its place. Another process may have been faster: then its folder stays."""
-    if target.exists():
-        shutil.rmtree(target, ignore_errors=True)
-    try:
-        os.rename(made, target)
-    except OSError:
-        if _read_stamp(target / stamp_name) != stamp:
-            raise
-
-
-def _stamp(sources: Sequence[Path], version: int) -> dict[str, Any]:
-    try:
-        states = [source.stat() for source in sources]
-    except OSError as error:
-        raise ConfigError(f"{error.filename} cannot be read: {error.strerror}") from error
-    files = [
-        [str(source), state.st_size, state.st_mtime_ns]
-        for source, state in zip(sources, states, strict=True)
-    ]
-    return {"version": version, "files": files}
-
-
-def _read_stamp(path: Path) -> dict[str, Any] | None:
-    try:
-        stamp: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return stamp
+# A GGUF file as a folder; a checkpoint with a tokenizer.json made of its vocabulary.
+GGUF = Derivation("gguf", version=1)
+TOKENIZER = Derivation("tokenizer", version=1)

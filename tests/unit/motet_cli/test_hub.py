@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +196,36 @@ def test_errors_name_the_remedy(
 ) -> None:
     with model_hub(a__b=repository) as hub:
         assert remedy in _call("pull", reference, hub, tmp_path)["error"]
+
+
+def test_a_hub_that_is_busy_is_asked_again(tmp_path: Path) -> None:
+    with model_hub(a__b=Repository(_FILES, busy=2)) as hub:
+        assert Path(_call("pull", "a/b", hub, tmp_path)).is_dir()
+        assert hub.repositories["a/b"].busy == 0
+
+
+def test_a_hub_that_stays_busy_is_given_up(tmp_path: Path) -> None:
+    with model_hub(a__b=Repository(_FILES, busy=1000)) as hub:
+        assert "429" in _call("pull", "a/b", hub, tmp_path)["error"]
+
+
+def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
+    """huggingface_hub's bars, on standard error, and none where that is a file (as in `_call`)."""
+    with model_hub(a__b=Repository(_FILES)) as hub:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+        env |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        command = [sys.executable, "-m", "motet_cli", "pull", "a/b"]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=theirs) as process:
+            os.close(theirs)
+            shown = b""
+            with contextlib.suppress(OSError):  # the terminal is closed
+                while part := os.read(ours, 4096):
+                    shown += part
+            os.close(ours)
+    assert process.returncode == 0
+    assert b"%|" in shown
 
 
 def test_a_token_grants_access(tmp_path: Path) -> None:

@@ -12,15 +12,12 @@ from .config import config_of
 from .header import Header, parts_of, read_header
 from .tokenizer import build_tokenizer, end_ids
 
-_STAMP = "gguf_source.json"  # says of which file, in which state, the folder was made
-# Bumped when folders that older versions have made are to be made again.
-_VERSION = 1
 _SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 
 def default_folder(file: Path) -> Path:
     """Return the place for the folder of a file: under the cache, by the file's path."""
-    return derived.default_target("gguf", file)
+    return derived.GGUF.target(file)
 
 
 def make_folder(file: Path, target: Path) -> Path:
@@ -36,7 +33,7 @@ def make_folder(file: Path, target: Path) -> Path:
         for part in parts:
             (made / part.name).symlink_to(part)
 
-    return derived.derive(parts, target, write, stamp_name=_STAMP, version=_VERSION)
+    return derived.GGUF.make(parts, target, write)
 
 
 def _write(header: Header, folder: Path) -> None:
