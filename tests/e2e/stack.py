@@ -200,7 +200,7 @@ class MotetStack:
             return False
         try:
             asked = {"model": self._model} if self._model else {}
-            return fetch(f"{self.url}/health/ready", **asked).status_code == 200
+            return fetch(f"{self.url}/health/ready", None, **asked).status_code == 200
         except httpx.HTTPError:
             return False
 

@@ -129,8 +129,8 @@ def locate(given: str, flag: str) -> tuple[str, Path]:
         name, source = "", given
     if is_gguf(path := Path(source).expanduser()):
         return name or gguf_name(path), gguf_folder(path, flag)
-    if (path := local_folder(source)) is not None:
-        return name or path.name, path
+    if (folder := local_folder(source)) is not None:
+        return name or folder.name, folder
     if (reference := parse_reference(source)) is None:
         raise ConfigError(
             f"{flag}: {source!r} is not a folder, a GGUF file, a local model ({_known_models()}) or"

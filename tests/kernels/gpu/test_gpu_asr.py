@@ -119,7 +119,7 @@ def test_whisper_computes_in_the_checkpoints_type(
     engine = engine_of(path, str(device), weights=weights)
     assert isinstance(engine, SlotEngine)
     assert engine.family.describe()["dtype"] == str(dtype).removeprefix("torch.")
-    assert engine.slots.own.dtype == dtype
+    assert engine.slots.self_kv.dtype == dtype
     for found, due in zip(states(engine), exact, strict=True):
         assert (found - due).norm() < (0.2 if weights == "int8" else 0.05) * due.norm()
 

@@ -223,15 +223,15 @@ def test_places_are_free_again_when_nobody_is_left(
     codec: Any = speaker.model.family.codec  # type: ignore[attr-defined]
     assert isinstance(codec, MimiDecoder)
     assert codec.fused is not None
-    free = codec.fused.places.free
+    free = codec.fused.contexts.free
     for key in "abc":
         speaker.add(key, Utterance(words=("a",), voice="0", max_frames=2))
     speaker.step()
-    assert codec.fused.places.free == free - 3
+    assert codec.fused.contexts.free == free - 3
     speaker.cancel("b")
     while speaker.has_work:
         speaker.step()
-    assert codec.fused.places.free == free
+    assert codec.fused.contexts.free == free
 
 
 @torch.inference_mode()
