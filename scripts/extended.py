@@ -70,6 +70,7 @@ PARTS: dict[str, list[Step]] = {
             "long schedules of all families",
             1800,
             "tests/unit/motet_llm/test_llm_exactness.py",
+            "--tier=all",
             "-k",
             "at_length",
             MOTET_SCHEDULES="5",

@@ -179,6 +179,16 @@ def test_what_is_wrong_is_noticed(
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 1 + SCHEDULES))
+@pytest.mark.parametrize(
+    "family",
+    [
+        name
+        if name in MECHANISMS
+        else pytest.param(name, marks=pytest.mark.extended("conformance"))
+        for name in EXACT
+    ],
+    indirect=True,
+)
 def test_every_exact_family_answers_as_generate_does_at_length(
     family: tuple[Path, PreTrainedModel], seed: int
 ) -> None:
