@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import LogFormat
 from motet_cli.supervision.memory import MemoryDivision
-from motet_cli.supervision.model_folders import ModelFolder
 
 # Stop order: the gateway first, with its requests, then the services, then NATS.
 _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1

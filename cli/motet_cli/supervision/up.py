@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from motet_cli.checkpoints import model_folders as models
 from motet_cli.supervision import address, nats, orders, torchaudio_fix
-from motet_cli.supervision import model_folders as models
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
     NatsAccess,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from motet_cli.checkpoints import model_folders as models
 from motet_cli.main import main, parser
-from motet_cli.supervision import model_folders as models
 from motet_cli.supervision import nats, up
 from motet_cli.supervision.stack import Stack, compute_cores, starts_at_once
 from motet_shared.errors import ConfigError

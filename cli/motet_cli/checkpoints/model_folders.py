@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from motet_cli.checkpoints.conversion import gguf_folder, gguf_name, is_gguf, with_tokenizer
 from motet_cli.hub.reference import parse_reference
-from motet_cli.supervision.conversion import gguf_folder, gguf_name, is_gguf, with_tokenizer
 from motet_models.image_support import accepts_images
 from motet_shared.errors import ConfigError
 
