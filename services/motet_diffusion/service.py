@@ -108,7 +108,7 @@ class Diffusion(Actor):
             raise PayloadTooLarge(message, param="prompt")
         if request.mask is not None and request.image is None:
             raise BadRequest(
-                "mask: there is no image that it belongs to; send `image` too", param="image"
+                "mask: there is no image that it belongs to; send `image` too", param="mask"
             )
         drawing = Drawing(
             prompt=request.prompt,

@@ -30,6 +30,7 @@ from motet_shared.errors import (
     MotetError,
     Overloaded,
     PayloadTooLarge,
+    UnsupportedParameter,
 )
 from support import diffusion_checkpoints
 from support.diffusion_book import Pixels, Sketchbook, assert_alike
@@ -441,7 +442,7 @@ def test_a_family_that_does_not_change_pictures_says_so(
     monkeypatch.setattr("motet_diffusion.pipeline.rules.supports_sdedit", lambda _: False)
     with (
         Sketchbook(folder("pixart")) as book,
-        refuses(BadRequest, "image"),
+        refuses(UnsupportedParameter, "image"),
     ):
         book.engine.add("x", replace(RED, image=Image.new("RGB", (SIZE, SIZE))))
 

@@ -105,7 +105,7 @@ async def test_pictures_are_changed(folder: Path) -> None:
             ask(loras=[Adapter("ink")]),
             {},
             BadRequest,
-            r"loras\[0\].name: 'ink' is unknown; this model has no adapters",
+            "loras[0].name",
         ),
         (ask(width=7), {}, BadRequest, "size"),
         (ask(steps=1 << 40), {}, BadRequest, "steps"),

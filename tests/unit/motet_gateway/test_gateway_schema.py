@@ -170,7 +170,7 @@ def test_a_refusal_shows_the_value_and_the_bound() -> None:
 
 def test_log_probabilities_of_a_prompt_are_refused() -> None:
     assert completion(echo=True).echo
-    with refuses(UnsupportedParameter, "echo"):
+    with refuses(UnsupportedParameter, "logprobs"):
         completion(echo=True, logprobs=0)
 
 
