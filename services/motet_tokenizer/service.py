@@ -28,11 +28,10 @@ from motet_shared.process.telemetry import Stopwatch
 from motet_shared.reasoning.reply_parser import ReplyParser
 from motet_shared.text.characters import characters
 from motet_shared.tool_formats.parser import ToolParser
-from motet_shared.tool_formats.tool import Tool
-from motet_shared.tool_formats.tool_format import ToolFormat
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
+from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.encoding.encoder_pool import EncoderPool
 from motet_tokenizer.encoding.encoder_process import Job
 from motet_tokenizer.encoding.vocabulary import Vocabulary
@@ -119,7 +118,8 @@ class Tokenizer(Actor):
         vocabulary = self._vocabulary(request.model)
         stopwatch = Stopwatch("tokenizer")
         tools = request.tools if request.tool_choice != "none" else []
-        grammar = await self._grammar(request, tools, vocabulary.tool_format)
+        dialect = vocabulary.dialect
+        grammar = await self._grammar(request, tools, dialect)
         options = vocabulary.options.resolve(request.reasoning_effort, request.template_options)
         with stopwatch.stage("encode"):
             job = Job(vocabulary.name, request.messages, tools, options)
@@ -136,18 +136,12 @@ class Tokenizer(Actor):
                 prompt, [picture.ids for picture in seen]
             )
         request_id = request.request_id or call.id
-        functions = [Tool.of(tool) for tool in tools]
-        reply, beginning = None, vocabulary.beginning(prompt)
-        if vocabulary.reasoning_format is not None:
-            reply = vocabulary.reasoning_format.parser(beginning, request_id, functions)
-            if grammar is not None:
-                frame = vocabulary.reasoning_format.frame(
-                    beginning, calls=grammar is not request.grammar
-                )
-                grammar = msgspec.structs.replace(grammar, frame=frame)
-        parser = None
-        if tools and vocabulary.tool_format is not None and vocabulary.tool_format.parser:
-            parser = vocabulary.tool_format.parser(request_id, functions)
+        tail = partial(vocabulary.tail, prompt)
+        beginning = dialect.beginning(tail)
+        reply, parser = dialect.parsers(tail, beginning, request_id, tools)
+        if grammar is not None:
+            frame = dialect.frame(beginning, calls=grammar is not request.grammar)
+            grammar = msgspec.structs.replace(grammar, frame=frame)
         await self._generate(
             call,
             request,
@@ -250,12 +244,12 @@ class Tokenizer(Actor):
         return await self._in_thread(tenant, work)
 
     async def _grammar(
-        self, chat: Chat, tools: list[dict[str, Any]], tool_format: ToolFormat | None
+        self, chat: Chat, tools: list[dict[str, Any]], dialect: Dialect
     ) -> Grammar | None:
         """Return the grammar of a reply; one of long tools or constraints is built in a thread."""
         most = self.config.inline_chars
         size = characters(tools, most) + (len(chat.grammar.text) if chat.grammar else 0)
-        work = partial(grammar_of, chat, tools, tool_format)
+        work = partial(grammar_of, chat, tools, dialect)
         return work() if size <= most else await self._in_thread(chat.tenant, work)
 
     async def _in_thread(self, tenant: str, work: Callable[[], T]) -> T:

@@ -16,17 +16,17 @@ from motet_shared.text.characters import characters
 from motet_shared.text.grammars import LONGEST, json_rule
 from motet_shared.tool_formats.tool import Tool
 from motet_shared.tool_formats.tool_format import ReplyGrammar, ToolFormat
+from motet_tokenizer.dialect import Dialect
 
 
-def grammar_of(
-    chat: Chat, tools: list[dict[str, Any]], tool_format: ToolFormat | None
-) -> Grammar | None:
+def grammar_of(chat: Chat, tools: list[dict[str, Any]], dialect: Dialect) -> Grammar | None:
     """Return the grammar of the reply to a chat with these tools, or None if it is unconstrained.
 
-    Raises UnsupportedParameter for tools of a model whose format is not known, BadRequest if tools
-    and constraints contradict each other, or if the tools are too long or nested too deeply.
+    Raises UnsupportedParameter for tools of a model whose format is not known, or constraints of
+    calls for which there is no grammar; BadRequest if tools and constraints contradict each other,
+    or if the tools are too long or nested too deeply.
     """
-    if tool_format is None and tools:
+    if tools and not dialect.calls_tools:
         message = (
             f"tools: it is not known how model {chat.model!r} writes tool calls; leave them out, or "
             "start the tokenizer with --tool-format"
@@ -43,16 +43,23 @@ def grammar_of(
         message = f"`tools` have more than {LONGEST} characters, too many for a grammar of calls"
         raise BadRequest(f"{message}; shorten them", param="tools")
     try:
-        return _grammar(chat, functions, tool_format)
+        return _grammar(chat, functions, dialect.tool_format)
     except RecursionError:
         raise BadRequest("`tools` are nested too deeply; flatten them", param="tools") from None
 
 
 def _grammar(chat: Chat, tools: Sequence[Tool], tool_format: ToolFormat | None) -> Grammar:
-    if not tools or tool_format is None:
+    if not tools:
         raise BadRequest(
             "`tool_choice`: there are no tools to call; give `tools`", param="tool_choice"
         )
+    if tool_format is None:
+        param = "tool_choice" if chat.tool_choice == "required" else "tools"
+        message = (
+            f"{param}: the calls of model {chat.model!r} are read by its response template, and there "
+            "is no grammar that they could be held to; leave constraints of calls out"
+        )
+        raise UnsupportedParameter(message, param=param)
     calls = tool_format.grammar
     if chat.tool_choice == "required":
         return _required(chat, tools, calls)

@@ -6,6 +6,7 @@ Read from a checkpoint folder (or hub name) without its weights, and without tor
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,18 @@ from motet_models.context import trained_context
 from motet_models.image_support import accepts_images, placeholder
 from motet_shared.errors import BadRequest, ConfigError
 from motet_shared.messages import ModelCard
-from motet_shared.reasoning import registry as reasoning
-from motet_shared.reasoning.reasoning_format import Beginning, ReasoningFormat
 from motet_shared.text.pieces import build_pieces, hidden_ids
-from motet_shared.tool_formats.registry import detect_format, find_format
-from motet_shared.tool_formats.tool_format import ToolFormat
 from motet_tokenizer.detokenizer import (
     ByteDetokenizer,
     Detokenizer,
     FallbackDetokenizer,
     WindowDetokenizer,
 )
+from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.encoding.template import ChatTemplate
 from motet_tokenizer.encoding.template_options import TemplateOptions
+from motet_tokenizer.response_template import ResponseFormat
 
-_TAIL = 64  # tokens of a prompt that tell how its reply begins
 _NO_LIMIT = 10**9  # transformers' tokenizers report a larger number if they know no limit
 
 
@@ -69,41 +67,38 @@ class Vocabulary:
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
         self.placeholder = placeholder(config) if accepts_images(config) else None
-        source = str(tokenizer.chat_template or "")
-        self.tool_format = (
-            detect_format(source) if tool_format == "auto" else find_format(tool_format)
+        self._hidden = hidden_ids(self.backend)
+        self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
+        self.dialect = Dialect.of(
+            str(tokenizer.chat_template or ""),
+            tool_format,
+            reasoning_format,
+            lambda: _response_format(tokenizer, name, self.controls.values()),
         )
-        self.reasoning_format = _reasoning_format(reasoning_format, source, self.tool_format)
-        parser = None if self.tool_format is None else self.tool_format.parser
+        reasoning = self.dialect.reasoning_format
         self.template = ChatTemplate(
-            tokenizer,
-            name,
-            self.placeholder,
-            self.reasoning_format,
-            id_length=0 if parser is None else parser.id_length,
+            tokenizer, name, self.placeholder, reasoning, id_length=self.dialect.id_length
         )
-        if self.reasoning_format is not None:
-            ends = map(self.backend.token_to_id, self.reasoning_format.ends)
-            self.eos_ids |= frozenset(i for i in ends if i is not None)
         self.options = TemplateOptions(
             self.template.source,
             name,
             reserved=frozenset(tokenizer.special_tokens_map),
-            levels=self.reasoning_format.levels if self.reasoning_format is not None else (),
-            reasons=self.reasoning_format is not None,
+            levels=reasoning.levels if reasoning is not None else (),
+            reasons=self.dialect.reasons,
         )
-        self._hidden = hidden_ids(self.backend)
-        self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
+        if reasoning is not None:
+            ends = map(self.backend.token_to_id, reasoning.ends)
+            self.eos_ids |= frozenset(i for i in ends if i is not None)
         self._pieces = build_pieces(self.backend, self.size)
         self._spelling: dict[int, bytes] = {}
-        tools = self.template.takes_tools and self.tool_format is not None
+        tools = self.template.takes_tools and self.dialect.calls_tools
         images = self.placeholder is not None and bool(self.template.source)
         self.card = ModelCard(
             name=name,
             context=self.context,
             created=created,
             tools=tools,
-            reasoning=self.reasoning_format is not None,
+            reasoning=self.dialect.reasons,
             images=images,
             vocab_size=self.size,
             longest_token=_longest_token(self.backend),
@@ -173,12 +168,10 @@ class Vocabulary:
             return FallbackDetokenizer(self._pieces, 0 if continues else self._pieces.strip)
         return ByteDetokenizer(self._pieces)
 
-    def beginning(self, prompt: list[int]) -> Beginning:
-        """Return what the prompt has written of the reply's reasoning."""
-        if self.reasoning_format is None:
-            return Beginning.OPTIONAL
-        tail = self.backend.decode(prompt[-_TAIL:], skip_special_tokens=False)
-        return self.reasoning_format.beginning(tail)
+    def tail(self, prompt: list[int], count: int) -> str:
+        """Return the last `count` tokens of a prompt as text, with special tokens."""
+        text: str = self.backend.decode(prompt[-count:], skip_special_tokens=False)
+        return text
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of a token; of a special token, its name."""
@@ -220,15 +213,9 @@ def _read(path: str | None) -> dict[str, Any]:
     return document
 
 
-def _reasoning_format(
-    name: str, template: str, tool_format: ToolFormat | None
-) -> ReasoningFormat | None:
-    """Return a format by name, or that of the template; harmony's also if its calls need it."""
-    if tool_format is not None and tool_format.parser is None:
-        return reasoning.find_format(tool_format.name)
-    if name == "auto":
-        return reasoning.detect_format(template)
-    return None if name == "none" else reasoning.find_format(name)
+def _response_format(tokenizer: Any, name: str, controls: Iterable[str]) -> ResponseFormat | None:
+    template = getattr(tokenizer, "response_template", None)
+    return None if template is None else ResponseFormat(template, name, controls)
 
 
 def _context(name: str, config: dict[str, Any], tokenizer: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from motet_shared.tool_formats import kimi_k2
+
 from .harmony import HARMONY
 from .reasoning_format import ReasoningFormat
 from .think_tags import ThinkTags
@@ -29,6 +31,13 @@ HUNYUAN = ThinkTags(
     closing="</think>",
     answer=("<answer>", "</answer>"),
 )
+KIMI_K2 = ThinkTags(
+    name="kimi_k2",
+    markers=("</think>", kimi_k2.OPENING),
+    opening="<think>",
+    closing="</think>",
+    limits=(kimi_k2.OPENING,),
+)
 SEED_OSS = ThinkTags(
     name="seed_oss",
     markers=("<seed:think>",),
@@ -38,7 +47,15 @@ SEED_OSS = ThinkTags(
 
 # A model's format is the first one whose markers are in its chat template, so one whose markers
 # include another's stands before it.
-FORMATS: tuple[ReasoningFormat, ...] = (HARMONY, MISTRAL, GRANITE, HUNYUAN, SEED_OSS, THINK)
+FORMATS: tuple[ReasoningFormat, ...] = (
+    HARMONY,
+    MISTRAL,
+    GRANITE,
+    HUNYUAN,
+    KIMI_K2,
+    SEED_OSS,
+    THINK,
+)
 NAMES = tuple(one.name for one in FORMATS)
 TAGS = frozenset(tag for one in FORMATS for tag in one.tags)
 

@@ -20,6 +20,7 @@ from motet_shared.reasoning.reasoning_format import Beginning
 from motet_shared.reasoning.reply_parser import Parts
 from motet_shared.tool_formats.harmony import HARMONY as CALLS
 from motet_shared.tool_formats.tool import Tool
+from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.tool_grammar import grammar_of
 from support.chat_templates import family
 
@@ -266,7 +267,7 @@ def test_calls_are_held_to_their_schemas(
     fields: dict[str, Any], whole: list[str], no: list[str], spelling: Spelling
 ) -> None:
     chat = Chat(model="m", messages=[], sampling=Sampling(), **fields)
-    grammar = framed(grammar_of(chat, TOOLS, CALLS), calls=True)
+    grammar = framed(grammar_of(chat, TOOLS, Dialect(CALLS, None)), calls=True)
     assert [accepts(spelling, grammar, reply) for reply in whole] == [True] * len(whole)
     assert [accepts(spelling, grammar, reply) for reply in no] == [False] * len(no)
 

@@ -69,6 +69,14 @@ REPLIES = [
         "mistral", OPTIONAL, "[THINK]a[/THINK]b\n[THINK]c[/THINK]\nd [x", "ac", "bd [x", 26
     ),
     Reply("mistral", CLOSED, "b[THINK]c[/THINK]d", "c", "bd", 10),
+    Reply(
+        "kimi_k2",
+        OPEN,
+        "Hm. <|tool_calls\n<|tool_calls_section_begin|>x",
+        "Hm. <|tool_calls",
+        "<|tool_calls_section_begin|>x",
+        44,
+    ),
     Reply("granite", OPTIONAL, "<response>Yes</response>", "", "Yes"),
     Reply("granite", CLOSED, "\n<response>Yes</resp</response>\n", "", "Yes</resp\n"),
     Reply("granite", OPTIONAL, "<think>a</think>\nYes", "a", "Yes", 16),

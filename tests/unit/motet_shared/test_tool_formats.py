@@ -20,6 +20,7 @@ from motet_shared.tool_formats.registry import FORMATS, NAMES, TAGS, detect_form
 from motet_shared.tool_formats.tool import Tool
 from motet_shared.tool_formats.tool_format import ToolFormat
 from motet_tokenizer.config import TokenizerConfig
+from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.tool_grammar import grammar_of
 from support import chat_templates, tiny_tokenizers
@@ -392,7 +393,7 @@ def spelling() -> Spelling:
 def accepts(spelling: Spelling, tool_format: ToolFormat, reply: str, **fields: Any) -> bool:
     """Return True if the grammar of such a request accepts the whole reply."""
     request = Chat(model="m", messages=[], sampling=Sampling(), **fields)
-    grammar = grammar_of(request, TOOLS, tool_format)
+    grammar = grammar_of(request, TOOLS, Dialect(tool_format, None))
     assert grammar is not None
     state = Grammar(grammar, spelling).start()
     ids = tiny_tokenizers.byte_level().encode(reply, add_special_tokens=False).ids
@@ -480,9 +481,9 @@ def test_the_setting_names_a_format() -> None:
 def test_the_setting_goes_before_the_template() -> None:
     tokenizer = chat_templates.family("mistral").tokenizer
     config = {"max_position_embeddings": 64, "vocab_size": len(tokenizer)}
-    assert Vocabulary("m", tokenizer, config, {}).tool_format is find_format("mistral")
+    assert Vocabulary("m", tokenizer, config, {}).dialect.tool_format is find_format("mistral")
     chosen = Vocabulary("m", tokenizer, config, {}, tool_format="llama3")
-    assert chosen.tool_format is find_format("llama3")
+    assert chosen.dialect.tool_format is find_format("llama3")
 
 
 @pytest.mark.parametrize(
@@ -512,10 +513,10 @@ def test_raw_strings_cannot_be_held_to_a_pattern(name: str) -> None:
     for strict in (True, False):
         tools = [{"function": {"name": "f", "parameters": schema, "strict": strict}}]
         if not strict:
-            assert grammar_of(request, tools, find_format(name)) is None
+            assert grammar_of(request, tools, Dialect(find_format(name), None)) is None
             continue
         with pytest.raises(UnsupportedParameter) as raised:
-            grammar_of(request, tools, find_format(name))
+            grammar_of(request, tools, Dialect(find_format(name), None))
         assert raised.value.param == "tools"
 
 
