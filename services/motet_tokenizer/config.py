@@ -35,9 +35,7 @@ class TokenizerConfig(ProcessConfig):
     encode_limit: Duration = setting(
         "how long one of them may take for a prompt", default=20.0, min=0.1
     )
-    max_active: int = setting(
-        "requests at a time; more are refused as overloaded", default=1024, min=1
-    )
+    max_active: int = setting("requests at a time; further ones are refused", default=1024, min=1)
     window: int = setting(
         "items that a decode instance may send ahead of a slow client", default=64, min=2
     )

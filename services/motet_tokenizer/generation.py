@@ -41,8 +41,8 @@ async def _no_images() -> list[EncodedImage]:
 
 
 @dataclass(slots=True)
-class Counters:
-    """Counters of one process."""
+class RequestCounters:
+    """Count the requests of one process."""
 
     waiting_for_decode: int = 0
     waiting_by_model: dict[str, int] = field(default_factory=dict)  # `asdict` cannot copy a Counter
@@ -58,12 +58,12 @@ class Counters:
 
 @dataclass(slots=True, frozen=True)
 class GenerationContext:
-    """Objects that all generations of a process share."""
+    """Hold the objects that all generations of a process share."""
 
     bus: Bus
     router: Router
     config: TokenizerConfig
-    counters: Counters
+    counters: RequestCounters
 
 
 class Generation:

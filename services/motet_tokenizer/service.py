@@ -33,9 +33,9 @@ from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.encoding.encoder_pool import EncoderPool
-from motet_tokenizer.encoding.encoder_process import Job
+from motet_tokenizer.encoding.encoder_process import EncodeJob
 from motet_tokenizer.encoding.vocabulary import Vocabulary
-from motet_tokenizer.generation import Counters, Generation, GenerationContext
+from motet_tokenizer.generation import Generation, GenerationContext, RequestCounters
 from motet_tokenizer.image_encoding import ImageEncoding
 from motet_tokenizer.prefix_index import PrefixIndex
 from motet_tokenizer.router import Router
@@ -54,7 +54,7 @@ class Tokenizer(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_active
         self.vocabularies: dict[str, Vocabulary] = {}
-        self.counters = Counters()
+        self.counters = RequestCounters()
         self._index = PrefixIndex(bus)
         router = Router(bus.directory, self._index, config.routing)
         self._shared = GenerationContext(bus, router, config, self.counters)
@@ -122,7 +122,7 @@ class Tokenizer(Actor):
         grammar = await self._grammar(request, tools, dialect)
         options = vocabulary.options.resolve(request.reasoning_effort, request.template_options)
         with stopwatch.stage("encode"):
-            job = Job(vocabulary.name, request.messages, tools, options)
+            job = EncodeJob(vocabulary.name, request.messages, tools, options)
             size = characters([request.messages, tools], self.config.process_chars)
             encode = partial(vocabulary.template.encode, request.messages, tools, options)
             prompt = await self._encode(request.tenant, size, job, encode)
@@ -162,7 +162,7 @@ class Tokenizer(Actor):
         with stopwatch.stage("encode"):
             if isinstance(prompt, str):
                 text = prompt
-                job = Job(vocabulary.name, text=text)
+                job = EncodeJob(vocabulary.name, text=text)
                 prompt = await self._encode(
                     request.tenant, len(text), job, partial(vocabulary.encode, text)
                 )
@@ -230,7 +230,7 @@ class Tokenizer(Actor):
         return vocabulary
 
     async def _encode(
-        self, tenant: str, size: int, job: Job, work: Callable[[], list[int]]
+        self, tenant: str, size: int, job: EncodeJob, work: Callable[[], list[int]]
     ) -> list[int]:
         """Encode short prompts inline, long ones in threads, the longest in processes.
 

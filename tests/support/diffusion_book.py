@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import Done, Drawing, Event, Key, Step
+from motet_diffusion.engine.request import Event, Key, PictureDone, PictureRequest, StepDone
 
 # Of 255: the order of float additions differs with the company, nothing else, and a value may then round another way.
 TOLERANCE = 1
@@ -50,7 +50,7 @@ class Sketchbook:
             self.engine.step()
             self.look()
 
-    def draw(self, *drawings: Drawing) -> list[Pixels]:
+    def draw(self, *drawings: PictureRequest) -> list[Pixels]:
         """All of them at a time."""
         self.events = []
         for number, drawing in enumerate(drawings):
@@ -59,8 +59,10 @@ class Sketchbook:
         self.look()
         return [self.picture(number) for number in range(len(drawings))]
 
-    def done(self, key: Key) -> Done:
-        (found,) = [event for event in self.events if isinstance(event, Done) and event.key == key]
+    def done(self, key: Key) -> PictureDone:
+        (found,) = [
+            event for event in self.events if isinstance(event, PictureDone) and event.key == key
+        ]
         return found
 
     def picture(self, key: Key) -> Pixels:
@@ -69,8 +71,8 @@ class Sketchbook:
             raise done.error
         return np.asarray(done.picture).astype(np.int64)
 
-    def steps(self, key: Key) -> list[Step]:
-        return [event for event in self.events if isinstance(event, Step) and event.key == key]
+    def steps(self, key: Key) -> list[StepDone]:
+        return [event for event in self.events if isinstance(event, StepDone) and event.key == key]
 
 
 def assert_alike(one: Pixels, other: Pixels) -> None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from motet_kernels.recurrent.packed_rows import PackedRows
 from motet_llm.attention.options import AttentionOptions
-from motet_llm.attention.paged import TurnsHeads
+from motet_llm.attention.paged import RotatesHeads
 from motet_llm.models.recurrent import Recurrent
 
 TOLERANCE = 1e-4
@@ -39,7 +39,7 @@ class Sequence:
 
 
 @dataclass
-class PlainLayout(TurnsHeads):
+class PlainLayout(RotatesHeads):
     """A step in which `rows` compute so many tokens each. Keys and values grow as plain tensors, row by row."""
 
     rows: Rows[tuple[Sequence, int]]

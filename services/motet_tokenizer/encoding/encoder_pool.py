@@ -15,7 +15,7 @@ from msgspec import msgpack
 
 from motet_shared.errors import DeadlineExceeded, InternalError, from_wire
 from motet_shared.process.fair_slots import FairSlots
-from motet_tokenizer.encoding.encoder_process import HEAD, Answer, Job, framed
+from motet_tokenizer.encoding.encoder_process import HEAD, EncodeAnswer, EncodeJob, framed
 
 
 class EncoderPool:
@@ -34,7 +34,7 @@ class EncoderPool:
         """Return the ids of the running processes."""
         return sorted(process.pid for process in self._all)
 
-    async def encode(self, tenant: str, job: Job) -> list[int]:
+    async def encode(self, tenant: str, job: EncodeJob) -> list[int]:
         """Return the token ids of a prompt.
 
         Raises BadRequest as the template does, DeadlineExceeded after `limit` seconds,
@@ -93,10 +93,10 @@ class EncoderPool:
         ending.add_done_callback(self._ending.discard)
 
 
-async def _ask(process: Process, job: Job) -> Answer:
+async def _ask(process: Process, job: EncodeJob) -> EncodeAnswer:
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("the process has no pipes")
     process.stdin.write(framed(job))
     await process.stdin.drain()
     size = HEAD.unpack(await process.stdout.readexactly(HEAD.size))[0]
-    return msgpack.decode(await process.stdout.readexactly(size), type=Answer)
+    return msgpack.decode(await process.stdout.readexactly(size), type=EncodeAnswer)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 HEAD = struct.Struct("<Q")
 
 
-class Job(Struct, array_like=True):
-    """Chat, or a raw prompt if `text` is given."""
+class EncodeJob(Struct, array_like=True):
+    """Request the token ids of a chat, or of a raw prompt if `text` is given."""
 
     model: str
     messages: list[dict[str, Any]] = []
@@ -31,8 +31,8 @@ class Job(Struct, array_like=True):
     text: str | None = None
 
 
-class Answer(Struct, array_like=True):
-    """Token ids as 32-bit integers, or the error that refuses the prompt."""
+class EncodeAnswer(Struct, array_like=True):
+    """Carry token ids as 32-bit integers, or the error that refuses the prompt."""
 
     ids: bytes = b""
     code: str = ""
@@ -59,7 +59,7 @@ def main() -> None:
     folders = dict(map(split_model, sys.argv[1:]))
     loaded: dict[str, Vocabulary] = {}
     while (data := _frame(jobs)) is not None:
-        answers.write(framed(_answer(msgpack.decode(data, type=Job), folders, loaded)))
+        answers.write(framed(_answer(msgpack.decode(data, type=EncodeJob), folders, loaded)))
         answers.flush()
 
 
@@ -68,7 +68,7 @@ def _frame(jobs: BinaryIO) -> bytes | None:
     return jobs.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else None
 
 
-def _answer(job: Job, folders: dict[str, str], loaded: dict[str, Vocabulary]) -> Answer:
+def _answer(job: EncodeJob, folders: dict[str, str], loaded: dict[str, Vocabulary]) -> EncodeAnswer:
     from motet_shared.errors import as_motet_error
     from motet_tokenizer.encoding.vocabulary import Vocabulary
 
@@ -77,12 +77,12 @@ def _answer(job: Job, folders: dict[str, str], loaded: dict[str, Vocabulary]) ->
             loaded[job.model] = Vocabulary.load(job.model, folders[job.model])
         vocabulary = loaded[job.model]
         if job.text is not None:
-            return Answer(array("i", vocabulary.encode(job.text)).tobytes())
+            return EncodeAnswer(array("i", vocabulary.encode(job.text)).tobytes())
         ids = vocabulary.template.encode(job.messages, job.tools, job.options)
-        return Answer(array("i", ids).tobytes())
+        return EncodeAnswer(array("i", ids).tobytes())
     except Exception as error:  # any error concerns this prompt alone; the process continues
         known = as_motet_error(error)
-        return Answer(code=known.code, message=known.message, param=known.param)
+        return EncodeAnswer(code=known.code, message=known.message, param=known.param)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from draw_check import check  # noqa: E402
 from draw_data import HELD_OUT_SEEDS, batch, example, held_out, is_held_out  # noqa: E402
 from draw_evaluate import GUIDANCE, load, paint, score  # noqa: E402
 from draw_recipe import Recipe, Stage  # noqa: E402
-from motet_diffusion.engine.request import Drawing  # noqa: E402
+from motet_diffusion.engine.request import PictureRequest  # noqa: E402
 from motet_diffusion.pipeline.rules import folder_defaults  # noqa: E402
 from pocket_draw import Model, Trainer, build_scheduler, seen, tensor, told, train  # noqa: E402
 from support.diffusion_book import Sketchbook, assert_alike  # noqa: E402
@@ -185,7 +185,7 @@ def test_the_service_draws_what_diffusers_draws(tmp_path: Path) -> None:
         torch.nn.init.normal_(parameter, std=0.1)  # a fresh one draws the same whatever it is told
     model.save(tmp_path)
     [due] = paint(load(tmp_path), ["two red circles"], steps=4, seed=3)
-    drawn = Drawing(prompt="two red circles", steps=4, seed=3, guidance_scale=GUIDANCE)
+    drawn = PictureRequest(prompt="two red circles", steps=4, seed=3, guidance_scale=GUIDANCE)
     with Sketchbook(tmp_path, threads=1, text_length=TINY.prompt_tokens) as book:
         circles, star = book.draw(drawn, replace(drawn, prompt="a star"))
     assert_alike(circles, due.astype(np.int64))

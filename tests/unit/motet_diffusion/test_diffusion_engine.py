@@ -20,7 +20,7 @@ from PIL import Image
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.denoise_loop import preview_steps
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import Done, Drawing, Key
+from motet_diffusion.engine.request import Key, PictureDone, PictureRequest
 from motet_diffusion.pipeline.estimate import estimate
 from motet_diffusion.pipeline.rules import DEFAULTS_FILE, folder_defaults
 from motet_shared.errors import (
@@ -38,7 +38,7 @@ from support.diffusion_checkpoints import FAMILIES, SCHEDULERS, SIZE
 from support.refusals import refuses
 
 STEPS = 5
-RED = Drawing(prompt="red circle", steps=STEPS, seed=3)
+RED = PictureRequest(prompt="red circle", steps=STEPS, seed=3)
 COMPANY = (
     replace(RED, seed=4, guidance_scale=1.0),
     replace(RED, prompt="blue", width=2 * SIZE, steps=3),
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return make
 
 
-def reference(path: Path, drawing: Drawing, auto: Any = None, **arguments: Any) -> Pixels:
+def reference(path: Path, drawing: PictureRequest, auto: Any = None, **arguments: Any) -> Pixels:
     """What diffusers itself draws."""
     left_out = (
         {"text_encoder_3": None, "tokenizer_3": None} if path.parent.name.startswith("sd3") else {}
@@ -87,7 +87,7 @@ def reference(path: Path, drawing: Drawing, auto: Any = None, **arguments: Any) 
     return (images[0] * 255).round().astype(np.int64)
 
 
-def sized(drawing: Drawing) -> Drawing:
+def sized(drawing: PictureRequest) -> PictureRequest:
     return replace(drawing, width=drawing.width or SIZE, height=drawing.height or SIZE)
 
 
@@ -253,7 +253,7 @@ def test_a_cancelled_picture_is_in_no_further_pass(folder: Callable[..., Path]) 
         book.look()
         assert len(book.steps("long")) <= steps + 1  # one may just have been told
         assert not [
-            event for event in book.events if isinstance(event, Done) and event.key == "long"
+            event for event in book.events if isinstance(event, PictureDone) and event.key == "long"
         ]
         assert_alike(book.picture("short"), book.picture("next"))
         book.engine.cancel("long")  # again, and unknown: nothing happens

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from motet_diffusion.engine.request import Drawing
+from motet_diffusion.engine.request import PictureRequest
 from motet_diffusion.kernels import fused, guided
 from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import deferred_guidance, fused_step, is_linear
@@ -19,7 +19,9 @@ from motet_kernels import gpu
 from support.diffusion_book import Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, LENGTH, SCHEDULERS, SIZE
 
-RED = Drawing(prompt="red circle", steps=1, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0)
+RED = PictureRequest(
+    prompt="red circle", steps=1, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0
+)
 LINEAR = {"ddim", "euler", "v"}
 CUDA = torch.cuda.is_available()
 RUNS = "on" if CUDA else "interpret"

@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from motet_diffusion.engine.request import Drawing, Lora
+from motet_diffusion.engine.request import Lora, PictureRequest
 from motet_shared.errors import BadRequest, ConfigError
 from support.diffusion_book import Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, SIZE, load, write_adapter
 from support.refusals import refuses
 
-RED = Drawing(prompt="red circle", steps=3, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0)
+RED = PictureRequest(
+    prompt="red circle", steps=3, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0
+)
 # peft warns of several adapters in the reference, which are meant.
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 
 
-def reference(path: Path, drawing: Drawing, files: dict[str, Path]) -> Any:
+def reference(path: Path, drawing: PictureRequest, files: dict[str, Path]) -> Any:
     """What diffusers itself draws with the adapters of a drawing."""
     pipeline = load(path)
     pipeline.set_progress_bar_config(disable=True)
@@ -47,7 +49,7 @@ def reference(path: Path, drawing: Drawing, files: dict[str, Path]) -> Any:
     return (images[0] * 255).round().astype(np.int64)
 
 
-def with_loras(*loras: Lora) -> Drawing:
+def with_loras(*loras: Lora) -> PictureRequest:
     return replace(RED, loras=loras)
 
 

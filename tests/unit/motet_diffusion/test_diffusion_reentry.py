@@ -13,7 +13,7 @@ import torch
 from diffusers import DiffusionPipeline
 from PIL import Image
 
-from motet_diffusion.engine.request import Drawing
+from motet_diffusion.engine.request import PictureRequest
 from support import diffusion_checkpoints
 from support.diffusion_book import Sketchbook
 from support.diffusion_checkpoints import SIZE
@@ -49,7 +49,7 @@ SCHEDULES: dict[str, tuple[str, dict[str, Any]]] = {
     "lcm": ("LCMScheduler", {}),
 }
 IMAGE = Image.fromarray(np.random.default_rng(0).integers(0, 255, (SIZE, SIZE, 3), np.uint8))
-CHANGE = Drawing(
+CHANGE = PictureRequest(
     prompt="a red circle",
     width=SIZE,
     height=SIZE,

@@ -10,14 +10,14 @@ import pytest
 
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import Drawing
+from motet_diffusion.engine.request import PictureRequest
 from motet_shared.errors import ConfigError
 from support.diffusion_book import Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, SIZE
 from support.refusals import refuses
 
 STEPS = 16
-RED = Drawing(prompt="red circle", width=SIZE, height=SIZE, steps=STEPS, seed=3)
+RED = PictureRequest(prompt="red circle", width=SIZE, height=SIZE, steps=STEPS, seed=3)
 OTHERS = (replace(RED, seed=4, guidance_scale=1.0), replace(RED, prompt="blue", steps=9))
 
 

@@ -263,8 +263,8 @@ def test_streams_that_rest_for_another_tenant_lose_nothing(
 
 @cache
 def reference_of(folder: Path) -> PreTrainedModel:
-    sees = folder == POCKET_CHAT
-    kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+    reads_images = folder == POCKET_CHAT
+    kind = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 
