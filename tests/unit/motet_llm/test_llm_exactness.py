@@ -161,7 +161,7 @@ def test_what_is_wrong_is_noticed(
     name: str, change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tiny models must be sensitive enough: one token more in the window, a scale that is off by two percent."""
-    read: Any = StepLayout._read
+    read: Any = StepLayout._attend_rotated
 
     def read_wrongly(
         self: StepLayout, layer: int, query: torch.Tensor, scale: float, options: Any
@@ -171,7 +171,7 @@ def test_what_is_wrong_is_noticed(
         )
 
     folder = families.write_checkpoint(name, tmp_path)
-    monkeypatch.setattr(StepLayout, "_read", read_wrongly)
+    monkeypatch.setattr(StepLayout, "_attend_rotated", read_wrongly)
     with pytest.raises(AssertionError):
         check_schedule(folder, reference_of(folder), 0, answer=12)
 
