@@ -138,6 +138,19 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         " (default: off)",
     )
     up.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="Jinja template in place of the model's own; NAME=FILE for one of several models; may be repeated",
+    )
+    up.add_argument(
+        "--generation-config",
+        metavar="HOW",
+        help="recommended sampling: auto (the model's generation_config.json), none, or a file"
+        " (default: auto)",
+    )
+    up.add_argument(
         "--memory-share",
         metavar="SHARE",
         type=float,

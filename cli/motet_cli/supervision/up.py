@@ -77,8 +77,9 @@ def parse_options(args: Namespace) -> UpOptions:
             param="--store",
         )
     nats_port = None if args.nats else address.free_port("127.0.0.1")
+    llms = models.resolve_all(args.llm)
     stack = Stack(
-        models=tuple(models.resolve_all(args.llm)),
+        models=tuple(llms),
         nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
         credentials=given_credentials() if args.nats else None,
         host=args.host,
@@ -87,6 +88,8 @@ def parse_options(args: Namespace) -> UpOptions:
         prefill=args.prefill,
         speculate=_speculation(args.speculate),
         adapters=tuple(models.resolve_adapters(args.adapter, len(args.llm))),
+        chat_templates=tuple(models.resolve_templates(args.chat_template, llms)),
+        generation_config=_generation_config(args.generation_config),
         tokenizer=args.tokenizer,
         vad=args.vad,
         asr=models.resolve_optional(args.asr, "--asr", models.DEFAULT_ASR),
@@ -113,6 +116,19 @@ def _speculation(how: str | None) -> str | None:
         return how
     _, path = models.locate(how, "--speculate")
     return str(path)
+
+
+def _generation_config(given: str | None) -> str | None:
+    """Return the tokenizers' --generation-config, with the absolute path of a file."""
+    if given in (None, "auto", "none"):
+        return given
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"--generation-config: {given!r} is no file; give auto, none, or a generation_config.json",
+            param="--generation-config",
+        )
+    return str(path.resolve())
 
 
 def _planner_roles(args: Namespace) -> Path | None:

@@ -206,6 +206,10 @@ class ChatBody(SamplingFields, kw_only=True):
     # reasoning is returned.
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
+    # Whether the prompt ends with the head of a new turn (true), and whether the reply continues the
+    # last message instead.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     # They cannot change the answer, so any value of the right type is accepted.
     metadata: Metadata | None = None
     prompt_cache_key: str | None = None
