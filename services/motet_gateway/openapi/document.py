@@ -162,6 +162,13 @@ def _parameters(route: Route) -> list[Schema]:
     return [*described[route.method.lower()].get("parameters", ()), *route.parameters]
 
 
+def query_parameters(cls: type[msgspec.Struct]) -> tuple[Schema, ...]:
+    """Return the parameters of a query that is decoded as a struct."""
+    (_, components) = msgspec.json.schema_components([cls], ref_template=_REF)
+    fields = components[cls.__name__]["properties"]
+    return tuple({"name": name, "in": "query", "schema": field} for name, field in fields.items())
+
+
 async def openapi(request: Request) -> Response:
     """Answer GET /openapi.json."""
     return Response(msgspec.json.encode(request.app.openapi()), media_type=JSON)
