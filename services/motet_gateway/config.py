@@ -130,7 +130,7 @@ class GatewayConfig(ProcessConfig):
         "time that responses of /v1/responses are stored", default=2_592_000.0, min=1.0
     )
     background_responses: int = setting(
-        "most responses that this gateway runs in the background at a time", default=8, min=0
+        "most responses that this gateway runs in the background at a time", default=4, min=0
     )
     drain_timeout: Duration = setting(
         "time for running replies to end after SIGTERM", default=30.0, min=0.0

@@ -32,7 +32,7 @@ from .output.output import Output
 from .reply import Reply
 from .resource import OVER, Resource, cancelled, ended, failed
 from .schema import ResponseBody
-from .store import ResponseStore, StoredResponse
+from .store import ResponseStore, Stop, StoredResponse
 
 log = logging.getLogger(__name__)
 
@@ -96,20 +96,28 @@ class _Run:
 
     async def until_over(self) -> None:
         """Answer the response, and store it; end it if it is cancelled or deleted."""
-        answering = asyncio.create_task(self._answer(), name=f"response-{self._record.id}")
-        try:
-            while not answering.done():
-                if await self._store.is_stopped(self._owner, self._record.id):
-                    break
-                await asyncio.wait((answering,), timeout=_POLL)
-        finally:
-            if not answering.done():
-                answering.cancel()
-            await asyncio.wait((answering,))
-        if answering.cancelled():
+        resource = None if await self._stop() else await self._answered()
+        stop = await self._stop()
+        if stop is Stop.DELETED:
+            await self._store.delete_log(self._owner, self._record.id)
+        elif stop is Stop.CANCELLED or resource is None:
             await self._save(cancelled(self._record.resource, self._items))
         else:
-            await self._save(answering.result())
+            await self._save(resource)
+
+    async def _stop(self) -> Stop | None:
+        return await self._store.stop_of(self._owner, self._record.id)
+
+    async def _answered(self) -> Resource | None:
+        """Return the response after its end, None if it was stopped before."""
+        answering = asyncio.create_task(self._answer(), name=f"response-{self._record.id}")
+        try:
+            while not answering.done() and not await self._stop():
+                await asyncio.wait((answering,), timeout=_POLL)
+        finally:
+            answering.cancel()
+            await asyncio.wait((answering,))
+        return None if answering.cancelled() else answering.result()
 
     async def fail(self, problem: Problem) -> None:
         await self._save(failed(self._record.resource, problem, self._items))
@@ -120,11 +128,8 @@ class _Run:
         return self._output.snapshot if self._output is not None else []
 
     async def _save(self, resource: Resource) -> None:
-        """Store the response after its end, unless it was deleted."""
+        """Store the response after its end."""
         self._record.resource = resource
-        if await self._store.is_deleted(self._owner, self._record.id):
-            await self._store.delete_log(self._owner, self._record.id)
-            return
         patience = self._service.config.patience
         await self._store.finish(self._owner, self._record, None, patience)
         if not self._body.stream:  # it cannot be followed

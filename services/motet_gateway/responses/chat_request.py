@@ -164,7 +164,7 @@ def rename(text: str, params: Sequence[str]) -> str:
 
     def item(found: re.Match[str]) -> str:
         index = int(found[1])
-        return params[index] if index < len(params) else found[0]
+        return params[index] if index < len(params) else "input"
 
     text = _MESSAGE.sub(item, text)
     for pattern, name in _RENAMED:

@@ -129,7 +129,8 @@ async def _stored(service: GatewayContext, http: Exchange) -> tuple[ResponseStor
     store, owner = _store(service), http.tenant.owner
     record = await store.get(owner, http.scope["path_params"]["response_id"])
     is_running = record.body is not None and record.status not in OVER
-    if is_running and await store.is_stopped(owner, record.id):  # its gateway has not noticed yet
+    if is_running and await store.stop_of(owner, record.id) is not None:
+        # The gateway that runs it has not noticed yet.
         record.resource["status"] = "cancelled"
     return store, record
 

@@ -119,6 +119,8 @@ def parse_response(data: bytes, ignored: Ignored | None = None) -> ResponseBody:
         typed = _with_types(data) if _UNTYPED.fullmatch(error.param or "") else None
         if typed is None:
             raise as_refusal(error, data) from None
+        if ignored is not None:
+            ignored.paths.clear()
         try:
             body = _decoder.decode(typed, ignored)
         except BadRequest as second:

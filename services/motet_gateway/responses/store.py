@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -23,7 +24,13 @@ from motet_shared.messages import Text
 SCHEMA = 1  # version of what is stored; increase it with a change that older versions cannot read
 _ID = re.compile(r"resp_[0-9a-f]{48}")
 _RETRY = 0.2  # seconds between two attempts to store
-_STOP, _DELETED = b"cancelled", b"deleted"
+
+
+class Stop(Enum):
+    """Why a response in the background ends before its end."""
+
+    CANCELLED = b"cancelled"
+    DELETED = b"deleted"
 
 
 class StoredResponse(Struct, kw_only=True, omit_defaults=True):
@@ -134,7 +141,7 @@ class ResponseStore:
     async def delete(self, owner: str, record: StoredResponse) -> None:
         """Delete a response; one that runs in the background is stopped."""
         if record.body is not None and record.status in ("queued", "in_progress"):
-            await self.documents.put(owner, f"{record.id}.stop", _DELETED)
+            await self.documents.put(owner, f"{record.id}.stop", Stop.DELETED.value)
         await self.documents.delete(owner, record.id)
         await self.documents.delete(owner, f"{record.id}.input")
         if record.body is not None:
@@ -143,21 +150,14 @@ class ResponseStore:
     # ------------------------------------------------------------------------- in the background
     async def stop(self, owner: str, response_id: str) -> None:
         """Ask the gateway that runs a response to end it."""
-        await self.documents.put(owner, f"{response_id}.stop", _STOP)
+        await self.documents.put(owner, f"{response_id}.stop", Stop.CANCELLED.value)
 
-    async def is_stopped(self, owner: str, response_id: str) -> bool:
-        """Return True if a running response shall end: it was cancelled or deleted."""
+    async def stop_of(self, owner: str, response_id: str) -> Stop | None:
+        """Return why a running response shall end, None if it shall not."""
         try:
-            await self.documents.get(owner, f"{response_id}.stop")
+            return Stop(await self.documents.get(owner, f"{response_id}.stop"))
         except NotFound:
-            return False
-        return True
-
-    async def is_deleted(self, owner: str, response_id: str) -> bool:
-        try:
-            return await self.documents.get(owner, f"{response_id}.stop") == _DELETED
-        except NotFound:
-            return False
+            return None
 
     async def append(self, owner: str, response_id: str, part: int, texts: list[Text]) -> None:
         """Store what a running response has said since the last part; parts count from 0."""
