@@ -160,7 +160,7 @@ def _as_chat(tool: Declaration) -> Tool:
         )
     text: dict[str, Any] = {"type": "string"}
     if isinstance(tool.format, Pattern):
-        text["pattern"] = tool.format.definition
+        text["pattern"] = _whole(tool.format.definition)
     parameters = {
         "type": "object",
         "properties": {INPUT: text},
@@ -172,6 +172,14 @@ def _as_chat(tool: Declaration) -> Tool:
         name=tool.name, description=tool.description, parameters=parameters, strict=True
     )
     return FunctionTool(function=function)
+
+
+def _whole(pattern: str) -> str:
+    """Return a pattern of JSON Schema, which may match anywhere, that matches the whole input."""
+    pattern = pattern.removeprefix("^")
+    if pattern.endswith("$") and not pattern.endswith("\\$"):
+        pattern = pattern[:-1]
+    return f"^(?:{pattern})$"
 
 
 def echoed(tool: Declaration) -> dict[str, Any]:

@@ -204,7 +204,7 @@ async def test_a_custom_tool_has_free_text(here: Responses) -> None:
     assert (call["type"], call["name"], call["input"]) == ("custom_tool_call", "sql", text)
     (declared,) = here.requests[-1].tools
     parameters = declared["function"]["parameters"]
-    assert parameters["properties"]["input"] == {"type": "string", "pattern": "SELECT .*"}
+    assert parameters["properties"]["input"] == {"type": "string", "pattern": "^(?:SELECT .*)$"}
     assert declared["function"]["strict"] is True
 
     output = {"type": "custom_tool_call_output", "call_id": "call_0", "output": "3 rows"}
