@@ -13,7 +13,8 @@ import pytest
 
 from motet_shared.errors import ContextTooLong, InternalError, Overloaded
 from motet_shared.messages import Text, TextLogprob, ToolCallDelta
-from motet_shared.testing import settle
+from motet_shared.testing import memory_bus, running, settle
+from support.drawing_services import BRUSH, Brush
 from support.fake_services import tool_call, words
 from support.gateway_client import Http
 from support.responses_client import WEATHER, Responses, events_of, kinds, problem, responses
@@ -212,6 +213,36 @@ async def test_a_custom_tool_has_free_text(here: Responses) -> None:
     _, asked, answered = here.requests[-1].messages
     assert msgspec.json.decode(asked["tool_calls"][0]["function"]["arguments"]) == {"input": text}
     assert answered == {"role": "tool", "content": "3 rows", "tool_call_id": "call_0"}
+
+
+async def test_pictures_are_drawn(here: Responses) -> None:
+    async with running(Brush(await memory_bus(here.made.hub, "diffusion"))):
+        await settle()
+        replies = iter([[tool_call('{"prompt": "a circle"}', "draw")], words("Here it is.")])
+        here.made.tokenizer.reply = lambda request: next(replies)
+        tool = {"type": "image_generation", "model": BRUSH}
+        events = await here.stream("Draw a circle.", tools=[tool])
+        assert kinds(events)[2:7] == [
+            "output_item.added",
+            "image_generation_call.in_progress",
+            "image_generation_call.generating",
+            "image_generation_call.completed",
+            "output_item.done",
+        ]
+        image, said = events[-1]["response"]["output"]
+        assert (image["type"], image["status"], image["revised_prompt"], image["size"]) == (
+            "image_generation_call",
+            "completed",
+            "a circle",
+            "8x8",
+        )
+        assert base64.b64decode(image["result"]) == b"a picture"
+        assert said["content"][0]["text"] == "Here it is."
+        here.says(*words("A circle."))
+        before = events[-1]["response"]["id"]
+        await here.create("What is it?", previous_response_id=before)
+        shown = [message["content"] for message in here.requests[-1].messages]
+        assert [{"type": "image"}] in [content[:1] for content in shown if content]
 
 
 async def test_choices_among_tools(here: Responses) -> None:
