@@ -192,8 +192,12 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     up.add_argument("--nats", metavar="URL", help="use this NATS server instead of starting one")
     up.add_argument(
-        "--store", metavar="FOLDER", help="keep jobs, and pictures that have a URL, in this folder"
+        "--store",
+        metavar="FOLDER",
+        help="keep responses, jobs, and pictures that have a URL in this folder "
+        "(default: $XDG_STATE_HOME/motet/PORT, or else ~/.local/state/motet/PORT)",
     )
+    up.add_argument("--no-store", action="store_true", help="keep nothing on disk")
     up.add_argument(
         "--api-key-file", metavar="PATH", help="file with the key that clients must show"
     )

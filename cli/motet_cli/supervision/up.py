@@ -51,7 +51,7 @@ class Plan:
     stack: Stack
     nats_port: int | None  # None: the user's own server
     state_file: Path | None
-    store: Path | None = None  # where NATS keeps jobs and images; None: nothing is kept
+    store: Path | None = None  # of NATS: responses, jobs and images; None: nothing is kept
     nursery: bool = True  # fork services from one process that has imported everything
 
 
@@ -64,6 +64,8 @@ def plan(args: Namespace) -> Plan:
     for name, least in (("decode", 1), ("prefill", 0), ("tokenizer", 1), ("vad", 0)):
         if getattr(args, name) < least:
             raise ConfigError(f"--{name}: {getattr(args, name)} is too few; give at least {least}")
+    if args.store and args.no_store:
+        raise ConfigError("--no-store: contradicts --store; give one of them")
     if args.store and args.nats:
         raise ConfigError(
             "--store: the server of --nats has its own store; start it with --jetstream instead"
@@ -95,8 +97,17 @@ def plan(args: Namespace) -> Plan:
     if nats_port is not None:
         nats.find_server(), nats.find_configs()
     state_file = Path(args.state_file) if args.state_file else None
-    store = Path(args.store).expanduser().resolve() if args.store else None
-    return Plan(stack, nats_port, state_file, store, nursery=args.nursery)
+    return Plan(stack, nats_port, state_file, _store(args, stack.port), nursery=args.nursery)
+
+
+def _store(args: Namespace, port: int) -> Path | None:
+    """Return the folder of what the stack on an HTTP port keeps; None: it keeps nothing.
+
+    A port that is chosen anew for each start has no folder to come back to.
+    """
+    if args.store:
+        return Path(args.store).expanduser().resolve()
+    return None if args.nats or args.no_store or not args.port else nats.default_store(port)
 
 
 def _speculation(how: str | None) -> str | None:
@@ -343,9 +354,21 @@ class Up:
         credentials = self._plan.stack.credentials
         if credentials is None:
             raise RuntimeError("a server of its own has passwords of its own")
-        self._supervisor.start([nats.spec(port, credentials, self._plan.store)])
+        self._supervisor.start([nats.spec(port, credentials, self._made_store())])
         while not await wait_for_port("127.0.0.1", port, _NATS_START):
             self._log.note(f"NATS does not listen on port {port} yet", "warning")
+
+    def _made_store(self) -> Path | None:
+        """Return the folder of the store, which only its user can read; None if there is none."""
+        store = self._plan.store
+        if store is None:
+            return None
+        try:
+            store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            self._log.note(f"nothing is kept: {error}; give --store FOLDER", "warning")
+            return None
+        return store
 
     async def _end(self) -> bool:
         """Stop in order, or kill after a second Ctrl-C."""

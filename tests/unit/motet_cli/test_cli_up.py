@@ -13,6 +13,7 @@ from motet_cli.supervision import model_folders as models
 from motet_cli.supervision import nats, up
 from motet_cli.supervision.stack import Stack, compute_cores, goes_first
 from motet_shared.errors import ConfigError
+from motet_shared.testing import free_port
 
 
 @pytest.fixture
@@ -269,9 +270,21 @@ def test_a_model_that_draws_is_served_where_there_is_one(folder: Path, tmp_path:
     assert "--draw: 'nobody'" in refusal(*common, "--draw", "nobody")
 
 
-def test_jobs_are_kept_where_a_folder_is_given(folder: Path, tmp_path: Path) -> None:
+def test_state_is_kept_in_a_folder_of_the_port(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    assert plan(*common).store is None
+    assert plan(*common).store is None, "there is no port to come back to"
+    port = str(free_port())
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    fixed = ("--llm", str(folder), "--port", port)
+    assert plan(*fixed).store == tmp_path / "state" / "motet" / port
+    assert plan(*fixed, "--no-store").store is None
+    assert plan(*fixed, "--nats", "nats://there").store is None
+    assert "--no-store" in refusal(*fixed, "--no-store", "--store", "x")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert plan(*fixed).store == tmp_path / ".local/state/motet" / port
     assert "--jetstream" not in nats.spec(4222, tmp_path).argv
     assert (store := plan(*common, "--store", str(tmp_path / "kept")).store) == tmp_path / "kept"
     assert nats.spec(4222, tmp_path, store).argv[-3:] == ("--jetstream", "--store_dir", str(store))
