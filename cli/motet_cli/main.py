@@ -212,8 +212,10 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument(
         "--store",
         metavar="FOLDER",
-        help="store jobs, and images that are returned as URLs, in this folder",
+        help="store responses, jobs, and images that are returned as URLs, in this folder "
+        "(default: $XDG_STATE_HOME/motet/PORT, or else ~/.local/state/motet/PORT)",
     )
+    up.add_argument("--no-store", action="store_true", help="store nothing on disk")
     up.add_argument(
         "--api-key-file", metavar="PATH", help="file with the key that clients must send"
     )

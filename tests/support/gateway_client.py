@@ -77,6 +77,7 @@ class Http:
         body: bytes = b"",
         method: str = "POST",
         headers: dict[str, str] | None = None,
+        query: str = "",
     ):
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -95,7 +96,7 @@ class Http:
             "raw_path": path.encode(),
             "root_path": "",
             "scheme": "http",
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 2),

@@ -79,7 +79,10 @@ def _frame(jobs: BinaryIO) -> bytes | None:
 
 
 def _answer(
-    job: EncodeJob, folders: dict[str, str], templates: dict[str, str], loaded: dict[str, Vocabulary]
+    job: EncodeJob,
+    folders: dict[str, str],
+    templates: dict[str, str],
+    loaded: dict[str, Vocabulary],
 ) -> EncodeAnswer:
     from motet_shared.errors import as_motet_error
     from motet_tokenizer.encoding.prompt_end import PromptEnd
