@@ -111,7 +111,7 @@ async def test_a_tool_is_called_and_its_output_goes_back(client: openai.AsyncOpe
     told = await client.responses.create(input=[output], previous_response_id=asked.id, **options)
     # The same conversation, kept by the client, and not stored.
     question: Any = {"role": "user", "content": "Draw two red circles."}
-    items = [item.model_dump(exclude_none=True) for item in asked.output]
+    items: list[Any] = [item.model_dump(exclude_none=True) for item in asked.output]
     again = await client.responses.create(input=[question, *items, output], store=False, **options)
     assert again.output_text == told.output_text
     assert again.usage is not None

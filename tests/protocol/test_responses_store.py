@@ -185,10 +185,14 @@ async def test_a_chain_with_tool_calls_goes_on_behind_the_death_of_every_process
             tokenizer.reply = lambda request: words("It rains.")
             (call,) = asked.output
             assert call.type == "function_call"
-            output: Any = {"type": "function_call_output", "output": "rain"}
+            answer: Any = {
+                "type": "function_call_output",
+                "output": "rain",
+                "call_id": call.call_id,
+            }
             async with client.responses.stream(
                 model=MODEL,
-                input=[{**output, "call_id": call.call_id}],
+                input=[answer],
                 previous_response_id=asked.id,
                 tools=[function],
             ) as stream:
