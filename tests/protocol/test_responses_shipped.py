@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,11 +20,12 @@ from motet_llm.service import Decode
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from support.served_gateway import Served, served_gateway
+from support.served_gateway import KEY, Served, served_gateway
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 CHAT = "pocket-chat"
+PAGE = Path(__file__).parents[2] / "docs/responses.md"
 FOLDER = Path(__file__).parents[2] / "models" / CHAT
 DRAW: Any = {
     "type": "function",
@@ -96,6 +98,15 @@ async def test_a_conversation_is_streamed(client: openai.AsyncOpenAI) -> None:
         max_tokens=40,
     )
     assert second.output_text == both.choices[0].message.content
+
+
+async def test_the_example_of_the_page(
+    stack: tuple[Served, Decode], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    code = code.replace("http://127.0.0.1:8000", stack[0].url).replace('"none"', f'"{KEY}"')
+    await asyncio.to_thread(exec, compile(code, "responses.md", "exec", dont_inherit=True), {})
+    assert capsys.readouterr().out.strip()
 
 
 async def test_a_tool_is_called_and_its_output_goes_back(client: openai.AsyncOpenAI) -> None:
