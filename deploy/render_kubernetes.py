@@ -1,8 +1,9 @@
-"""Write kubernetes/*.yaml and kubernetes/nats.conf from compose.yaml: `python deploy/render_kubernetes.py`.
+"""Write kubernetes/*.yaml and kubernetes/nats.conf from compose.yaml.
 
-Each service becomes a Deployment with probes, limits, a drain before it stops, and a PodDisruptionBudget; NATS a
-StatefulSet with its own storage. What is scaled by load has a ScaledObject of KEDA in `autoscaling.yaml`, apart, as it
-needs KEDA and Prometheus in the cluster. `kubectl apply -k deploy/kubernetes` applies all of it.
+`python deploy/render_kubernetes.py`. Each service becomes a Deployment with probes, limits, a drain
+before it stops, and a PodDisruptionBudget; NATS becomes a StatefulSet with its own storage.
+Services that scale with load have a KEDA ScaledObject in `autoscaling.yaml`, separate since it
+needs KEDA and Prometheus in the cluster. `kubectl apply -k deploy/kubernetes` applies the rest.
 """
 
 from __future__ import annotations
@@ -11,47 +12,56 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from manifests import ROOT, Document, composed, dump
+from manifests import ROOT, Document, dump, load_compose
 
 HERE = Path(__file__).resolve().parent
 OUTPUT = HERE / "kubernetes"
-HEAD = "# Made of compose.yaml by deploy/render_kubernetes.py: change that, and run this.\n"
-CREDENTIALS, KEYS, MODELS = "motet-nats-", "motet-api-keys", "motet-models"  # the first: and a role
+HEAD = "# Rendered from compose.yaml by deploy/render_kubernetes.py: edit the former, run the latter.\n"
+CREDENTIALS, KEYS, MODELS = (
+    "motet-nats-",
+    "motet-api-keys",
+    "motet-models",
+)  # credentials: followed by a role
 USER = 10001
-DRAIN_SECONDS = 5  # until nobody sends a pod that ends new connections
+DRAIN_SECONDS = 5  # until all proxies know that a pod is terminating
 METRICS = 9100
 HTTP = 8000
-SERVICE_HOSTS = ("*.svc", "*.svc.cluster.local")  # of the gateway's Service, in whatever namespace
+SERVICE_HOSTS = ("*.svc", "*.svc.cluster.local")  # names of the gateway's Service, in any namespace
 
 
-class Load(NamedTuple):
-    """What a service is scaled by: `query` for Prometheus, and how much of it one replica is to bear."""
+class ScalingRule(NamedTuple):
+    """Define how a service scales.
+
+    query: its load, in PromQL. target: load per replica.
+    """
 
     query: str
-    each: int
-    most: int
+    target: int
+    max_replicas: int
 
 
-# Work that waits or runs, as every instance tells it; the tokenizer and the gateway are bound by what is open.
+# Waiting and running work, from the instances' metrics; open streams for tokenizer and gateway.
 AUTOSCALED = {
-    "gateway": Load("sum(motet_active_streams) + sum(motet_active_sockets)", 500, 8),
-    "tokenizer": Load('sum(motet_active{role="tokenizer"})', 200, 8),
-    "decode": Load('sum(motet_waiting{role="decode"}) + sum(motet_running{role="decode"})', 32, 16),
-    "asr": Load('sum(motet_active{role="asr"})', 8, 8),
-    "tts": Load('sum(motet_active{role="tts"})', 8, 8),
+    "gateway": ScalingRule("sum(motet_active_streams) + sum(motet_active_sockets)", 500, 8),
+    "tokenizer": ScalingRule('sum(motet_active{role="tokenizer"})', 200, 8),
+    "decode": ScalingRule(
+        'sum(motet_waiting{role="decode"}) + sum(motet_running{role="decode"})', 32, 16
+    ),
+    "asr": ScalingRule('sum(motet_active{role="asr"})', 8, 8),
+    "tts": ScalingRule('sum(motet_active{role="tts"})', 8, 8),
 }
 
 
 class Workload:
-    """One service of the compose file as manifests."""
+    """Render one service of the compose file as manifests."""
 
     def __init__(self, name: str, compose: Document):
         self.name, self._compose = name, compose
         self.labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "motet"}
 
     def documents(self) -> list[Document]:
-        """Deployment and PodDisruptionBudget, and a Service for what is asked from outside."""
-        found = [self._deployment(), self._budget()]
+        """Return a Deployment, a PodDisruptionBudget, and a Service if it publishes a port."""
+        found = [self._deployment(), self._disruption_budget()]
         return [*found, self._service()] if "ports" in self._compose else found
 
     def _meta(self, suffix: str = "") -> Document:
@@ -67,7 +77,7 @@ class Workload:
             },
             "template": self._pod(),
         }
-        if self.name in AUTOSCALED:  # else every `apply` would undo what KEDA has done
+        if self.name in AUTOSCALED:  # else every `apply` would reset the replicas that KEDA has set
             del spec["replicas"]
         return {
             "apiVersion": "apps/v1",
@@ -107,10 +117,10 @@ class Workload:
             },
         ]
         if self._has_models:
-            mounts += [self._mount(volume) for volume in self._folders]
+            mounts += [self._mount(volume) for volume in self._model_volumes]
         return {
             "name": self.name,
-            "image": plain(self._compose["image"]),
+            "image": with_defaults(self._compose["image"]),
             "env": self._env(),
             "ports": [{"name": name, "containerPort": port} for name, port in self._ports.items()],
             "securityContext": container_security(),
@@ -121,10 +131,12 @@ class Workload:
         }
 
     def _env(self) -> list[Document]:
-        """Settings of the compose file; who gets in is decided by keys, whoever reaches the port."""
-        left_out = ("MOTET_API_KEY", "MOTET_INSECURE")
+        """Return the compose file's settings; API keys replace the options for a single machine."""
+        excluded = ("MOTET_API_KEY", "MOTET_INSECURE")
         settings = {
-            k: plain(str(v)) for k, v in self._compose["environment"].items() if k not in left_out
+            k: with_defaults(str(v))
+            for k, v in self._compose["environment"].items()
+            if k not in excluded
         }
         if hosts := settings.get("MOTET_ALLOWED_HOSTS"):
             settings["MOTET_ALLOWED_HOSTS"] = ",".join((hosts, *SERVICE_HOSTS))
@@ -136,7 +148,7 @@ class Workload:
         return env
 
     def _probes(self) -> Document:
-        """A pod gets work when it is ready, and is replaced when it no longer answers."""
+        """Return probes: a ready pod gets work, a pod that stops answering is replaced."""
         ready, live = (
             ("/health/ready", "/health/live") if "http" in self._ports else ("/metrics", "/metrics")
         )
@@ -161,14 +173,14 @@ class Workload:
         }
 
     def _mount(self, volume: str) -> Document:
-        """Of the models; a folder of one of them is a folder of the volume with all."""
-        source, target = plain(volume).removesuffix(":ro").rsplit(":", 1)
-        below = source.removeprefix("./models").strip("/")
+        """Return the mount of a model folder, as a subfolder of the models volume."""
+        source, target = with_defaults(volume).removesuffix(":ro").rsplit(":", 1)
+        subpath = source.removeprefix("./models").strip("/")
         return {"name": "models", "mountPath": target, "readOnly": True} | (
-            {"subPath": below} if below else {}
+            {"subPath": subpath} if subpath else {}
         )
 
-    def _budget(self) -> Document:
+    def _disruption_budget(self) -> Document:
         spec = {"maxUnavailable": 1, "selector": {"matchLabels": self.labels}}
         return {
             "apiVersion": "policy/v1",
@@ -188,48 +200,51 @@ class Workload:
 
     @property
     def _ports(self) -> dict[str, int]:
-        """By name; the one that probes ask first."""
+        """Return the ports by name; probes use the first."""
         return ({"http": HTTP} if "ports" in self._compose else {}) | {"metrics": METRICS}
 
     @property
     def _has_models(self) -> bool:
-        return bool(self._folders)
+        return bool(self._model_volumes)
 
     @property
-    def _folders(self) -> list[str]:
-        """Volumes of the compose file but that of the password, which is a Secret here."""
+    def _model_volumes(self) -> list[str]:
+        """Return the compose file's volumes other than passwords, which are Secrets here."""
         return [
             volume for volume in self._compose.get("volumes", []) if not volume.startswith("nats-")
         ]
 
 
-# ---------------------------------------------------------------------------------------------------------------- parts
-def plain(text: str) -> str:
-    """A text of the compose file with its defaults for what the environment does not say."""
+# -------------------------------------------------------------------------------------------------------------- helpers
+def with_defaults(text: str) -> str:
+    """Return a text of the compose file with variables replaced by their defaults."""
     while (replaced := re.sub(r"\$\{\w+:-([^${}]*)\}", r"\1", text)) != text:
         text = replaced
     return text
 
 
 def replicas(compose: Document) -> int:
-    """How many there are of a service until somebody asks for more."""
+    """Return the initial number of replicas of a service."""
     return int(compose.get("scale", 0 if "profiles" in compose else 1))
 
 
 def memory(limit: str) -> str:
-    """In Kubernetes' units: 8g is 8Gi."""
-    return re.sub(r"([gm])$", lambda unit: unit.group().upper() + "i", plain(limit))
+    """Convert a memory limit to Kubernetes' units: 8g is 8Gi."""
+    return re.sub(r"([gm])$", lambda unit: unit.group().upper() + "i", with_defaults(limit))
 
 
 def secret_env(name: str, secret: str, key: str) -> Document:
+    """Return an environment variable from a Secret."""
     return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
 
 
 def models_volume() -> Document:
+    """Return the volume of the models."""
     return {"name": "models", "persistentVolumeClaim": {"claimName": MODELS, "readOnly": True}}
 
 
 def pod_security() -> Document:
+    """Return the security context of a pod."""
     return {
         "runAsNonRoot": True,
         "runAsUser": USER,
@@ -240,6 +255,7 @@ def pod_security() -> Document:
 
 
 def container_security() -> Document:
+    """Return the security context of a container."""
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -248,16 +264,19 @@ def container_security() -> Document:
 
 
 def nats(compose: Document) -> list[Document]:
-    """The server as a StatefulSet of one, its Service, and its budget. docs/scale.md tells of more than one."""
+    """Return the NATS server as a StatefulSet of one and its Service.
+
+    docs/scale.md describes clusters.
+    """
     labels = {"app.kubernetes.io/name": "nats", "app.kubernetes.io/part-of": "motet"}
     container = {
         "name": "nats",
-        "image": plain(compose["image"]),
+        "image": with_defaults(compose["image"]),
         "args": compose["command"],
         "env": [
             {
                 "name": "MOTET_STORE_SIZE",
-                "value": plain(compose["environment"]["MOTET_STORE_SIZE"]),
+                "value": with_defaults(compose["environment"]["MOTET_STORE_SIZE"]),
             },
         ],
         "ports": [{"name": "client", "containerPort": 4222}],
@@ -313,14 +332,18 @@ def nats(compose: Document) -> list[Document]:
     ]
 
 
-def scaled_object(name: str, load: Load) -> Document:
-    """Of KEDA. New pods at once; one is taken away after five quiet minutes, and never the last."""
+def scaled_object(name: str, load: ScalingRule) -> Document:
+    """Return a KEDA ScaledObject.
+
+    It adds pods at once; after five minutes of low load it removes one a minute, but never the
+    last.
+    """
     trigger = {
         "type": "prometheus",
         "metadata": {
             "serverAddress": "http://prometheus.monitoring:9090",
             "query": load.query,
-            "threshold": str(load.each),
+            "threshold": str(load.target),
         },
     }
     down = {
@@ -334,7 +357,7 @@ def scaled_object(name: str, load: Load) -> Document:
         "spec": {
             "scaleTargetRef": {"name": name},
             "minReplicaCount": 1,
-            "maxReplicaCount": load.most,
+            "maxReplicaCount": load.max_replicas,
             "pollingInterval": 5,
             "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleDown": down}}},
             "triggers": [trigger],
@@ -343,13 +366,13 @@ def scaled_object(name: str, load: Load) -> Document:
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
-def written() -> dict[Path, str]:
-    """What the files hold."""
-    services = composed()["services"]
+def rendered_files() -> dict[Path, str]:
+    """Return the files' content by path."""
+    services = load_compose()["services"]
     files = {"nats": nats(services["nats"])}
     for name, compose in services.items():
         if (
-            plain(compose["image"]).startswith("motet-")
+            with_defaults(compose["image"]).startswith("motet-")
             and name not in ("store", "credentials")
             and not name.endswith("-gpu")
         ):
@@ -363,6 +386,7 @@ def written() -> dict[Path, str]:
 
 
 def kustomization(files: list[str]) -> Document:
+    """Return the Kustomization of all files but the autoscaling rules."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -374,5 +398,5 @@ def kustomization(files: list[str]) -> Document:
 
 if __name__ == "__main__":
     OUTPUT.mkdir(exist_ok=True)
-    for path, text in written().items():
+    for path, text in rendered_files().items():
         path.write_text(text)

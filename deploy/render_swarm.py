@@ -1,8 +1,9 @@
 """Write swarm.yaml from compose.yaml: `python deploy/render_swarm.py`.
 
-A Swarm knows neither profiles nor `depends_on`, builds nothing, and shares neither folders nor /dev/shm between the
-containers of its machines. So: what a profile switches on has no replicas until it is asked for; files of this
-repository become configs, passwords and keys secrets; limits and restarts go to `deploy`; bulk data takes TCP.
+Swarm has neither profiles nor `depends_on`, does not build images, and shares neither folders nor
+/dev/shm between nodes. So services of a profile start with no replicas, files of this repository
+become configs, passwords and keys become secrets, limits and restart policies move to `deploy`, and
+bulk data uses TCP.
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-from manifests import ROOT, composed, dump
+from manifests import ROOT, dump, load_compose
 
 HERE = Path(__file__).resolve().parent
 HEAD = """\
-# Made of compose.yaml by deploy/render_swarm.py: change that, and run this.
+# Rendered from compose.yaml by deploy/render_swarm.py: edit the former, run the latter.
 #
-#   motet credentials passwords credentials           # one per role; a secret each, and all of them for NATS
+#   motet credentials passwords credentials           # one per role, and the server's file with all of them
 #   docker secret create motet_nats_server credentials/server/passwords.conf
 #   for role in gateway tokenizer decode prefill vision asr vad speakers tts diffusion embedding planner; do
 #     docker secret create motet_nats_$role credentials/$role/$role
 #   done
-#   docker secret create motet_api_keys FILE          # a key per line
+#   docker secret create motet_api_keys FILE          # one key per line
 #   MOTET_MODELS_DIR=/srv/models docker stack deploy -c deploy/swarm.yaml motet
 #
 # The images must be in a registry that every node reaches (MOTET_REGISTRY=registry.example/), the models at the same
-# path on every node. MOTET_<SERVICE>_REPLICAS sets how many there are of each; docker service scale changes it.
+# path on every node. MOTET_<SERVICE>_REPLICAS sets the replicas of a service; docker service scale changes them.
 """
 SHM_BYTES = 512 << 20
-CREDENTIALS, KEYS = "motet_nats_", "motet_api_keys"  # the first: and a role
-_DROPPED = (
+CREDENTIALS, KEYS = "motet_nats_", "motet_api_keys"  # credentials: followed by a role
+_UNSUPPORTED = (
     "build",
     "depends_on",
     "restart",
@@ -43,29 +44,30 @@ _DROPPED = (
     "scale",
 )
 _UPDATE = {"order": "start-first", "failure_action": "rollback", "delay": "5s"}
-# What is rendered otherwise than by rule: data that must not be written by two at a time, and work that ends.
+# Exceptions: data that two tasks must not write at once, jobs that end, services replaced by secrets.
 _STOP_FIRST = ("nats",)
-_ONCE = ("store",)
-_SECRETS = ("credentials",)  # what it makes are secrets here
-_ENGINES = ("decode", "prefill")  # either may become the other, see `motet role`
+_RUN_TO_COMPLETION = ("store",)
+_REPLACED_BY_SECRETS = ("credentials",)  # Swarm secrets replace the files that it writes
+_ENGINES = ("decode", "prefill")  # they may switch roles, see `motet role`
 
-_LEFT_OUT = {
+_EXCLUDED_PROFILES = {
     "gpu",
     "gpu-images",
     "gpu-embedding",
     "observability",
-}  # every Swarm has its own ways to these
+}  # every Swarm has its own GPU scheduling and monitoring
 
 Service = dict[str, Any]
 
 
 def render(compose: dict[str, Any]) -> dict[str, Any]:
-    """The stack file of a compose file, both as YAML holds them."""
+    """Return the stack file of a compose file, both as parsed YAML."""
     configs: dict[str, Any] = {}
     services = {
         name: _service(name, one, configs)
         for name, one in compose["services"].items()
-        if not set(one.get("profiles", ())) & _LEFT_OUT and name not in _SECRETS
+        if not set(one.get("profiles", ())) & _EXCLUDED_PROFILES
+        and name not in _REPLACED_BY_SECRETS
     }
     named = {
         secret["source"] for service in services.values() for secret in service.get("secrets", ())
@@ -84,20 +86,19 @@ def render(compose: dict[str, Any]) -> dict[str, Any]:
 
 
 def _service(name: str, compose: Service, configs: dict[str, Any]) -> Service:
-    service = {key: value for key, value in compose.items() if key not in _DROPPED}
+    service = {key: value for key, value in compose.items() if key not in _UNSUPPORTED}
     service["image"] = re.sub(r"^(motet-)", r"${MOTET_REGISTRY:-}\1", service["image"])
     service["deploy"] = _deploy(name, compose)
     _move_files(service, configs)
     folders: list[Service] = [
         {"type": "tmpfs", "target": folder} for folder in service.pop("tmpfs", [])
     ]
-    if "ipc" in compose and name != "nats":  # blobs lie there, though nobody shares it
+    if "ipc" in compose and name != "nats":  # for blobs, though no other container shares it
         folders.append({"type": "tmpfs", "target": "/dev/shm", "tmpfs": {"size": SHM_BYTES}})
     service["volumes"] = [*service.get("volumes", []), *folders]
-    _hide(name, service)
-    if (
-        "healthcheck" in service
-    ):  # what is not healthy is killed, and nobody is ready before the others are
+    _use_secrets(name, service)
+    # Swarm kills unhealthy tasks, and no task is ready before the services that it depends on.
+    if "healthcheck" in service:
         test = service["healthcheck"]["test"]
         service["healthcheck"] |= {
             "test": [part.replace("/health/ready", "/health/live") for part in test]
@@ -110,18 +111,17 @@ def _service(name: str, compose: Service, configs: dict[str, Any]) -> Service:
 def _deploy(name: str, compose: Service) -> Service:
     default = compose.get("scale", 0 if "profiles" in compose else 1)
     found: Service = {"replicas": 1, "restart_policy": {"condition": "any", "delay": "1s"}}
-    if (
-        "ports" not in compose
-    ):  # names lead to the tasks themselves: nothing stands between a service and NATS
+    # Without published ports, names resolve to the tasks: no proxy between a service and NATS.
+    if "ports" not in compose:
         found["endpoint_mode"] = "dnsrr"
-    if name in _ONCE:
+    if name in _RUN_TO_COMPLETION:
         found["restart_policy"] = {"condition": "on-failure", "delay": "1s", "max_attempts": 10}
     elif name in _STOP_FIRST:
         found["update_config"] = _UPDATE | {"order": "stop-first"}
     else:
         found["replicas"] = f"${{MOTET_{name.upper().replace('-', '_')}_REPLICAS:-{default}}}"
         found["update_config"] = dict(_UPDATE)
-    if name in (*_ONCE, *_STOP_FIRST):  # their volume is on one machine
+    if name in (*_RUN_TO_COMPLETION, *_STOP_FIRST):  # their volume is on one node
         found["placement"] = {"constraints": ["node.labels.motet.store == true"]}
     if "mem_limit" in compose:
         found["resources"] = {"limits": {"memory": compose["mem_limit"]}}
@@ -129,7 +129,7 @@ def _deploy(name: str, compose: Service) -> Service:
 
 
 def _move_files(service: Service, configs: dict[str, Any]) -> None:
-    """Files of this repository become configs; folders of it, and of the operator, stay where they are on each node."""
+    """Turn files of this repository into configs; folders remain bind mounts on each node."""
     stay, moved = [], []
     for volume in service.get("volumes", []):
         if volume.startswith("nats-"):  # see _hide
@@ -151,7 +151,7 @@ def _move_files(service: Service, configs: dict[str, Any]) -> None:
 
 
 def _on_nodes(volume: str) -> str:
-    """The folder of the models is not beside the compose file, but where every node has it."""
+    """Replace the models folder by its path on every node."""
     return re.sub(
         r"^(\$\{MOTET_MODELS_DIR:-\./models\}|\./models)",
         "${MOTET_MODELS_DIR:-/srv/models}",
@@ -159,8 +159,8 @@ def _on_nodes(volume: str) -> str:
     )
 
 
-def _hide(name: str, service: Service) -> None:
-    """Passwords and keys come as files."""
+def _use_secrets(name: str, service: Service) -> None:
+    """Mount passwords and keys as secrets."""
     environment = service.get("environment", {})
     if name == "nats":
         service["secrets"] = [_secret("server", "/etc/nats/server/passwords.conf")]
@@ -170,13 +170,11 @@ def _hide(name: str, service: Service) -> None:
     if environment.pop("MOTET_API_KEY", None) is not None:
         service["secrets"].append({"source": KEYS})
         environment["MOTET_API_KEY_FILE"] = f"/run/secrets/{KEYS}"
-        environment.pop(
-            "MOTET_INSECURE", None
-        )  # everybody reaches a Swarm's ports: a key is needed
+        environment.pop("MOTET_INSECURE", None)  # a Swarm's ports are public: a key is required
 
 
 def _secret(user: str, target: str) -> Service:
-    """A file that only the user of the services may read."""
+    """Return a secret that only the services' user may read."""
     return {
         "source": CREDENTIALS + user,
         "target": target,
@@ -186,7 +184,7 @@ def _secret(user: str, target: str) -> Service:
 
 
 def _port(port: str) -> Service:
-    """Without an address: a Swarm publishes on every node, or (`host`) where a task runs."""
+    """Return a published port; a Swarm publishes on every node, or (`host`) where a task runs."""
     target = port.rpartition(":")[2]
     return {
         "target": int(target),
@@ -195,11 +193,11 @@ def _port(port: str) -> Service:
     }
 
 
-def written() -> dict[Path, str]:
-    """What the files hold."""
-    return {HERE / "swarm.yaml": HEAD + dump(render(composed()))}
+def rendered_files() -> dict[Path, str]:
+    """Return the files' content by path."""
+    return {HERE / "swarm.yaml": HEAD + dump(render(load_compose()))}
 
 
 if __name__ == "__main__":
-    for path, text in written().items():
+    for path, text in rendered_files().items():
         path.write_text(text)

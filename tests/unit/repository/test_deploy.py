@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy"
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-RENDERED = {**render_swarm.written(), **render_kubernetes.written()}
+RENDERED = {**render_swarm.rendered_files(), **render_kubernetes.rendered_files()}
 MANIFESTS: list[dict[str, Any]] = [
     document
     for path in sorted(RENDERED)
