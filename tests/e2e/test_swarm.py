@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 STACK = Path(__file__).parents[2] / "deploy" / "swarm.yaml"
-MODEL, EARS = "pocket-chat", "ears"
+MODEL, ASR_MODEL = "pocket-chat", "ears"
 KEY = "sesame"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 CLIENTS = 4
@@ -87,7 +87,7 @@ def swarm(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def models(folder: Path) -> Path:
     """What chats and what listens; readable by everybody."""
     shutil.copytree(Path(__file__).parents[2] / "models" / MODEL, folder / MODEL)
-    tiny_whisper(folder / EARS)
+    tiny_whisper(folder / ASR_MODEL)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return folder
@@ -112,7 +112,7 @@ def deploy(docker: Docker, folder: Path) -> Swarm:
         "MOTET_PORT": str(found.port),
         "MOTET_PUBLISH_MODE": "host",  # a mesh needs firewall rules, which the tests leave alone
         "MOTET_MODELS_DIR": str(folder),
-        "MOTET_ASR": EARS,
+        "MOTET_ASR": ASR_MODEL,
         "MOTET_TTS": "none",
         "MOTET_DECODE_THREADS": "1",
         "MOTET_ASR_THREADS": "1",
@@ -120,7 +120,7 @@ def deploy(docker: Docker, folder: Path) -> Swarm:
     }
     docker.stack("motet", STACK, settings)
     until(found.ready, "the gateway is ready", 300)
-    until(lambda: {MODEL, EARS} <= found.models(), "it chats and listens", 120)
+    until(lambda: {MODEL, ASR_MODEL} <= found.models(), "it chats and listens", 120)
     return found
 
 
@@ -153,7 +153,7 @@ async def test_a_file_crosses_from_one_container_to_another(swarm: Swarm) -> Non
     """In a Swarm no two containers share memory."""
     async with swarm.client() as client:
         heard = await client.audio.transcriptions.create(
-            model=EARS,
+            model=ASR_MODEL,
             file=("said.wav", wav(say("Two red circles."))),
             response_format="verbose_json",
         )
