@@ -1,8 +1,9 @@
-"""Write swarm.yaml from compose.yaml: `python deploy/render_swarm.py`.
+"""Write a stack file for Docker Swarm.
 
-A Swarm knows neither profiles nor `depends_on`, builds nothing, and shares neither folders nor /dev/shm between the
-containers of its machines. So: what a profile switches on has no replicas until it is asked for; files of this
-repository become configs, passwords and keys secrets; limits and restarts go to `deploy`; bulk data takes TCP.
+A Swarm knows neither profiles nor `depends_on`, builds nothing, and shares neither folders nor
+/dev/shm between the containers of its machines. So services of a profile have no replicas until
+they are scaled; files of this repository become configs, passwords and keys secrets; limits and
+restarts go to `deploy`; bulk data takes TCP.
 """
 
 from __future__ import annotations
@@ -11,25 +12,28 @@ import re
 from pathlib import Path
 from typing import Any
 
-from manifests import ROOT, composed, dump
+from motet_cli.deploy.compose import composed, dump
+from motet_cli.supervision import nats
+from motet_shared import __version__
+from motet_shared.credentials import USERS
 
-HERE = Path(__file__).resolve().parent
-HEAD = """\
-# Made of compose.yaml by deploy/render_swarm.py: change that, and run this.
+STACK_FILE = "swarm.yaml"
+SHM_BYTES = 512 << 20
+CREDENTIALS, KEYS = "motet_nats_", "motet_api_keys"  # the first: and a role
+HEAD = f"""\
+# Made by `motet deploy swarm`, motet {__version__}.
 #
 #   motet credentials passwords credentials           # one per role; a secret each, and all of them for NATS
 #   docker secret create motet_nats_server credentials/server/passwords.conf
-#   for role in gateway tokenizer decode prefill vision asr vad speakers tts diffusion embedding planner; do
+#   for role in {" ".join(user for user in USERS if user != "operator")}; do
 #     docker secret create motet_nats_$role credentials/$role/$role
 #   done
 #   docker secret create motet_api_keys FILE          # a key per line
-#   MOTET_MODELS_DIR=/srv/models docker stack deploy -c deploy/swarm.yaml motet
+#   MOTET_MODELS_DIR=/srv/models docker stack deploy -c {STACK_FILE} motet
 #
 # The images must be in a registry that every node reaches (MOTET_REGISTRY=registry.example/), the models at the same
 # path on every node. MOTET_<SERVICE>_REPLICAS sets how many there are of each; docker service scale changes it.
 """
-SHM_BYTES = 512 << 20
-CREDENTIALS, KEYS = "motet_nats_", "motet_api_keys"  # the first: and a role
 _DROPPED = (
     "build",
     "depends_on",
@@ -43,10 +47,10 @@ _DROPPED = (
     "scale",
 )
 _UPDATE = {"order": "start-first", "failure_action": "rollback", "delay": "5s"}
-# What is rendered otherwise than by rule: data that must not be written by two at a time, and work that ends.
+# Exceptions: data that must not be written by two at a time, work that ends, secrets.
 _STOP_FIRST = ("nats",)
 _ONCE = ("store",)
-_SECRETS = ("credentials",)  # what it makes are secrets here
+_SECRETS = ("credentials",)  # what it creates are secrets here
 _ENGINES = ("decode", "prefill")  # either may become the other, see `motet role`
 
 _LEFT_OUT = {
@@ -54,13 +58,24 @@ _LEFT_OUT = {
     "gpu-images",
     "gpu-embedding",
     "observability",
-}  # every Swarm has its own ways to these
+}  # each Swarm provides these in its own way
 
 Service = dict[str, Any]
 
 
+def swarm_files() -> dict[str, str]:
+    """Return the text of each file by name: the stack file, and the files of its configs."""
+    stack, configs = composed(), {}
+    files = {path.name: path.read_text() for path in nats.find_configs()}
+    rendered = render(stack)
+    for config in rendered["configs"].values():
+        name = Path(config["file"]).name
+        configs[name] = files[name]
+    return {STACK_FILE: HEAD + dump(rendered)} | configs
+
+
 def render(compose: dict[str, Any]) -> dict[str, Any]:
-    """The stack file of a compose file, both as YAML holds them."""
+    """Return the stack file of a compose file, both as YAML holds them."""
     configs: dict[str, Any] = {}
     services = {
         name: _service(name, one, configs)
@@ -91,13 +106,11 @@ def _service(name: str, compose: Service, configs: dict[str, Any]) -> Service:
     folders: list[Service] = [
         {"type": "tmpfs", "target": folder} for folder in service.pop("tmpfs", [])
     ]
-    if "ipc" in compose and name != "nats":  # blobs lie there, though nobody shares it
+    if "ipc" in compose and name != "nats":  # of blobs, which no other container shares
         folders.append({"type": "tmpfs", "target": "/dev/shm", "tmpfs": {"size": SHM_BYTES}})
     service["volumes"] = [*service.get("volumes", []), *folders]
     _hide(name, service)
-    if (
-        "healthcheck" in service
-    ):  # what is not healthy is killed, and nobody is ready before the others are
+    if "healthcheck" in service:  # a Swarm kills what is not healthy: live is enough
         test = service["healthcheck"]["test"]
         service["healthcheck"] |= {
             "test": [part.replace("/health/ready", "/health/live") for part in test]
@@ -110,9 +123,7 @@ def _service(name: str, compose: Service, configs: dict[str, Any]) -> Service:
 def _deploy(name: str, compose: Service) -> Service:
     default = compose.get("scale", 0 if "profiles" in compose else 1)
     found: Service = {"replicas": 1, "restart_policy": {"condition": "any", "delay": "1s"}}
-    if (
-        "ports" not in compose
-    ):  # names lead to the tasks themselves: nothing stands between a service and NATS
+    if "ports" not in compose:  # names lead to the tasks themselves, without a proxy
         found["endpoint_mode"] = "dnsrr"
     if name in _ONCE:
         found["restart_policy"] = {"condition": "on-failure", "delay": "1s", "max_attempts": 10}
@@ -129,7 +140,7 @@ def _deploy(name: str, compose: Service) -> Service:
 
 
 def _move_files(service: Service, configs: dict[str, Any]) -> None:
-    """Files of this repository become configs; folders of it, and of the operator, stay where they are on each node."""
+    """Make configs of files of this repository; folders stay where they are on each node."""
     stay, moved = [], []
     for volume in service.get("volumes", []):
         if volume.startswith("nats-"):  # see _hide
@@ -137,9 +148,10 @@ def _move_files(service: Service, configs: dict[str, Any]) -> None:
         source, target = (
             volume.rsplit(":", 2)[:2] if volume.endswith(":ro") else volume.rsplit(":", 1)
         )
-        if source.startswith("./") and (ROOT / source).is_file():
-            config = "motet_" + Path(source).name.replace(".", "_").replace("-", "_")
-            configs[config] = {"file": f"../{source[2:]}"}
+        if source.startswith("./services/"):
+            name = Path(source).name
+            config = "motet_" + name.replace(".", "_").replace("-", "_")
+            configs[config] = {"file": f"./{name}"}
             moved.append({"source": config, "target": target})
         else:
             stay.append(_on_nodes(volume))
@@ -151,7 +163,7 @@ def _move_files(service: Service, configs: dict[str, Any]) -> None:
 
 
 def _on_nodes(volume: str) -> str:
-    """The folder of the models is not beside the compose file, but where every node has it."""
+    """Return a volume with the folder of models where every node has it."""
     return re.sub(
         r"^(\$\{MOTET_MODELS_DIR:-\./models\}|\./models)",
         "${MOTET_MODELS_DIR:-/srv/models}",
@@ -160,7 +172,7 @@ def _on_nodes(volume: str) -> str:
 
 
 def _hide(name: str, service: Service) -> None:
-    """Passwords and keys come as files."""
+    """Give a service its passwords and keys as files."""
     environment = service.get("environment", {})
     if name == "nats":
         service["secrets"] = [_secret("server", "/etc/nats/server/passwords.conf")]
@@ -170,13 +182,12 @@ def _hide(name: str, service: Service) -> None:
     if environment.pop("MOTET_API_KEY", None) is not None:
         service["secrets"].append({"source": KEYS})
         environment["MOTET_API_KEY_FILE"] = f"/run/secrets/{KEYS}"
-        environment.pop(
-            "MOTET_INSECURE", None
-        )  # everybody reaches a Swarm's ports: a key is needed
+        # Any machine reaches the ports of a Swarm: a key is needed.
+        environment.pop("MOTET_INSECURE", None)
 
 
 def _secret(user: str, target: str) -> Service:
-    """A file that only the user of the services may read."""
+    """Return a secret as a file that only the user of the services may read."""
     return {
         "source": CREDENTIALS + user,
         "target": target,
@@ -186,20 +197,10 @@ def _secret(user: str, target: str) -> Service:
 
 
 def _port(port: str) -> Service:
-    """Without an address: a Swarm publishes on every node, or (`host`) where a task runs."""
+    """Return a port without an address: published on every node, or (`host`) where a task runs."""
     target = port.rpartition(":")[2]
     return {
         "target": int(target),
         "published": "${MOTET_PORT:-8000}",
         "mode": "${MOTET_PUBLISH_MODE:-ingress}",
     }
-
-
-def written() -> dict[Path, str]:
-    """What the files hold."""
-    return {HERE / "swarm.yaml": HEAD + dump(render(composed()))}
-
-
-if __name__ == "__main__":
-    for path, text in written().items():
-        path.write_text(text)
