@@ -27,10 +27,10 @@ from containers.engine import Docker
 from containers.images import NATS, TAG
 from e2e.readme import compose_options
 from e2e.stack import fetch, until
+from motet_cli.deploy.autoscaling import AUTOSCALED
 from motet_media.audio import duration_ms
 from motet_shared.testing import free_port
 from render_dashboard import ROWS
-from render_kubernetes import AUTOSCALED
 from support import diffusion_checkpoints, embedding_checkpoints, tts_checkpoints
 from support.asr_checkpoints import tiny_whisper
 from support.picture_files import encoded

@@ -1,4 +1,4 @@
-"""deploy/swarm.yaml on a real Docker engine: a Swarm of one node, whose services are scaled and rolled under load."""
+"""What `motet deploy swarm` writes, on a Docker engine: a Swarm of one node, whose services are scaled and rolled."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 from containers.engine import Docker
 from containers.images import NATS, TAG
 from e2e.stack import fetch, until
+from motet_cli.deploy.command import write
+from motet_cli.deploy.swarm import STACK_FILE, swarm_files
 from motet_shared.credentials import SERVER_FILE, make_passwords
 from motet_shared.testing import free_port
 from support.asr_checkpoints import tiny_whisper
@@ -24,12 +26,11 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.docker,
     pytest.mark.slow,
-    pytest.mark.timeout(2400),
+    pytest.mark.timeout(1200),
     pytest.mark.xdist_group("docker"),
 ]
 
-STACK = Path(__file__).parents[2] / "deploy" / "swarm.yaml"
-MODEL, ASR_MODEL = "pocket-chat", "ears"
+MODEL, EARS = "pocket-chat", "ears"
 KEY = "sesame"
 HEADERS = {"authorization": f"Bearer {KEY}"}
 CLIENTS = 4
@@ -87,7 +88,7 @@ def swarm(docker: Docker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def models(folder: Path) -> Path:
     """What chats and what listens; readable by everybody."""
     shutil.copytree(Path(__file__).parents[2] / "models" / MODEL, folder / MODEL)
-    tiny_whisper(folder / ASR_MODEL)
+    tiny_whisper(folder / EARS)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return folder
@@ -112,15 +113,17 @@ def deploy(docker: Docker, folder: Path) -> Swarm:
         "MOTET_PORT": str(found.port),
         "MOTET_PUBLISH_MODE": "host",  # a mesh needs firewall rules, which the tests leave alone
         "MOTET_MODELS_DIR": str(folder),
-        "MOTET_ASR": ASR_MODEL,
+        "MOTET_ASR": EARS,
         "MOTET_TTS": "none",
         "MOTET_DECODE_THREADS": "1",
         "MOTET_ASR_THREADS": "1",
         **{f"MOTET_{role}_REPLICAS": "0" for role in ("VISION", "TTS", "VAD")},
     }
-    docker.stack("motet", STACK, settings)
+    files = folder.with_name("swarm")
+    write(files, swarm_files())
+    docker.stack("motet", files / STACK_FILE, settings)
     until(found.ready, "the gateway is ready", 300)
-    until(lambda: {MODEL, ASR_MODEL} <= found.models(), "it chats and listens", 120)
+    until(lambda: {MODEL, EARS} <= found.models(), "it chats and listens", 120)
     return found
 
 
@@ -153,7 +156,7 @@ async def test_a_file_crosses_from_one_container_to_another(swarm: Swarm) -> Non
     """In a Swarm no two containers share memory."""
     async with swarm.client() as client:
         heard = await client.audio.transcriptions.create(
-            model=ASR_MODEL,
+            model=EARS,
             file=("said.wav", wav(say("Two red circles."))),
             response_format="verbose_json",
         )

@@ -1,9 +1,9 @@
-"""Write swarm.yaml from compose.yaml: `python deploy/render_swarm.py`.
+"""Write a stack file for Docker Swarm.
 
-Swarm has neither profiles nor `depends_on`, does not build images, and shares neither folders nor
-/dev/shm between nodes. So services of a profile start with no replicas, files of this repository
-become configs, passwords and keys become secrets, limits and restart policies move to `deploy`, and
-bulk data uses TCP.
+A Swarm knows neither profiles nor `depends_on`, builds nothing, and shares neither folders nor
+/dev/shm between the containers of its machines. So services of a profile have no replicas until
+they are scaled; files of this repository become configs, passwords and keys secrets; limits and
+restarts go to `deploy`; bulk data takes TCP.
 """
 
 from __future__ import annotations
@@ -12,26 +12,29 @@ import re
 from pathlib import Path
 from typing import Any
 
-from manifests import ROOT, dump, load_compose
+from motet_cli.deploy.compose import composed, dump
+from motet_cli.supervision import nats
+from motet_shared import __version__
+from motet_shared.credentials import USERS
 
-HERE = Path(__file__).resolve().parent
-HEAD = """\
-# Rendered from compose.yaml by deploy/render_swarm.py: edit the former, run the latter.
+STACK_FILE = "swarm.yaml"
+SHM_BYTES = 512 << 20
+CREDENTIALS, KEYS = "motet_nats_", "motet_api_keys"  # the first: and a role
+HEAD = f"""\
+# Made by `motet deploy swarm`, motet {__version__}.
 #
-#   motet credentials passwords credentials           # one per role, and the server's file with all of them
+#   motet credentials passwords credentials           # one per role; a secret each, and all of them for NATS
 #   docker secret create motet_nats_server credentials/server/passwords.conf
-#   for role in gateway tokenizer decode prefill vision asr vad speakers tts diffusion embedding planner; do
+#   for role in {" ".join(user for user in USERS if user != "operator")}; do
 #     docker secret create motet_nats_$role credentials/$role/$role
 #   done
-#   docker secret create motet_api_keys FILE          # one key per line
-#   MOTET_MODELS_DIR=/srv/models docker stack deploy -c deploy/swarm.yaml motet
+#   docker secret create motet_api_keys FILE          # a key per line
+#   MOTET_MODELS_DIR=/srv/models docker stack deploy -c {STACK_FILE} motet
 #
 # The images must be in a registry that every node reaches (MOTET_REGISTRY=registry.example/), the models at the same
-# path on every node. MOTET_<SERVICE>_REPLICAS sets the replicas of a service; docker service scale changes them.
+# path on every node. MOTET_<SERVICE>_REPLICAS sets how many there are of each; docker service scale changes it.
 """
-SHM_BYTES = 512 << 20
-CREDENTIALS, KEYS = "motet_nats_", "motet_api_keys"  # credentials: followed by a role
-_UNSUPPORTED = (
+_DROPPED = (
     "build",
     "depends_on",
     "restart",
@@ -44,30 +47,40 @@ _UNSUPPORTED = (
     "scale",
 )
 _UPDATE = {"order": "start-first", "failure_action": "rollback", "delay": "5s"}
-# Exceptions: data that two tasks must not write at once, jobs that end, services replaced by secrets.
+# Exceptions: data that must not be written by two at a time, work that ends, secrets.
 _STOP_FIRST = ("nats",)
-_RUN_TO_COMPLETION = ("store",)
-_REPLACED_BY_SECRETS = ("credentials",)  # Swarm secrets replace the files that it writes
-_ENGINES = ("decode", "prefill")  # they may switch roles, see `motet role`
+_ONCE = ("store",)
+_SECRETS = ("credentials",)  # what it creates are secrets here
+_ENGINES = ("decode", "prefill")  # either may become the other, see `motet role`
 
-_EXCLUDED_PROFILES = {
+_LEFT_OUT = {
     "gpu",
     "gpu-images",
     "gpu-embedding",
     "observability",
-}  # every Swarm has its own GPU scheduling and monitoring
+}  # each Swarm provides these in its own way
 
 Service = dict[str, Any]
 
 
+def swarm_files() -> dict[str, str]:
+    """Return the text of each file by name: the stack file, and the files of its configs."""
+    stack, configs = composed(), {}
+    files = {path.name: path.read_text() for path in nats.find_configs()}
+    rendered = render(stack)
+    for config in rendered["configs"].values():
+        name = Path(config["file"]).name
+        configs[name] = files[name]
+    return {STACK_FILE: HEAD + dump(rendered)} | configs
+
+
 def render(compose: dict[str, Any]) -> dict[str, Any]:
-    """Return the stack file of a compose file, both as parsed YAML."""
+    """Return the stack file of a compose file, both as YAML holds them."""
     configs: dict[str, Any] = {}
     services = {
         name: _service(name, one, configs)
         for name, one in compose["services"].items()
-        if not set(one.get("profiles", ())) & _EXCLUDED_PROFILES
-        and name not in _REPLACED_BY_SECRETS
+        if not set(one.get("profiles", ())) & _LEFT_OUT and name not in _SECRETS
     }
     named = {
         secret["source"] for service in services.values() for secret in service.get("secrets", ())
@@ -86,19 +99,18 @@ def render(compose: dict[str, Any]) -> dict[str, Any]:
 
 
 def _service(name: str, compose: Service, configs: dict[str, Any]) -> Service:
-    service = {key: value for key, value in compose.items() if key not in _UNSUPPORTED}
+    service = {key: value for key, value in compose.items() if key not in _DROPPED}
     service["image"] = re.sub(r"^(motet-)", r"${MOTET_REGISTRY:-}\1", service["image"])
     service["deploy"] = _deploy(name, compose)
     _move_files(service, configs)
     folders: list[Service] = [
         {"type": "tmpfs", "target": folder} for folder in service.pop("tmpfs", [])
     ]
-    if "ipc" in compose and name != "nats":  # for blobs, though no other container shares it
+    if "ipc" in compose and name != "nats":  # of blobs, which no other container shares
         folders.append({"type": "tmpfs", "target": "/dev/shm", "tmpfs": {"size": SHM_BYTES}})
     service["volumes"] = [*service.get("volumes", []), *folders]
-    _use_secrets(name, service)
-    # Swarm kills unhealthy tasks, and no task is ready before the services that it depends on.
-    if "healthcheck" in service:
+    _hide(name, service)
+    if "healthcheck" in service:  # a Swarm kills what is not healthy: live is enough
         test = service["healthcheck"]["test"]
         service["healthcheck"] |= {
             "test": [part.replace("/health/ready", "/health/live") for part in test]
@@ -111,17 +123,16 @@ def _service(name: str, compose: Service, configs: dict[str, Any]) -> Service:
 def _deploy(name: str, compose: Service) -> Service:
     default = compose.get("scale", 0 if "profiles" in compose else 1)
     found: Service = {"replicas": 1, "restart_policy": {"condition": "any", "delay": "1s"}}
-    # Without published ports, names resolve to the tasks: no proxy between a service and NATS.
-    if "ports" not in compose:
+    if "ports" not in compose:  # names lead to the tasks themselves, without a proxy
         found["endpoint_mode"] = "dnsrr"
-    if name in _RUN_TO_COMPLETION:
+    if name in _ONCE:
         found["restart_policy"] = {"condition": "on-failure", "delay": "1s", "max_attempts": 10}
     elif name in _STOP_FIRST:
         found["update_config"] = _UPDATE | {"order": "stop-first"}
     else:
         found["replicas"] = f"${{MOTET_{name.upper().replace('-', '_')}_REPLICAS:-{default}}}"
         found["update_config"] = dict(_UPDATE)
-    if name in (*_RUN_TO_COMPLETION, *_STOP_FIRST):  # their volume is on one node
+    if name in (*_ONCE, *_STOP_FIRST):  # their volume is on one machine
         found["placement"] = {"constraints": ["node.labels.motet.store == true"]}
     if "mem_limit" in compose:
         found["resources"] = {"limits": {"memory": compose["mem_limit"]}}
@@ -129,7 +140,7 @@ def _deploy(name: str, compose: Service) -> Service:
 
 
 def _move_files(service: Service, configs: dict[str, Any]) -> None:
-    """Turn files of this repository into configs; folders remain bind mounts on each node."""
+    """Make configs of files of this repository; folders stay where they are on each node."""
     stay, moved = [], []
     for volume in service.get("volumes", []):
         if volume.startswith("nats-"):  # see _hide
@@ -137,9 +148,10 @@ def _move_files(service: Service, configs: dict[str, Any]) -> None:
         source, target = (
             volume.rsplit(":", 2)[:2] if volume.endswith(":ro") else volume.rsplit(":", 1)
         )
-        if source.startswith("./") and (ROOT / source).is_file():
-            config = "motet_" + Path(source).name.replace(".", "_").replace("-", "_")
-            configs[config] = {"file": f"../{source[2:]}"}
+        if source.startswith("./services/"):
+            name = Path(source).name
+            config = "motet_" + name.replace(".", "_").replace("-", "_")
+            configs[config] = {"file": f"./{name}"}
             moved.append({"source": config, "target": target})
         else:
             stay.append(_on_nodes(volume))
@@ -151,7 +163,7 @@ def _move_files(service: Service, configs: dict[str, Any]) -> None:
 
 
 def _on_nodes(volume: str) -> str:
-    """Replace the models folder by its path on every node."""
+    """Return a volume with the folder of models where every node has it."""
     return re.sub(
         r"^(\$\{MOTET_MODELS_DIR:-\./models\}|\./models)",
         "${MOTET_MODELS_DIR:-/srv/models}",
@@ -159,8 +171,8 @@ def _on_nodes(volume: str) -> str:
     )
 
 
-def _use_secrets(name: str, service: Service) -> None:
-    """Mount passwords and keys as secrets."""
+def _hide(name: str, service: Service) -> None:
+    """Give a service its passwords and keys as files."""
     environment = service.get("environment", {})
     if name == "nats":
         service["secrets"] = [_secret("server", "/etc/nats/server/passwords.conf")]
@@ -170,11 +182,12 @@ def _use_secrets(name: str, service: Service) -> None:
     if environment.pop("MOTET_API_KEY", None) is not None:
         service["secrets"].append({"source": KEYS})
         environment["MOTET_API_KEY_FILE"] = f"/run/secrets/{KEYS}"
-        environment.pop("MOTET_INSECURE", None)  # a Swarm's ports are public: a key is required
+        # Any machine reaches the ports of a Swarm: a key is needed.
+        environment.pop("MOTET_INSECURE", None)
 
 
 def _secret(user: str, target: str) -> Service:
-    """Return a secret that only the services' user may read."""
+    """Return a secret as a file that only the user of the services may read."""
     return {
         "source": CREDENTIALS + user,
         "target": target,
@@ -184,20 +197,10 @@ def _secret(user: str, target: str) -> Service:
 
 
 def _port(port: str) -> Service:
-    """Return a published port; a Swarm publishes on every node, or (`host`) where a task runs."""
+    """Return a port without an address: published on every node, or (`host`) where a task runs."""
     target = port.rpartition(":")[2]
     return {
         "target": int(target),
         "published": "${MOTET_PORT:-8000}",
         "mode": "${MOTET_PUBLISH_MODE:-ingress}",
     }
-
-
-def rendered_files() -> dict[Path, str]:
-    """Return the files' content by path."""
-    return {HERE / "swarm.yaml": HEAD + dump(render(load_compose()))}
-
-
-if __name__ == "__main__":
-    for path, text in rendered_files().items():
-        path.write_text(text)
