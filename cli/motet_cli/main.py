@@ -139,6 +139,19 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         " (default: off)",
     )
     up.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="Jinja template in place of the model's own; NAME=FILE for one of several models; may be repeated",
+    )
+    up.add_argument(
+        "--generation-config",
+        metavar="HOW",
+        help="recommended sampling: auto (the model's generation_config.json), none, or a file"
+        " (default: auto)",
+    )
+    up.add_argument(
         "--memory-share",
         metavar="SHARE",
         type=float,
@@ -200,8 +213,10 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument(
         "--store",
         metavar="FOLDER",
-        help="store jobs, and images that are returned as URLs, in this folder",
+        help="store responses, jobs, and images that are returned as URLs, in this folder "
+        "(default: $XDG_STATE_HOME/motet/PORT, or else ~/.local/state/motet/PORT)",
     )
+    up.add_argument("--no-store", action="store_true", help="store nothing on disk")
     up.add_argument(
         "--api-key-file", metavar="PATH", help="file with the key that clients must send"
     )

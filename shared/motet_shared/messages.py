@@ -84,6 +84,8 @@ class Sampling(Struct, omit_defaults=True, kw_only=True):
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    # names of fields above that the client left out: the tokenizer sets them as the model recommends
+    left_out: list[str] = []
 
 
 class Grammar(Struct, omit_defaults=True, kw_only=True):
@@ -182,6 +184,8 @@ class Chat(Request, tag="chat"):
     tool_choice: str = "auto"  # "auto" | "none" | "required"
     tool: str = ""  # name of the tool to call if tool_choice is "required"; empty: any tool
     parallel_tools: bool = True  # allow several tool calls in one reply
+    add_generation_prompt: bool = True  # the prompt ends with the head of the assistant's turn
+    continue_final_message: bool = False  # the reply continues the last message
     grammar: Grammar | None = None  # constrains a reply without tool calls, behind its reasoning
     reasoning_effort: str = ""  # none, minimal, low, medium, high or xhigh; empty: the model's
     template_options: dict[str, Any] = {}  # variables of the chat template, by name
@@ -885,9 +889,11 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     name: str
     context: int  # maximum prompt plus output, tokens
     created: int = 0  # Unix seconds of the checkpoint
+    chat: bool = True  # False: it has no chat template, and completes raw prompts only
     tools: bool = False
     reasoning: bool = False  # replies may hold reasoning apart from their text
     images: bool = False  # chats may contain images
+    sampling: dict[str, float] = {}  # recommended values by field of `Sampling`
     vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown
     voices: list[str] = []

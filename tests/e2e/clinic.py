@@ -23,8 +23,8 @@ from motet_shared.testing import NatsServer, free_port
 from support.service_nursery import Nursery
 from support.service_process import python_environment
 
-STARTS_WITHIN = 60.0
-FOUND_WITHIN = 40.0
+STARTS_WITHIN = 120.0
+FOUND_WITHIN = 100.0
 END = b"\r\n0\r\n\r\n"  # of a body in chunks
 
 

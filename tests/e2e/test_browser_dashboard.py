@@ -203,8 +203,8 @@ async def test_findings_are_told_with_the_knob_to_turn() -> None:
     }
     async with at_a_keyed_gateway() as (page, _):
         await give_key(page)
-        found = page.get_by_role("region", name="What limits it")
-        await expect(found).to_contain_text("Nothing: no stage keeps the others waiting.")
+        found = page.get_by_role("region", name="Bottlenecks")
+        await expect(found).to_contain_text("No bottleneck found.")
         answer = {"time": 1.0, "window_seconds": 10.0, "findings": [finding]}
         await page.route("**/metrics/doctor", lambda route: route.fulfill(json=answer))
         item = found.get_by_role("listitem")

@@ -33,7 +33,7 @@ pytestmark = [
 HELLO = "Two red circles and a blue square."
 ANSWER = "Here they are. Both of them are red, I think. I can draw you more, in any colour that you name."
 STORY = "Once upon a time there was a king. " * 30
-STAGES = ["pause", "transcript", "first text", "first sound", "playback", "in all"]
+STAGES = ["pause", "transcript", "first text", "first sound", "playback", "total"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 POCKET = {path.name for path in (ROOT / "models").glob("pocket-*")}
 # Of the machine that runs the tests; all others would let the wheel find this tree or its settings.
-KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "MOTET_CACHE", "MOTET_NATIVE")
+KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "MOTET_CACHE", "MOTET_NATIVE", "XDG_STATE_HOME")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Speech whose words are in its samples, and services that hear them: what is said is known, whoever hears it when."""
+"""Encode words in the samples of audio, for services that decode them: transcripts are then exact."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _codes: defaultdict[str, int] = defaultdict(itertools.count(100).__next__)
 
 
 def say(text: str, rate: int = RATE) -> bytes:
-    """The words of `text`, 200 ms each."""
+    """Return the words of `text`, 200 ms each."""
     return b"".join(
         _tone(_codes[word], WORD_MS - BREATH_MS, rate) + cough(BREATH_MS, rate)
         for word in text.split()
@@ -44,7 +44,7 @@ def say(text: str, rate: int = RATE) -> bytes:
 
 
 def cough(ms: float, rate: int = RATE) -> bytes:
-    """Voice without words."""
+    """Return voice without words."""
     return _tone(_BREATH, ms, rate)
 
 
@@ -57,7 +57,7 @@ def _tone(value: int, ms: float, rate: int) -> bytes:
 
 
 def words_in(pcm: bytes, rate: int = RATE) -> list[str]:
-    """What was said; a word that was cut short is none."""
+    """Return the words of samples; a truncated word counts as none."""
     samples = np.frombuffer(pcm[: len(pcm) // 2 * 2], "<i2")
     names = {code: word for word, code in _codes.items()}
     found = []
@@ -68,7 +68,10 @@ def words_in(pcm: bytes, rate: int = RATE) -> list[str]:
 
 
 class CodedVad(Actor):
-    """Whatever is not zero is speech. `finished`: the judge's probabilities by text; None: there is no judge."""
+    """Detect every non-zero sample as speech.
+
+    finished: end-of-turn probabilities by text; None: no end-of-turn model.
+    """
 
     role = "vad"
 
@@ -103,7 +106,10 @@ class CodedVad(Actor):
 
 
 class CodedAsr(Ears):
-    """Hears live, every `every` ms: the last word may still change, those before it not. Waits for `go_on` to hear."""
+    """Transcribe live every `every` ms; only the last word may still change.
+
+    Waits for `go_on` before it starts.
+    """
 
     name = EARS
 

@@ -1,4 +1,4 @@
-"""A diffusion engine in a test's hands: it draws until all is done, and everything that it tells is kept."""
+"""Drive a diffusion engine in a test and record its outputs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ Pixels = NDArray[np.int64]
 
 
 class Sketchbook:
-    """An engine, and all that it tells."""
+    """Drive an engine until all requests are done, and record its outputs."""
 
     def __init__(self, path: Path, patience: float = 60.0, **options: Any):
-        """`patience`: seconds that pictures may take."""
+        """Start the engine.
+
+        patience: seconds that pictures may take.
+        """
         self._patience = patience
         self._told: SimpleQueue[Event] = SimpleQueue()
         self.events: list[Event] = []
@@ -51,7 +54,7 @@ class Sketchbook:
             self.look()
 
     def draw(self, *drawings: PictureRequest) -> list[Pixels]:
-        """All of them at a time."""
+        """Generate all requests as one batch."""
         self.events = []
         for number, drawing in enumerate(drawings):
             self.engine.add(number, drawing)

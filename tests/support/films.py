@@ -1,4 +1,4 @@
-"""Short videos in which every frame is another."""
+"""Make short videos in which every frame differs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH, HEIGHT, RATE = (
 
 
 def film(frames: int, codec: str = "mpeg4", form: str = "mp4") -> bytes:
-    """Blots that are others with every frame."""
+    """Return a video of random blots."""
     file = BytesIO()
     with av.open(file, "w", format=form) as container:
         stream: Any = container.add_stream(codec, rate=RATE)

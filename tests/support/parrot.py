@@ -1,4 +1,4 @@
-"""A worker that says what it is told, so many times: in the test's process, or `python -m parrot` in one of its own."""
+"""Run a worker that repeats a text a given number of times, in process or as `python -m parrot`."""
 
 from __future__ import annotations
 

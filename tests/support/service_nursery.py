@@ -1,9 +1,9 @@
-"""Services as real processes that cost no import each: forked from one that has loaded what they need.
+"""Fork services from a process that has loaded their modules, so that a start costs no import.
 
-Importing torch takes seconds of a core, and a test of deaths needs many processes.
-`python -m support.service_nursery MODULE …` imports the modules (one that begins with a dash never),
-reads lines of JSON `[module, argv, environment]`, and answers each with the id of a process in which
-`python -m module argv` runs.
+Importing torch takes seconds of a core, and a test of failures needs many processes. `python -m
+support.service_nursery MODULE …` imports the modules (one with a leading dash is made
+unimportable), reads lines of JSON `[module, argv, environment]`, and answers each with the id of a
+process in which `python -m module argv` runs.
 """
 
 from __future__ import annotations
@@ -24,10 +24,16 @@ ENDS_WITHIN = 30.0  # seconds after SIGTERM
 
 
 class Nursery:
-    """`async with Nursery("motet_asr.service") as nursery:`; its processes end with it."""
+    """Run a fork server: `async with Nursery("motet_asr.service") as nursery:`.
+
+    Its processes end with it.
+    """
 
     def __init__(self, *modules: str, lacking: tuple[str, ...] = ()):
-        """`lacking`: packages that its processes find missing, as they would where those are not installed."""
+        """Define the modules to load.
+
+        lacking: packages that its processes cannot import.
+        """
         self._modules = (*(f"-{name}" for name in lacking), *modules)
         self._pids: list[int] = []
         self._process: asyncio.subprocess.Process | None = None
@@ -53,7 +59,7 @@ class Nursery:
             await process.wait()
 
     async def end_all(self) -> None:
-        """End what was started so far."""
+        """End all processes started so far."""
         pids, self._pids = self._pids, []
         await asyncio.gather(*(end(pid) for pid in pids))
 
@@ -63,7 +69,7 @@ class Nursery:
         return self._process
 
     async def start(self, nats: Reachable, module: str, *argv: str) -> int:
-        """The process id of a service on this server."""
+        """Start a service on this server and return its process id."""
         process = self._own()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -84,7 +90,7 @@ def alive(pid: int) -> bool:
 
 
 async def end(pid: int) -> None:
-    """As gently as it allows; nothing to do for one that is dead."""
+    """Terminate a process, by SIGKILL if necessary; a dead one is ignored."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
         try:

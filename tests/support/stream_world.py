@@ -1,4 +1,4 @@
-"""A gateway that calls, workers that send, a clock that obeys: the two ends of streams, for tests of the wire."""
+"""Run the two ends of streams under a fake clock, for tests of the wire."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from motet_shared.wire.transport import Message
 
 
 class Parrot(Actor):
-    """Sends `count` items. `served` lists what it has begun, `ended` how each ended."""
+    """Send `count` items; `served` lists started streams, `ended` how each ended."""
 
     role = "tokenizer"
 
@@ -43,7 +43,7 @@ class Parrot(Actor):
 
 
 class World:
-    """A hub under a fake clock, a gateway that calls, and parrots that answer."""
+    """Run a hub under a fake clock, a gateway that calls, and workers that answer."""
 
     def __init__(self, hub: MemoryHub, clock: FakeClock):
         self.hub, self.clock = hub, clock
@@ -71,7 +71,7 @@ class World:
 
 
 async def ids(stream: Stream) -> list[int]:
-    """All token ids of a stream, in order."""
+    """Return all token ids of a stream, in order."""
     found: list[int] = []
     async with stream:
         async for body in stream:
@@ -81,7 +81,7 @@ async def ids(stream: Stream) -> list[int]:
 
 
 class LoseOnce:
-    """Loses the first message for which `when` holds."""
+    """Lose the first message for which `when` holds."""
 
     def __init__(self, when: Callable[[Message], bool]):
         self.when, self.lost = when, 0
