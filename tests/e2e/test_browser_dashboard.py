@@ -54,9 +54,9 @@ async def test_every_instance_is_shown_with_what_it_does(stack: MotetStack) -> N
         )
         await expect(decode).to_contain_text("tokens/s")
         tiles = page.get_by_role("list", name="Replies", exact=True)
-        await expect(tiles.get_by_role("listitem").filter(has_text="First token")).to_contain_text(
-            re.compile(r"p95 [\d.]+ m?s")
-        )
+        await expect(
+            tiles.get_by_role("listitem").filter(has_text="Time to first token")
+        ).to_contain_text(re.compile(r"p95 [\d.]+ m?s"))
         cost = tiles.get_by_role("listitem").filter(has_text="A million tokens").locator("strong")
         await expect(cost).to_have_text("–")
         await page.get_by_text("Limits", exact=True).click()

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.docker,
     pytest.mark.slow,
-    pytest.mark.timeout(2400),
+    pytest.mark.timeout(1200),
     pytest.mark.xdist_group("docker"),
 ]
 

@@ -22,9 +22,9 @@ from motet_gateway.storage.jetstream import connect
 from motet_shared.errors import Unavailable
 from motet_shared.testing import NATS_CONF, NatsServer, free_port
 from support.fake_services import MODEL, FakeTokenizer, fake_services, tool_call, words
+from support.fork_server import ForkServer
 from support.responses_client import WEATHER, kinds
 from support.served_gateway import Served, served_gateway
-from support.service_nursery import Nursery
 from support.tenants_stage import ACME, OTHER, document
 
 LONG = " ".join(f"w{number}" for number in range(60))
@@ -167,9 +167,9 @@ async def test_a_chain_with_tool_calls_goes_on_behind_the_death_of_every_process
     """The gateway and NATS are killed between a call and its output, and again behind the answer."""
     port = free_port()
     function: Any = {**WEATHER, "strict": False}
-    async with Nursery("motet_gateway.service") as nursery, client_of(port) as client:
+    async with ForkServer("motet_gateway.service") as forks, client_of(port) as client:
         async with model(nats) as tokenizer:
-            gateway = await nursery.start(nats, "motet_gateway", "--port", str(port))
+            gateway = await forks.start(nats, "motet_gateway", "--port", str(port))
             await serves(client)
             tokenizer.reply = lambda request: [tool_call('{"place": "Oslo"}', "weather")]
             asked = await client.responses.create(
@@ -179,7 +179,7 @@ async def test_a_chain_with_tool_calls_goes_on_behind_the_death_of_every_process
         await nats.kill()
         await nats.start()
         async with model(nats) as tokenizer:
-            gateway = await nursery.start(nats, "motet_gateway", "--port", str(port))
+            gateway = await forks.start(nats, "motet_gateway", "--port", str(port))
             await serves(client)
             tokenizer.reply = lambda request: words("It rains.")
             (call,) = asked.output
@@ -198,7 +198,7 @@ async def test_a_chain_with_tool_calls_goes_on_behind_the_death_of_every_process
                 told = await stream.get_final_response()
             assert told.output_text == "It rains."
             os.kill(gateway, signal.SIGKILL)
-            gateway = await nursery.start(nats, "motet_gateway", "--port", str(port))
+            gateway = await forks.start(nats, "motet_gateway", "--port", str(port))
             await serves(client)
             tokenizer.reply = lambda request: words("Because.")
             why = await client.responses.create(
@@ -343,12 +343,12 @@ async def test_a_response_in_the_background_survives_its_gateway(nats: NatsServe
     flags = ("--job-patience", "1")
     async with (
         model(nats) as tokenizer,
-        Nursery("motet_gateway.service") as nursery,
+        ForkServer("motet_gateway.service") as forks,
         client_of(first) as one,
         client_of(second) as other,
     ):
         tokenizer.pace = 0.05
-        gateway = await nursery.start(nats, "motet_gateway", "--port", str(first), *flags)
+        gateway = await forks.start(nats, "motet_gateway", "--port", str(first), *flags)
         await serves(one)
         events: list[Any] = []
         stream = await one.responses.create(model=MODEL, input=LONG, background=True, stream=True)
@@ -359,7 +359,7 @@ async def test_a_response_in_the_background_survives_its_gateway(nats: NatsServe
                     os.kill(gateway, signal.SIGKILL)
         assert len(events) >= 15
         assert kinds(events)[-1] != "completed"
-        await nursery.start(nats, "motet_gateway", "--port", str(second), *flags)
+        await forks.start(nats, "motet_gateway", "--port", str(second), *flags)
         await serves(other)
         name = events[0]["response"]["id"]
         rest = await other.responses.retrieve(

@@ -26,10 +26,10 @@ from motet_shared.process.actor import Actor, operation
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from motet_vad.edges import Edges
-from support.voice_services import Ears
+from support.voice_services import FakeRecognizer
 
 RATE = 24000
-EARS = "coded-asr"
+ASR_MODEL = "coded-asr"
 WORD_MS, BREATH_MS, FRAME_MS = 200, 40, 32
 _BREATH = 1  # a sample that is voice but no word
 _codes: defaultdict[str, int] = defaultdict(itertools.count(100).__next__)
@@ -105,13 +105,13 @@ class CodedVad(Actor):
         call.finish("stop")
 
 
-class CodedAsr(Ears):
+class CodedAsr(FakeRecognizer):
     """Transcribe live every `every` ms; only the last word may still change.
 
     Waits for `go_on` before it starts.
     """
 
-    name = EARS
+    name = ASR_MODEL
 
     def __init__(self, bus: Bus, *, live: bool = True, every: int = 100):
         super().__init__(None, bus)

@@ -22,7 +22,7 @@ from motet_shared.testing import MemoryHub, memory_bus, settle
 from motet_shared.wire.bus import Bus
 
 MODEL = "tiny-draw"
-# What a process that serves a tiny Stable Diffusion imports, for a `Nursery`.
+# What a process that serves a tiny Stable Diffusion imports, for a `ForkServer`.
 LOADED = (
     "motet_diffusion.service",
     "motet_diffusion.pipeline.pipeline_factory",
@@ -31,7 +31,7 @@ LOADED = (
 
 
 @dataclass
-class Seen:
+class ReceivedItems:
     """Hold the items that a caller has received."""
 
     strokes: list[DenoisingProgress] = field(default_factory=list)
@@ -76,9 +76,9 @@ class Caller:
     bus: Bus
     store: BlobStore
 
-    async def draw(self, request: Draw, **options: Any) -> Seen:
+    async def draw(self, request: Draw, **options: Any) -> ReceivedItems:
         """Return all items of the pipeline."""
-        seen = Seen()
+        seen = ReceivedItems()
         async with aclosing(
             draw(self.bus, self.store, request, seen.outcome, **options)
         ) as strokes:

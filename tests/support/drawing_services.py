@@ -14,7 +14,7 @@ from motet_shared.wire.call import Call
 BRUSH, VECTORS = "scripted-brush", "scripted-vectors"
 
 
-class Brush(Actor):
+class FakeDiffusion(Actor):
     """Send two estimates and a picture; fail or pause after the first estimate if set."""
 
     role = "diffusion"

@@ -90,7 +90,10 @@ def _theirs(name: str) -> str:
 
 
 def write_qwen3(source: Path, path: Path, **sampling: float) -> Path:
-    """A Qwen3 checkpoint folder as one file; sampling: what the file recommends."""
+    """Write a Qwen3 checkpoint folder as one file.
+
+    sampling: what the file recommends.
+    """
     writer = gguf.GGUFWriter(path, "qwen3")
     config = AutoConfig.from_pretrained(source)
     write_sizes(writer, config)

@@ -35,7 +35,7 @@ from motet_shared.text.sentences import cut
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 from support.fake_services import FakeDecode, FakeTokenizer, words
-from support.voice_services import Ears
+from support.voice_services import FakeRecognizer
 
 BLOCK = 6  # samples: the speaker, and its number in five digits of four bits
 BITS = 4
@@ -104,7 +104,7 @@ class MarkedConfig(ProcessConfig):
     pace: float = setting("seconds between two items", default=0.01, min=0.0)
 
 
-class MarkedAsr(Ears):
+class MarkedAsr(FakeRecognizer):
     """Transcribe the marks of the audio, one segment per word."""
 
     name = "marked-ears"

@@ -1,4 +1,4 @@
-"""Documents of tenants in memory, as `JetStreamDocuments` keeps them on disk."""
+"""Keep tenants' documents in memory, as `JetStreamDocuments` keeps them on disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from motet_shared.errors import Unavailable
 
 
 class MemoryDocuments:
-    """`away`: the store does not answer."""
+    """Store documents.
+
+    away: True makes the store unreachable.
+    """
 
     def __init__(self) -> None:
         self.kept: dict[tuple[str, str], bytes] = {}

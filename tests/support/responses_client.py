@@ -1,4 +1,4 @@
-"""A gateway in memory with a store of responses, and its events as the official client's types check them."""
+"""Run a gateway in memory with a response store; the official client's types check its events."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 class Responses:
-    """Asks for responses, as one tenant after another."""
+    """Send requests to /v1/responses, as one tenant after another."""
 
     def __init__(self, made: World, documents: MemoryDocuments):
         self.made, self.documents = made, documents
 
     @property
     def requests(self) -> list[Any]:
-        """What the tokenizer was asked."""
+        """Return the requests that the tokenizer received."""
         return self.made.tokenizer.requests
 
     def says(self, *items: Text) -> None:
@@ -52,7 +52,7 @@ class Responses:
         return self.made.ask(PATH, headers=headers, **body)
 
     async def create(self, given: Any = "hello", **fields: Any) -> dict[str, Any]:
-        """A whole response, which the official client's types accept."""
+        """Return a complete response, checked by the official client's types."""
         http = await self.ask(given, **fields).done()
         assert http.status == 200, http.body
         Response.model_validate(http.json(), strict=True)
@@ -60,13 +60,13 @@ class Responses:
         return found
 
     async def stream(self, given: Any = "hello", **fields: Any) -> list[dict[str, Any]]:
-        """The events of a response, checked as `events_of`."""
+        """Return the events of a response, checked by `events_of`."""
         http = await self.ask(given, stream=True, **fields).done()
         assert http.status == 200, http.body
         return events_of(http.body)
 
     async def refused(self, given: Any = "hello", **fields: Any) -> tuple[int, str, str | None]:
-        """Status, code and parameter of a refusal."""
+        """Return status, code and parameter of a refusal."""
         return problem(await self.ask(given, **fields).done())
 
     async def get(self, path: str, method: str = "GET", **headers: str) -> Http:
@@ -81,7 +81,7 @@ def problem(http: Http) -> tuple[int, str, str | None]:
 
 
 def events_of(body: bytes, first: int = 0) -> list[dict[str, Any]]:
-    """The events of a stream, which are numbered from `first` and named by their type."""
+    """Return the events of a stream after checking their numbers, from `first`, and their types."""
     events = []
     for block in body.decode().strip().split("\n\n"):
         name, data = block.split("\n")

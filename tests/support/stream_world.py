@@ -15,7 +15,7 @@ from motet_shared.wire.stream import Stream
 from motet_shared.wire.transport import Message
 
 
-class Parrot(Actor):
+class EchoWorker(Actor):
     """Send `count` items; `served` lists started streams, `ended` how each ended."""
 
     role = "tokenizer"
@@ -52,12 +52,12 @@ class World:
     async def gateway(self) -> Bus:
         return await self._bus("gateway")
 
-    async def parrot(self, max_active: int = 64) -> Parrot:
-        parrot = Parrot(await self._bus("tokenizer"))
-        parrot.max_active = max_active
-        await parrot.start()
+    async def echo_worker(self, max_active: int = 64) -> EchoWorker:
+        echo_worker = EchoWorker(await self._bus("tokenizer"))
+        echo_worker.max_active = max_active
+        await echo_worker.start()
         await settle()
-        return parrot
+        return echo_worker
 
     async def close(self) -> None:
         for bus in self.buses:

@@ -16,12 +16,12 @@ from motet_shared.text.sentences import cut
 from motet_shared.wire.bus import Bus
 from motet_shared.wire.call import Call
 
-EARS, VOICE = "scripted-asr", "scripted-tts"
+ASR_MODEL, VOICE = "scripted-asr", "scripted-tts"
 WORD_MS = 200  # of sound per word
 _RATE = 24000
 
 
-class Ears(Actor):
+class FakeRecognizer(Actor):
     """Fake a recognizer that receives audio files."""
 
     role = "asr"
@@ -46,10 +46,10 @@ class Ears(Actor):
         return struct.unpack_from("<I", data, 24)[0], data[44:]
 
 
-class ScriptedAsr(Ears):
+class ScriptedAsr(FakeRecognizer):
     """Return the next entry of `script`, one segment per line, for any audio, and record the audio."""
 
-    name = EARS
+    name = ASR_MODEL
 
     def __init__(self, bus: Bus):
         super().__init__(None, bus)

@@ -154,11 +154,11 @@ def test_decoder_inputs_and_labels(trained) -> None:
         trainer.tokenizer,
     )
     head = [ids[names.START], ids[names.ENGLISH], ids[names.TRANSCRIBE]]
-    said, wanted, spans = stream.write(one, timed=False)
+    said, wanted, spans = stream.decoder_row(one, timed=False)
     assert said == [*head, ids[names.NO_TIMESTAMPS], *one.tokens]
     assert wanted == [ids[names.ENGLISH], IGNORED, IGNORED, *one.tokens, ids[names.END]]
     assert [wanted[place] for place, _ in spans] == list(one.tokens)
-    said, wanted, _ = stream.write(one, timed=True)
+    said, wanted, _ = stream.decoder_row(one, timed=True)
     assert said[3] > ids[names.NO_TIMESTAMPS]
     assert said[-1] > said[3]
     assert wanted == [ids[names.ENGLISH], IGNORED, said[3], *said[4:], ids[names.END]]

@@ -22,7 +22,7 @@ from motet_diffusion.engine.request import PictureRequest  # noqa: E402
 from motet_diffusion.pipeline.rules import folder_defaults  # noqa: E402
 from pocket_draw import Model, Trainer, build_scheduler, cell_labels, scene_labels, tensor, train  # noqa: E402
 from recipe_error import RecipeError  # noqa: E402
-from support.diffusion_book import Sketchbook, assert_alike  # noqa: E402
+from support.recording_engine import RecordingEngine, assert_alike  # noqa: E402
 from world import Scene, Thing  # noqa: E402
 from world_pictures import SIZE  # noqa: E402
 
@@ -193,7 +193,7 @@ def test_the_service_draws_what_diffusers_draws(tmp_path: Path) -> None:
     model.save(tmp_path)
     [due] = generate(load(tmp_path), ["two red circles"], steps=4, seed=3)
     drawn = PictureRequest(prompt="two red circles", steps=4, seed=3, guidance_scale=GUIDANCE)
-    with Sketchbook(tmp_path, threads=1, text_length=TINY.prompt_tokens) as book:
-        circles, star = book.draw(drawn, replace(drawn, prompt="a star"))
+    with RecordingEngine(tmp_path, threads=1, text_length=TINY.prompt_tokens) as recording:
+        circles, star = recording.draw(drawn, replace(drawn, prompt="a star"))
     assert_alike(circles, due.astype(np.int64))
     assert np.abs(circles - star).max() > 3

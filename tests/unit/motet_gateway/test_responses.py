@@ -14,7 +14,7 @@ import pytest
 from motet_shared.errors import ContextTooLong, InternalError, Overloaded
 from motet_shared.messages import Text, TextLogprob, ToolCallDelta
 from motet_shared.testing import memory_bus, running, settle
-from support.drawing_services import BRUSH, Brush
+from support.drawing_services import BRUSH, FakeDiffusion
 from support.fake_services import tool_call, words
 from support.gateway_client import Http
 from support.responses_client import WEATHER, Responses, events_of, kinds, problem, responses
@@ -216,7 +216,7 @@ async def test_a_custom_tool_has_free_text(here: Responses) -> None:
 
 
 async def test_pictures_are_drawn(here: Responses) -> None:
-    async with running(Brush(await memory_bus(here.made.hub, "diffusion"))):
+    async with running(FakeDiffusion(await memory_bus(here.made.hub, "diffusion"))):
         await settle()
         replies = iter([[tool_call('{"prompt": "a circle"}', "draw")], words("Here it is.")])
         here.made.tokenizer.reply = lambda request: next(replies)

@@ -16,7 +16,7 @@ WIDTH, HEIGHT, RATE = (
 )  # in pixels: nothing for Qwen's processor to scale; and frames per second
 
 
-def film(frames: int, codec: str = "mpeg4", form: str = "mp4") -> bytes:
+def random_video(frames: int, codec: str = "mpeg4", form: str = "mp4") -> bytes:
     """Return a video of random blots."""
     file = BytesIO()
     with av.open(file, "w", format=form) as container:

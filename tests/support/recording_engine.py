@@ -20,7 +20,7 @@ TOLERANCE = 1
 Pixels = NDArray[np.int64]
 
 
-class Sketchbook:
+class RecordingEngine:
     """Drive an engine until all requests are done, and record its outputs."""
 
     def __init__(self, path: Path, patience: float = 60.0, **options: Any):
@@ -29,29 +29,29 @@ class Sketchbook:
         patience: seconds that pictures may take.
         """
         self._patience = patience
-        self._told: SimpleQueue[Event] = SimpleQueue()
+        self._queue: SimpleQueue[Event] = SimpleQueue()
         self.events: list[Event] = []
         self.engine = Engine(
-            EngineConfig(model=str(path), **{"max_pixels": 1 << 14, **options}), self._told.put
+            EngineConfig(model=str(path), **{"max_pixels": 1 << 14, **options}), self._queue.put
         )
 
-    def __enter__(self) -> Sketchbook:
+    def __enter__(self) -> RecordingEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.engine.close()
         self.engine.check_integrity()
 
-    def look(self) -> None:
-        while not self._told.empty():
-            self.events.append(self._told.get())
+    def collect(self) -> None:
+        while not self._queue.empty():
+            self.events.append(self._queue.get())
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._patience
         while not condition():
             assert time.monotonic() < deadline, "the engine does not come to an end"
             self.engine.step()
-            self.look()
+            self.collect()
 
     def draw(self, *drawings: PictureRequest) -> list[Pixels]:
         """Generate all requests as one batch."""
@@ -59,7 +59,7 @@ class Sketchbook:
         for number, drawing in enumerate(drawings):
             self.engine.add(number, drawing)
         self.until(lambda: not self.engine.has_work)
-        self.look()
+        self.collect()
         return [self.picture(number) for number in range(len(drawings))]
 
     def done(self, key: Key) -> PictureDone:

@@ -1,7 +1,7 @@
 """Fork services from a process that has loaded their modules, so that a start costs no import.
 
 Importing torch takes seconds of a core, and a test of failures needs many processes. `python -m
-support.service_nursery MODULE …` imports the modules (one with a leading dash is made
+support.fork_server MODULE …` imports the modules (one with a leading dash is made
 unimportable), reads lines of JSON `[module, argv, environment]`, and answers each with the id of a
 process in which `python -m module argv` runs.
 """
@@ -23,8 +23,8 @@ from support.service_process import Reachable, python_environment, settings
 ENDS_WITHIN = 30.0  # seconds after SIGTERM
 
 
-class Nursery:
-    """Run a fork server: `async with Nursery("motet_asr.service") as nursery:`.
+class ForkServer:
+    """Run a fork server: `async with ForkServer("motet_asr.service") as forks:`.
 
     Its processes end with it.
     """
@@ -38,8 +38,8 @@ class Nursery:
         self._pids: list[int] = []
         self._process: asyncio.subprocess.Process | None = None
 
-    async def __aenter__(self) -> Nursery:
-        argv, pipe = ("-m", "support.service_nursery", *self._modules), asyncio.subprocess.PIPE
+    async def __aenter__(self) -> ForkServer:
+        argv, pipe = ("-m", "support.fork_server", *self._modules), asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, *argv, env=python_environment(), stdin=pipe, stdout=pipe
         )
@@ -65,7 +65,7 @@ class Nursery:
 
     def _own(self) -> asyncio.subprocess.Process:
         if self._process is None:
-            raise RuntimeError("the nursery is not open")
+            raise RuntimeError("the fork server is not running")
         return self._process
 
     async def start(self, nats: Reachable, module: str, *argv: str) -> int:
@@ -76,7 +76,7 @@ class Nursery:
         process.stdin.write(json.dumps([module, argv, settings(nats)]).encode() + b"\n")
         pid = int(await process.stdout.readline() or b"-1")
         if pid < 0:
-            raise RuntimeError(f"the nursery could not import {', '.join(self._modules)}")
+            raise RuntimeError(f"the fork server could not import {', '.join(self._modules)}")
         self._pids.append(pid)
         return pid
 

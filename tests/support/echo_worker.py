@@ -1,4 +1,4 @@
-"""Run a worker that repeats a text a given number of times, in process or as `python -m parrot`."""
+"""Run a worker that repeats a text a given number of times, in process or as `python -m support.echo_worker`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from motet_shared.process.config import ProcessConfig
 from motet_shared.wire.call import Call
 
 
-class Parrot(Actor):
+class EchoWorker(Actor):
     role = "tokenizer"
 
     @operation(Echo)
@@ -23,4 +23,4 @@ class Parrot(Actor):
 
 
 if __name__ == "__main__":
-    run(Parrot, ProcessConfig)
+    run(EchoWorker, ProcessConfig)
