@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,11 +20,12 @@ from motet_llm.service import Decode
 from motet_shared.testing import NatsServer, running
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.service import Tokenizer
-from support.served_gateway import Served, served_gateway
+from support.served_gateway import KEY, Served, served_gateway
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 
 CHAT = "pocket-chat"
+PAGE = Path(__file__).parents[2] / "docs/responses.md"
 FOLDER = Path(__file__).parents[2] / "models" / CHAT
 DRAW: Any = {
     "type": "function",
@@ -98,6 +100,15 @@ async def test_a_conversation_is_streamed(client: openai.AsyncOpenAI) -> None:
     assert second.output_text == both.choices[0].message.content
 
 
+async def test_the_example_of_the_page(
+    stack: tuple[Served, Decode], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
+    code = code.replace("http://127.0.0.1:8000", stack[0].url).replace('"none"', f'"{KEY}"')
+    await asyncio.to_thread(exec, compile(code, "responses.md", "exec", dont_inherit=True), {})
+    assert capsys.readouterr().out.strip()
+
+
 async def test_a_tool_is_called_and_its_output_goes_back(client: openai.AsyncOpenAI) -> None:
     options: Any = {"model": CHAT, "temperature": 0, "max_output_tokens": 60, "tools": [DRAW]}
     async with client.responses.stream(input="Draw two red circles.", **options) as stream:
@@ -111,7 +122,7 @@ async def test_a_tool_is_called_and_its_output_goes_back(client: openai.AsyncOpe
     told = await client.responses.create(input=[output], previous_response_id=asked.id, **options)
     # The same conversation, kept by the client, and not stored.
     question: Any = {"role": "user", "content": "Draw two red circles."}
-    items = [item.model_dump(exclude_none=True) for item in asked.output]
+    items: list[Any] = [item.model_dump(exclude_none=True) for item in asked.output]
     again = await client.responses.create(input=[question, *items, output], store=False, **options)
     assert again.output_text == told.output_text
     assert again.usage is not None

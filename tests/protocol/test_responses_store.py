@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,10 +28,7 @@ from support.served_gateway import Served, served_gateway
 from support.tenants_stage import ACME, OTHER, document
 
 LONG = " ".join(f"w{number}" for number in range(60))
-ENCRYPTED = """
-include "nats.conf"
-jetstream { key: $STORE_KEY, cipher: chachapoly }
-"""
+PAGE = Path(__file__).parents[2] / "docs/responses.md"
 
 
 @pytest.fixture
@@ -128,10 +126,11 @@ async def test_a_server_that_does_not_answer_is_named_and_comes_back(
 
 
 async def test_nats_encrypts_what_is_kept(tmp_path: Path) -> None:
-    """As docs/responses.md says how."""
+    """With the configuration of docs/responses.md."""
     config = tmp_path / "nats-encrypted.conf"
     (tmp_path / "nats.conf").write_text(NATS_CONF.read_text())
-    config.write_text(ENCRYPTED)
+    (written,) = re.findall(r"```text\n(include .*?)```", PAGE.read_text(), re.DOTALL)
+    config.write_text(written)
     secret = b"the password is swordfish"
     for key, found in (("a-key-of-32-characters-or-so-12345", False), ("", True)):
         store = tmp_path / f"store{found}"
@@ -185,10 +184,14 @@ async def test_a_chain_with_tool_calls_goes_on_behind_the_death_of_every_process
             tokenizer.reply = lambda request: words("It rains.")
             (call,) = asked.output
             assert call.type == "function_call"
-            output: Any = {"type": "function_call_output", "output": "rain"}
+            answer: Any = {
+                "type": "function_call_output",
+                "output": "rain",
+                "call_id": call.call_id,
+            }
             async with client.responses.stream(
                 model=MODEL,
-                input=[{**output, "call_id": call.call_id}],
+                input=[answer],
                 previous_response_id=asked.id,
                 tools=[function],
             ) as stream:
