@@ -34,6 +34,7 @@ from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.encoding.encoder_pool import EncoderPool
 from motet_tokenizer.encoding.encoder_process import EncodeJob
+from motet_tokenizer.encoding.prompt_end import PromptEnd
 from motet_tokenizer.encoding.vocabulary import Vocabulary
 from motet_tokenizer.generation import Generation, GenerationContext, RequestCounters
 from motet_tokenizer.image_encoding import ImageEncoding
@@ -61,19 +62,16 @@ class Tokenizer(Actor):
         self._image_encoding = ImageEncoding(bus, config)
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="encode")
         self._slots = FairSlots(config.threads)
-        self._encoders = EncoderPool(config.models(), config.encoders, config.encode_limit)
+        self._encoders = EncoderPool(
+            config.models(), config.encoders, config.encode_limit, config.templates()
+        )
 
     async def warm(self) -> None:
         await self._index.start()
         loop = asyncio.get_running_loop()
         for name, path in self.config.models().items():
             self.vocabularies[name] = await loop.run_in_executor(
-                self._threads,
-                _load,
-                name,
-                path,
-                self.config.tool_format,
-                self.config.reasoning_format,
+                self._threads, _load, self.config, name, path
             )
 
     async def close(self) -> None:
@@ -121,10 +119,18 @@ class Tokenizer(Actor):
         dialect = vocabulary.dialect
         grammar = await self._grammar(request, tools, dialect)
         options = vocabulary.options.resolve(request.reasoning_effort, request.template_options)
+        end = PromptEnd.of(request)
         with stopwatch.stage("encode"):
-            job = EncodeJob(vocabulary.name, request.messages, tools, options)
+            job = EncodeJob(
+                vocabulary.name,
+                request.messages,
+                tools,
+                options,
+                starts_turn=end.starts_turn,
+                continues=end.continues,
+            )
             size = characters([request.messages, tools], self.config.process_chars)
-            encode = partial(vocabulary.template.encode, request.messages, tools, options)
+            encode = partial(vocabulary.template.encode, request.messages, tools, options, end)
             prompt = await self._encode(request.tenant, size, job, encode)
         seen: list[EncodedImage] = []
         if request.images or (
@@ -150,6 +156,7 @@ class Tokenizer(Actor):
             stopwatch,
             reply=reply,
             parser=parser,
+            continues=end.continues,
             seen=seen,
             grammar=grammar,
         )
@@ -285,9 +292,16 @@ def _group(tenant: str) -> str:
     return tenant.partition("\0")[0]
 
 
-def _load(name: str, path: str, tool_format: str, reasoning_format: str) -> Vocabulary:
+def _load(config: TokenizerConfig, name: str, path: str) -> Vocabulary:
     """Load a vocabulary and use it once, so that the first request finds its template compiled."""
-    vocabulary = Vocabulary.load(name, path, tool_format, reasoning_format)
+    vocabulary = Vocabulary.load(
+        name,
+        path,
+        config.tool_format,
+        config.reasoning_format,
+        chat_template=config.templates().get(name),
+        generation_config=config.generation_config,
+    )
     if vocabulary.template.source:
         with contextlib.suppress(BadRequest):  # a template may insist on a system message
             vocabulary.template.encode([{"role": "user", "content": "Hello"}], [])
@@ -318,10 +332,11 @@ def _sampling(request: Chat | Complete, vocabulary: Vocabulary, room: int) -> Sa
 
     Raises BadRequest for invalid token ids or a negative `max_tokens`.
     """
-    sampling = request.sampling
+    sampling = vocabulary.sampling.complete(request.sampling)
     vocabulary.check_ids(list(sampling.logit_bias), "logit_bias")
     vocabulary.check_ids(sampling.stop_token_ids, "stop_token_ids")
-    limit = room if request.max_tokens is None else min(request.max_tokens, room)
+    wanted = vocabulary.sampling.max_tokens if request.max_tokens is None else request.max_tokens
+    limit = room if wanted is None else min(wanted, room)
     if limit < 0:
         raise BadRequest(f"max_tokens: {limit} is negative; give 1 or more", param="max_tokens")
     ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else vocabulary.eos_ids)

@@ -199,6 +199,32 @@ def resolve_adapters(given: Sequence[str], num_models: int) -> list[str]:
     return found
 
 
+def resolve_templates(given: Sequence[str], served: Sequence[ModelFolder]) -> list[str]:
+    """Return NAME=FILE for each `--chat-template`, with the file's absolute path.
+
+    Raises ConfigError for a file that is missing, or a name that is not served.
+    """
+    names = [model.name for model in served]
+    found = []
+    for one in given:
+        name, separator, path = one.partition("=")
+        if not separator or Path(one).expanduser().is_file():
+            name, path = (names[0] if len(names) == 1 else ""), one
+        if name not in names:
+            raise ConfigError(
+                f"--chat-template: {one!r} names no served model; give NAME=FILE with one of"
+                f" {', '.join(names)}",
+                param="--chat-template",
+            )
+        if not Path(path).expanduser().is_file():
+            raise ConfigError(
+                f"--chat-template: {path!r} is no file; give one with a Jinja template",
+                param="--chat-template",
+            )
+        found.append(f"{name}={Path(path).expanduser().resolve()}")
+    return found
+
+
 def resolve_optional(given: str | None, flag: str, default: str) -> ModelFolder | None:
     """Return the model for a value of `flag`; None for "none".
 

@@ -54,7 +54,7 @@ class ImagePart(Strict, tag="image_url"):
 
 
 class VideoPart(Strict, tag="video_url"):
-    """A video, in the format that servers of open models share; an extension of OpenAI's.
+    """Hold a video, in the format common to servers of open models; not part of OpenAI's API.
 
     `max_pixels` applies to each frame.
     """
@@ -206,6 +206,10 @@ class ChatBody(SamplingFields, kw_only=True):
     # reasoning is returned.
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
+    # Whether the prompt ends with the head of a new turn (true), and whether the reply continues the
+    # last message instead.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     # They cannot change the answer, so any value of the right type is accepted.
     metadata: Metadata | None = None
     prompt_cache_key: str | None = None
@@ -278,7 +282,7 @@ def parse_chat(body: bytes, ignored: Ignored | None = None) -> ChatBody:
             f"`chat_template_kwargs` has more than {TEMPLATE_OPTIONS_SIZE} characters; give fewer"
         )
         raise BadRequest(message, param="chat_template_kwargs")
-    _check_tools(request)
+    check_tools(request)
     return request
 
 
@@ -295,7 +299,7 @@ def parse_completion(body: bytes, ignored: Ignored | None = None) -> CompletionB
     return request
 
 
-def _check_tools(request: ChatBody) -> None:
+def check_tools(request: ChatBody) -> None:
     """Check the tools of a chat.
 
     There is at most one image tool, no function has its name, required functions exist, and no call

@@ -10,6 +10,7 @@ import asyncio
 import sys
 from array import array
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
 
 from msgspec import msgpack
 
@@ -19,10 +20,21 @@ from motet_tokenizer.encoding.encoder_process import HEAD, EncodeAnswer, EncodeJ
 
 
 class EncoderPool:
-    """Run at most `count` processes. models: folder by name; limit: seconds per prompt."""
+    """Run at most `count` processes.
 
-    def __init__(self, models: dict[str, str], count: int, limit: float):
+    models: folder by name. limit: seconds per prompt. templates: file of a chat template by model.
+    """
+
+    def __init__(
+        self,
+        models: dict[str, str],
+        count: int,
+        limit: float,
+        templates: Mapping[str, str] | None = None,
+    ):
         self._entries = [f"{name}={path}" for name, path in models.items()]
+        for name, path in (templates or {}).items():
+            self._entries += ["--chat-template", f"{name}={path}"]
         self._limit = limit
         self._slots = FairSlots(count)
         self._idle: list[Process] = []

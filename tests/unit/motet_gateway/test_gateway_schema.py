@@ -427,6 +427,22 @@ def test_service_tiers_are_priorities(tier: str | None, priority: int) -> None:
     )
 
 
+def test_what_a_client_leaves_out_is_left_to_the_model() -> None:
+    every = ["temperature", "top_k", "top_p", "min_p", "repetition_penalty"]
+    assert chat_requests(chat(), "r")[0].sampling.left_out == every
+    given = chat(temperature=0, top_p=1, top_k=0)
+    assert chat_requests(given, "r")[0].sampling.left_out == ["min_p", "repetition_penalty"]
+    assert completion_requests(completion(prompt="a"), "r")[0].sampling.left_out == every
+
+
+def test_how_the_prompt_of_a_chat_ends() -> None:
+    (request,) = chat_requests(chat(), "r")
+    assert (request.add_generation_prompt, request.continue_final_message) == (True, False)
+    fields = {"add_generation_prompt": False, "continue_final_message": True}
+    (request,) = chat_requests(chat(**fields), "r")
+    assert (request.add_generation_prompt, request.continue_final_message) == (False, True)
+
+
 def test_whose_share_a_request_uses() -> None:
     assert chat_requests(chat(), "r")[0].tenant == ""
     assert chat_requests(chat(user="u"), "r")[0].tenant == "u"
