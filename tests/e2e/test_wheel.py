@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 POCKET = {path.name for path in (ROOT / "models").glob("pocket-*")}
 # Of the machine that runs the tests; all others would let the wheel find this tree or its settings.
-KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "MOTET_CACHE", "MOTET_NATIVE")
+KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "MOTET_CACHE", "MOTET_NATIVE", "XDG_STATE_HOME")
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,11 @@ def test_it_is_pure_python_and_holds_what_a_start_needs(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     models = {name.split("/")[2] for name in names if name.startswith("motet_cli/models/")}
     assert models == POCKET
-    assert {"motet_cli/nats.conf", "motet_kernels/csrc/attention.cpp"} <= names
+    assert {
+        "motet_cli/nats.conf",
+        "motet_cli/compose.yaml",
+        "motet_kernels/csrc/attention.cpp",
+    } <= names
     packages = {name.partition("/")[0] for name in names if not name.startswith("motet-")}
     assert {name for name in packages if f"{name}/py.typed" not in names} == set()
 

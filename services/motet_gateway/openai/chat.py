@@ -13,6 +13,7 @@ import msgspec
 
 from motet_gateway.context import GatewayContext
 from motet_gateway.http.exchange import Exchange
+from motet_gateway.http.json_size import MAX_ENTRIES
 from motet_gateway.images.chat_generation import (
     ChatImageGeneration,
     ImageChatChunks,
@@ -39,7 +40,9 @@ Head = tuple[str, int, str]
 
 async def chat_completions(service: GatewayContext, http: Exchange) -> None:
     """Answer a chat request, streamed or whole, with or without generated images."""
-    body = parse_chat(await read_prompt(service, http, "messages"), http.hints("chat"))
+    body = parse_chat(
+        await read_prompt(service, http, "messages", entries=MAX_ENTRIES), http.hints("chat")
+    )
     body.model = service.admit(body.model)
     size = PromptSize.of(service.bus.directory, "tokenizer", body.model, http.tenant)
     size.check_count(len(body.messages), "messages")

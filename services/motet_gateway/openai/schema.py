@@ -54,7 +54,7 @@ class ImagePart(Strict, tag="image_url"):
 
 
 class VideoPart(Strict, tag="video_url"):
-    """A video, in the format that servers of open models share; an extension of OpenAI's.
+    """Hold a video, in the format common to servers of open models; not part of OpenAI's API.
 
     `max_pixels` applies to each frame.
     """
@@ -282,7 +282,7 @@ def parse_chat(body: bytes, ignored: Ignored | None = None) -> ChatBody:
             f"`chat_template_kwargs` has more than {TEMPLATE_OPTIONS_SIZE} characters; give fewer"
         )
         raise BadRequest(message, param="chat_template_kwargs")
-    _check_tools(request)
+    check_tools(request)
     return request
 
 
@@ -299,7 +299,7 @@ def parse_completion(body: bytes, ignored: Ignored | None = None) -> CompletionB
     return request
 
 
-def _check_tools(request: ChatBody) -> None:
+def check_tools(request: ChatBody) -> None:
     """Check the tools of a chat.
 
     There is at most one image tool, no function has its name, required functions exist, and no call

@@ -16,8 +16,8 @@ from motet_diffusion.kernels import fused, guided
 from motet_diffusion.kernels.fused import fuse
 from motet_diffusion.kernels.guided import deferred_guidance, fused_step, is_linear
 from motet_kernels import gpu
-from support.diffusion_book import Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, LENGTH, SCHEDULERS, SIZE
+from support.recording_engine import RecordingEngine, assert_alike
 
 RED = PictureRequest(
     prompt="red circle", steps=1, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0
@@ -77,13 +77,13 @@ def test_pictures_are_those_of_the_model_as_it_was(
     path = FAMILIES[family](tmp_path / "model")
     options: Any = {"packed": False, "device": str(device), "text_length": LENGTH}
     gpu.select("off")
-    with Sketchbook(path, **options) as book:
-        (wanted,) = book.draw(RED)
+    with RecordingEngine(path, **options) as recording:
+        (wanted,) = recording.draw(RED)
     assert not calls
     gpu.select(RUNS)
-    with Sketchbook(path, patience=500, **options) as book:
+    with RecordingEngine(path, patience=500, **options) as recording:
         calls.clear()
-        (drawn,) = book.draw(RED)
+        (drawn,) = recording.draw(RED)
     assert_alike(drawn, wanted)
     assert EXPECTED[family] <= calls.keys()
 

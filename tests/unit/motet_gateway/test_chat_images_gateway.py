@@ -113,9 +113,10 @@ def video(url: str, **options: Any) -> dict[str, Any]:
 
 
 async def test_a_video_goes_along_among_the_images(here: World) -> None:
-    film = "data:video/mp4;base64," + base64.b64encode(b"frames").decode()
+    video_uri = "data:video/mp4;base64," + base64.b64encode(b"frames").decode()
     request, files = await asked(
-        here, user(image(data_uri(png("red"))), video(film, max_pixels=900), text("What is it?"))
+        here,
+        user(image(data_uri(png("red"))), video(video_uri, max_pixels=900), text("What is it?")),
     )
     assert request.messages[0]["content"] == [
         {"type": "image"},

@@ -43,7 +43,7 @@ SCHEDULES = int(os.environ.get("MOTET_SCHEDULES", "1"))  # long ones for every f
 TIE = 1e-4
 POCKET_CHAT = Path(__file__).parents[3] / "models" / "pocket-chat"
 # With a cache, `generate` of Llama mixes keys of both sets of factors (test_llm_rope.py).
-EXACT = [*exact_on(PAGE.read_text()), *families.VARIANTS.keys() - {"llama, longrope"}]
+EXACT = [*exact_on(PAGE.read_text()), *sorted(families.VARIANTS.keys() - {"llama, longrope"})]
 # One family for each mechanism of a layer: plain, biases, windows, caps, sinks, experts, latent attention, gated and
 # recurrent mixers, positions that are learned or scaled, parallel residuals.
 MECHANISMS = """LlamaForCausalLM Qwen2ForCausalLM MistralForCausalLM Gemma2ForCausalLM GptOssForCausalLM
