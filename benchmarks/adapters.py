@@ -23,7 +23,7 @@ from cache import made
 from document import conditions, load_line, write
 from llm_checkpoint import CHECKPOINT, SHAPES, add_checkpoint
 from measures import Target, median_interval, table, targets_table
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.adapters.folder import CONFIG, WEIGHTS
 from motet_llm.engine.engine import Engine
 from replay import Job, Replay, blocks_for, rate
@@ -129,7 +129,7 @@ def _matrices(shape: dict[str, int]) -> Iterator[tuple[str, int, int]]:
 
 # ----------------------------------------------------------------------------------------------------------- measuring
 def measure(
-    bench: Bench, mix: Mix, engines: tuple[Engine, Engine], held: list[Adapter], pairs: int
+    bench: Bench, mix: Mix, engines: tuple[Engine, Engine], held: list[ResidentAdapter], pairs: int
 ) -> Cost:
     """Measure a mix in interleaved pairs of runs.
 

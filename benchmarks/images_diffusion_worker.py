@@ -21,7 +21,7 @@ from diffusers import DiffusionPipeline
 
 from motet_diffusion.config import EngineConfig
 from motet_diffusion.engine.engine import Engine
-from motet_diffusion.engine.request import Done, Drawing, Event, Key, Step
+from motet_diffusion.engine.request import Event, Key, PictureDone, PictureRequest, StepDone
 from motet_diffusion.engine.thread import EngineThread
 
 _WAIT = 300.0  # seconds at the most for one picture
@@ -90,7 +90,7 @@ class MotetEngine:
     def _submit(self, key: Key, seed: int) -> None:
         self._times[key] = PictureTimes(time.perf_counter())
         size = {"width": self._size, "height": self._size}
-        drawing = Drawing(
+        drawing = PictureRequest(
             prompt=_PROMPT, steps=self._steps, guidance_scale=1.0, seed=seed, previews=2, **size
         )
         self._thread.submit(key, drawing)
@@ -103,7 +103,7 @@ class MotetEngine:
 
     def _take(self, event: Event) -> None:
         now, times = time.perf_counter(), self._times[event.key]
-        if isinstance(event, Step):
+        if isinstance(event, StepDone):
             if event.estimate is not None and not times.previewed:
                 times.previewed = now
             return
@@ -112,7 +112,7 @@ class MotetEngine:
 
     def _finish(self, events: list[Event]) -> None:
         for event in events:
-            self._error = self._error or (event.error if isinstance(event, Done) else None)
+            self._error = self._error or (event.error if isinstance(event, PictureDone) else None)
             self._left.release()
 
     def _crash(self, error: BaseException) -> None:

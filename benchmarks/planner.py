@@ -24,7 +24,7 @@ from document import conditions, load_line, write
 from fake_engine import FIRST_ID, MODEL, WORDS, save_checkpoint
 from measures import Target, table, targets_table
 from motet_planner.config import PlannerConfig
-from motet_planner.outcome import Outcome
+from motet_planner.outcome import SimulationOutcome
 from motet_planner.policy import RolePolicy
 from motet_planner.service import Planner
 from motet_planner.simulator import Scenario, simulate
@@ -202,7 +202,7 @@ async def _compare(plan: Plan, trace: str, number: int) -> Pair:
     return Pair(trace, number, len(traffic), client.failed, cold_start, real, found, most)
 
 
-def simulated(plan: Plan, traffic: Sequence[Arrival], cold_start: float) -> Outcome:
+def simulated(plan: Plan, traffic: Sequence[Arrival], cold_start: float) -> SimulationOutcome:
     """Simulate the traffic.
 
     A token is sent at the end of a step, on average half a step after it is due.

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.engine.engine import Engine
 from motet_llm.engine.outputs import StepOutput
 from motet_llm.grammar.grammar import GrammarState
@@ -29,7 +29,7 @@ class Job:
     output: int
     limit: int = 0
     grammar_state: GrammarState | None = None
-    adapter: Adapter | None = None
+    adapter: ResidentAdapter | None = None
     temperature: float = 0.0
 
 

@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     _add_remove(commands)
     _add_keys(commands)
     _add_credentials(commands)
+    _add_deploy(commands)
     bench = _command(
         commands, "bench", "bench.command", "Measure a server that speaks OpenAI's API under load."
     )
@@ -138,6 +139,19 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         " (default: off)",
     )
     up.add_argument(
+        "--chat-template",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="Jinja template in place of the model's own; NAME=FILE for one of several models; may be repeated",
+    )
+    up.add_argument(
+        "--generation-config",
+        metavar="HOW",
+        help="recommended sampling: auto (the model's generation_config.json), none, or a file"
+        " (default: auto)",
+    )
+    up.add_argument(
         "--memory-share",
         metavar="SHARE",
         type=float,
@@ -199,8 +213,10 @@ def _add_up(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     up.add_argument(
         "--store",
         metavar="FOLDER",
-        help="store jobs, and images that are returned as URLs, in this folder",
+        help="store responses, jobs, and images that are returned as URLs, in this folder "
+        "(default: $XDG_STATE_HOME/motet/PORT, or else ~/.local/state/motet/PORT)",
     )
+    up.add_argument("--no-store", action="store_true", help="store nothing on disk")
     up.add_argument(
         "--api-key-file", metavar="PATH", help="file with the key that clients must send"
     )
@@ -551,6 +567,29 @@ def _add_credentials(commands: argparse._SubParsersAction[argparse.ArgumentParse
         action.add_argument(
             "--days", type=int, default=days, help="days of validity (default: %(default)s)"
         )
+
+
+def _add_deploy(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    deploy = _command(
+        commands,
+        "deploy",
+        "deploy.command",
+        "Write the files that run a stack on Kubernetes or Docker Swarm, from compose.yaml.",
+    )
+    platforms = deploy.add_subparsers(dest="platform", required=True, metavar="kubernetes|swarm")
+    kubernetes = platforms.add_parser(
+        "kubernetes", help="write manifests and a kustomization", allow_abbrev=False
+    )
+    swarm = platforms.add_parser("swarm", help="write a stack file", allow_abbrev=False)
+    for platform in (kubernetes, swarm):
+        platform.add_argument("folder", metavar="FOLDER", help="folder of the files")
+    kubernetes.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=[],
+        help="variable of compose.yaml, such as MOTET_LLM=my-model; may be repeated",
+    )
 
 
 def _add_role(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,4 +1,4 @@
-"""RunningWindow one speech recognition process: `python -m motet_asr --model FOLDER`."""
+"""Run one speech recognition process: `python -m motet_asr --model FOLDER`."""
 
 from motet_shared.process.starts import importing
 

@@ -94,7 +94,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AsrConfig(ProcessConfig):
-    """Define the flags of `python -m motet_asr`; see `EngineConfig` for the engine's settings."""
+    """Transcribe speech: one process serves one recognizer.
+
+    `EngineConfig` documents the engine's own settings.
+    """
 
     model: str = setting("folder of the checkpoint to serve: Whisper, Moonshine or Parakeet-CTC")
     name: str = setting("what clients call the model (default: the folder's name)", default="")

@@ -77,7 +77,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingConfig(ProcessConfig):
-    """Define the flags of `python -m motet_embedding`; see `EngineConfig` for the engine's own."""
+    """Embed texts as vectors: one process serves one sentence encoder.
+
+    `EngineConfig` documents the engine's own settings.
+    """
 
     model: str = setting("folder of the sentence encoder to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")

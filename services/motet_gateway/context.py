@@ -17,8 +17,11 @@ from motet_gateway.operations.heartbeat_history import HeartbeatHistory
 from motet_gateway.operations.metrics import GatewayMetrics
 from motet_gateway.operations.readiness import Readiness
 from motet_gateway.realtime.sessions import Sessions
+from motet_gateway.responses.store import ResponseStore
+from motet_gateway.storage.documents import JetStreamDocuments
 from motet_gateway.storage.jetstream import connect
 from motet_gateway.storage.quota import Stored
+from motet_gateway.storage.work_queue import WorkQueue
 from motet_gateway.tenancy.auth import Authenticator
 from motet_gateway.tenancy.buckets import Clock
 from motet_gateway.tenancy.concurrency import ConcurrencyLimits
@@ -28,6 +31,7 @@ from motet_shared.blobs.store import BlobStore
 from motet_shared.errors import Draining
 from motet_shared.process.telemetry import Metrics
 from motet_shared.tenants import Tenants
+from motet_shared.wire import subjects
 from motet_shared.wire.bus import Bus
 
 from .config import GatewayConfig
@@ -69,6 +73,8 @@ class GatewayContext:
         self.stored = Stored(lambda owner: self.authenticator.limits_of(owner).stored_bytes)
         self.store: ImageStore | None = None  # set if NATS has JetStream
         self.jobs: ImageJobs | None = None
+        self.responses: ResponseStore | None = None
+        self.response_queue: WorkQueue | None = None
         self._uploads: asyncio.Task[BlobStore] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
@@ -129,6 +135,16 @@ class GatewayContext:
         )
         self.jobs = ImageJobs(self.bus, self.store, self.uploads, config.request_timeout)
         self.jobs.start(config.jobs)
+        documents = JetStreamDocuments(client, "motet_responses", config.response_ttl)
+        self.responses = ResponseStore(documents, self.stored)
+        self.response_queue = await WorkQueue.open(
+            client,
+            "motet_response_jobs",
+            subjects.jobs("respond"),
+            consumer="respond",
+            ttl=config.response_ttl,
+            patience=config.job_patience,
+        )
 
     async def close(self) -> None:
         """Close sessions, stop the tenants watch and jobs, and close the blob store."""

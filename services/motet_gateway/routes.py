@@ -20,13 +20,16 @@ from motet_gateway.openai import models
 from motet_gateway.openai.chat import chat_completions, completions
 from motet_gateway.openai.embeddings import EmbeddingsBody, embeddings
 from motet_gateway.openai.schema import ChatBody, CompletionBody
-from motet_gateway.openapi import answers
+from motet_gateway.openapi import answers, responses
 from motet_gateway.openapi import operations as watching
-from motet_gateway.openapi.document import JSON, openapi
+from motet_gateway.openapi.document import JSON, openapi, query_parameters
 from motet_gateway.openapi.forms import Schema, edit_form, transcription_form
 from motet_gateway.operations import health, stack
 from motet_gateway.operations.doctor import doctor
 from motet_gateway.realtime.endpoint import realtime
+from motet_gateway.responses import retrieval
+from motet_gateway.responses.endpoints import create_response
+from motet_gateway.responses.schema import ResponseBody
 from motet_gateway.web.page import page_routes
 
 TENANT, OPERATOR, PUBLIC = Access.TENANT, Access.OPERATOR, Access.PUBLIC
@@ -59,6 +62,42 @@ _TEXTS = (
         "POST", "/v1/embeddings", TENANT, embeddings, STREAM,
         summary="Vectors of texts", tag="text",
         body=EmbeddingsBody, answer={JSON: answers.EmbeddingList},
+    ),
+)  # fmt: skip
+
+_STORED = (404, 503)
+_RESPONSES = (
+    Route(
+        "POST", "/v1/responses", TENANT, create_response, STREAM,
+        summary="A response to a conversation", tag="responses",
+        body=ResponseBody, answer={JSON: responses.Response, _EVENTS: _EVENT},
+    ),
+    Route(
+        "DELETE", "/v1/responses", TENANT, retrieval.delete_responses, STREAM,
+        summary="No response of this key is kept any longer", tag="responses",
+        answer={JSON: responses.DeletedResponses}, errors=(503,),
+    ),
+    Route(
+        "GET", "/v1/responses/{response_id}", TENANT, retrieval.get_response, STREAM,
+        summary="A stored response", tag="responses", errors=(400, *_STORED),
+        parameters=query_parameters(retrieval.RetrieveQuery),
+        answer={JSON: responses.Response, _EVENTS: _EVENT},
+    ),
+    Route(
+        "DELETE", "/v1/responses/{response_id}", TENANT, retrieval.delete_response, STREAM,
+        summary="It is not kept any longer", tag="responses", errors=_STORED,
+        answer={JSON: responses.DeletedResponse},
+    ),
+    Route(
+        "POST", "/v1/responses/{response_id}/cancel", TENANT, retrieval.cancel_response, STREAM,
+        summary="Run it no more in the background", tag="responses", errors=(400, *_STORED),
+        answer={JSON: responses.Response},
+    ),
+    Route(
+        "GET", "/v1/responses/{response_id}/input_items", TENANT, retrieval.list_input_items,
+        STREAM, summary="What was given to it", tag="responses", errors=(400, *_STORED),
+        parameters=query_parameters(retrieval.ItemsQuery),
+        answer={JSON: responses.InputItems},
     ),
 )  # fmt: skip
 
@@ -172,5 +211,5 @@ _OPERATION = (
 )  # fmt: skip
 
 ROUTES: tuple[Route, ...] = (
-    *_TEXTS, *_SOUNDS, *_MODELS, *_IMAGES, *_OPERATION, *page_routes(),
+    *_TEXTS, *_RESPONSES, *_SOUNDS, *_MODELS, *_IMAGES, *_OPERATION, *page_routes(),
 )  # fmt: skip

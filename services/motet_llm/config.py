@@ -24,7 +24,7 @@ MOST_DRAFTED = 32
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """Settings of an engine that operators choose; the help texts are their documentation."""
+    """Hold settings of an engine that operators choose; the help texts are their documentation."""
 
     model: str = setting("folder of the checkpoint: config.json and safetensors, or GGUF")
     name: str = setting("what clients call the model (default: the folder's name)", default="")
@@ -137,14 +137,16 @@ class EngineSettings:
 
     @property
     def model_name(self) -> str:
+        """Return the name that clients use for the model."""
         return self.name or Path(self.model).resolve().name
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig(EngineSettings):
-    """Checked settings of one `Engine`. Raises ConfigError, which names the field.
+    """Hold the checked settings of one `Engine`.
 
-    static_batching, contiguous_kv and always_speculate are for comparisons in benchmarks.
+    Raises ConfigError, which names the field. static_batching, contiguous_kv and always_speculate
+    are for comparisons in benchmarks.
     """
 
     max_logprobs: int = setting("most alternatives that a request may ask for", default=20, min=0)
@@ -284,7 +286,7 @@ class EngineConfig(EngineSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig(EngineSettings, ProcessConfig):
-    """Flags of `python -m motet_llm`, which serves one model as a decode or a prefill worker."""
+    """Generate text with one model, as a decode or a prefill worker."""
 
     image_memory: Bytes = setting(
         "memory for embeddings of images that requests hold", default=1 << 30, min=1 << 20

@@ -12,7 +12,7 @@ import functools
 import time
 from typing import Any
 
-from motet_llm.adapters.bank import Adapter
+from motet_llm.adapters.bank import ResidentAdapter
 from motet_llm.cache.cache_events import CacheReporter
 from motet_llm.disaggregation.remote_placement import RemotePlacement
 from motet_llm.disaggregation.remote_prefill import RemotePrefill
@@ -115,7 +115,7 @@ class Decode(EngineActor):
         request: Generate,
         images: list[ImageEmbedding],
         grammar_state: GrammarState | None,
-        adapter: Adapter | None,
+        adapter: ResidentAdapter | None,
     ) -> StepOutput:
         done: asyncio.Future[StepOutput] = asyncio.get_running_loop().create_future()
         self._running[call.id] = (call, done)

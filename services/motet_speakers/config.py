@@ -9,7 +9,7 @@ from motet_shared.process.config import Duration, ProcessConfig, setting
 
 @dataclass(frozen=True, kw_only=True)
 class SpeakersConfig(ProcessConfig):
-    """Define the flags of `python -m motet_speakers`.
+    """Embed the voices of speakers: one process serves one speaker encoder.
 
     `models/recipes/pocket_speakers.py` trains a model.
     """

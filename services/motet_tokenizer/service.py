@@ -33,11 +33,13 @@ from motet_shared.wire.call import Call
 from motet_tokenizer.config import TokenizerConfig
 from motet_tokenizer.dialect import Dialect
 from motet_tokenizer.encoding.encoder_pool import EncoderPool
-from motet_tokenizer.encoding.encoder_process import Job
+from motet_tokenizer.encoding.encoder_process import EncodeJob
+from motet_tokenizer.encoding.prompt_end import PromptEnd
 from motet_tokenizer.encoding.vocabulary import Vocabulary
-from motet_tokenizer.generation import Counters, Generation, GenerationContext
+from motet_tokenizer.generation import Generation, GenerationContext, RequestCounters
 from motet_tokenizer.image_encoding import ImageEncoding
 from motet_tokenizer.prefix_index import PrefixIndex
+from motet_tokenizer.prompt_parts import PromptParts, check_entries
 from motet_tokenizer.router import Router
 from motet_tokenizer.text import TextState
 from motet_tokenizer.tool_grammar import grammar_of
@@ -54,26 +56,23 @@ class Tokenizer(Actor):
         super().__init__(config, bus)
         self.max_active = config.max_active
         self.vocabularies: dict[str, Vocabulary] = {}
-        self.counters = Counters()
+        self.counters = RequestCounters()
         self._index = PrefixIndex(bus)
         router = Router(bus.directory, self._index, config.routing)
         self._shared = GenerationContext(bus, router, config, self.counters)
         self._image_encoding = ImageEncoding(bus, config)
         self._threads = ThreadPoolExecutor(config.threads, thread_name_prefix="encode")
         self._slots = FairSlots(config.threads)
-        self._encoders = EncoderPool(config.models(), config.encoders, config.encode_limit)
+        self._encoders = EncoderPool(
+            config.models(), config.encoders, config.encode_limit, config.templates()
+        )
 
     async def warm(self) -> None:
         await self._index.start()
         loop = asyncio.get_running_loop()
         for name, path in self.config.models().items():
             self.vocabularies[name] = await loop.run_in_executor(
-                self._threads,
-                _load,
-                name,
-                path,
-                self.config.tool_format,
-                self.config.reasoning_format,
+                self._threads, _load, self.config, name, path
             )
 
     async def close(self) -> None:
@@ -121,10 +120,18 @@ class Tokenizer(Actor):
         dialect = vocabulary.dialect
         grammar = await self._grammar(request, tools, dialect)
         options = vocabulary.options.resolve(request.reasoning_effort, request.template_options)
+        end = PromptEnd.of(request)
         with stopwatch.stage("encode"):
-            job = Job(vocabulary.name, request.messages, tools, options)
+            job = EncodeJob(
+                vocabulary.name,
+                request.messages,
+                tools,
+                options,
+                starts_turn=end.starts_turn,
+                continues=end.continues,
+            )
             size = characters([request.messages, tools], self.config.process_chars)
-            encode = partial(vocabulary.template.encode, request.messages, tools, options)
+            encode = partial(vocabulary.template.encode, request.messages, tools, options, end)
             prompt = await self._encode(request.tenant, size, job, encode)
         seen: list[EncodedImage] = []
         if request.images or (
@@ -150,6 +157,7 @@ class Tokenizer(Actor):
             stopwatch,
             reply=reply,
             parser=parser,
+            continues=end.continues,
             seen=seen,
             grammar=grammar,
         )
@@ -162,10 +170,10 @@ class Tokenizer(Actor):
         with stopwatch.stage("encode"):
             if isinstance(prompt, str):
                 text = prompt
-                job = Job(vocabulary.name, text=text)
-                prompt = await self._encode(
-                    request.tenant, len(text), job, partial(vocabulary.encode, text)
-                )
+                job = EncodeJob(vocabulary.name, text=text, suffix=request.suffix)
+                size = len(text) + len(request.suffix)
+                encode = partial(vocabulary.encode, text, request.suffix)
+                prompt = await self._encode(request.tenant, size, job, encode)
             else:
                 vocabulary.check_ids(prompt, "prompt")
                 text = vocabulary.decode(prompt) if request.echo else ""
@@ -211,6 +219,10 @@ class Tokenizer(Actor):
         )
         generate = _generate_request(request, prompt, sampling, seen, grammar)
         generation = Generation(call, self._shared, vocabulary, generate, text, stopwatch)
+        generation.returns_prompt = request.return_prompt and request.resume is None
+        if sampling.prompt_logprobs >= 0:
+            check_entries(len(prompt), sampling.prompt_logprobs)
+            generation.prompt_parts = PromptParts(prompt, vocabulary.token_bytes)
         if isinstance(request, Chat):
             generation.encode_images = partial(self._image_encoding.encode_images, call, request)
         if request.resume is not None:
@@ -230,7 +242,7 @@ class Tokenizer(Actor):
         return vocabulary
 
     async def _encode(
-        self, tenant: str, size: int, job: Job, work: Callable[[], list[int]]
+        self, tenant: str, size: int, job: EncodeJob, work: Callable[[], list[int]]
     ) -> list[int]:
         """Encode short prompts inline, long ones in threads, the longest in processes.
 
@@ -285,9 +297,16 @@ def _group(tenant: str) -> str:
     return tenant.partition("\0")[0]
 
 
-def _load(name: str, path: str, tool_format: str, reasoning_format: str) -> Vocabulary:
+def _load(config: TokenizerConfig, name: str, path: str) -> Vocabulary:
     """Load a vocabulary and use it once, so that the first request finds its template compiled."""
-    vocabulary = Vocabulary.load(name, path, tool_format, reasoning_format)
+    vocabulary = Vocabulary.load(
+        name,
+        path,
+        config.tool_format,
+        config.reasoning_format,
+        chat_template=config.templates().get(name),
+        generation_config=config.generation_config,
+    )
     if vocabulary.template.source:
         with contextlib.suppress(BadRequest):  # a template may insist on a system message
             vocabulary.template.encode([{"role": "user", "content": "Hello"}], [])
@@ -316,13 +335,24 @@ def _generate_request(
 def _sampling(request: Chat | Complete, vocabulary: Vocabulary, room: int) -> Sampling:
     """Return the sampling for decode: `max_tokens` within `room`, and the model's end tokens.
 
+    A resumed request has received the log-probabilities of its prompt.
     Raises BadRequest for invalid token ids or a negative `max_tokens`.
     """
-    sampling = request.sampling
+    sampling = vocabulary.sampling.complete(request.sampling)
     vocabulary.check_ids(list(sampling.logit_bias), "logit_bias")
     vocabulary.check_ids(sampling.stop_token_ids, "stop_token_ids")
-    limit = room if request.max_tokens is None else min(request.max_tokens, room)
+    wanted = vocabulary.sampling.max_tokens if request.max_tokens is None else request.max_tokens
+    limit = room if wanted is None else min(wanted, room)
     if limit < 0:
         raise BadRequest(f"max_tokens: {limit} is negative; give 1 or more", param="max_tokens")
-    ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else vocabulary.eos_ids)
-    return msgspec.structs.replace(sampling, max_tokens=limit, stop_token_ids=sorted(ends))
+    ends = set(sampling.stop_token_ids)
+    if not sampling.ignore_eos:
+        ends |= vocabulary.eos_ids
+        if isinstance(request, Complete) and request.suffix and vocabulary.infill is not None:
+            ends |= vocabulary.infill.ends
+    return msgspec.structs.replace(
+        sampling,
+        max_tokens=limit,
+        stop_token_ids=sorted(ends),
+        prompt_logprobs=sampling.prompt_logprobs if request.resume is None else -1,
+    )

@@ -56,7 +56,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TtsConfig(ProcessConfig):
-    """Define the flags of `python -m motet_tts`; see `EngineConfig` for the engine's settings."""
+    """Synthesize speech: one process serves one speech model.
+
+    `EngineConfig` documents the engine's own settings.
+    """
 
     model: str = setting("folder of the checkpoint to serve")
     name: str = setting("what clients call the model (default: the folder's name)", default="")

@@ -11,10 +11,7 @@ from motet_shared.process.config import Duration, ProcessConfig, setting
 
 @dataclass(frozen=True, kw_only=True)
 class VadConfig(ProcessConfig):
-    """Define the flags of `python -m motet_vad`.
-
-    The model comes with the package `silero-vad`.
-    """
+    """Detect when speech starts and stops; the model comes with the package `silero-vad`."""
 
     model: str = setting(
         "silero-vad's ONNX file (default: the one that the package brings)", default=""

@@ -14,7 +14,7 @@ WEIGHTS = ("exact", "int8")
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig(ProcessConfig):
-    """Define the flags of `python -m motet_vision`, which encodes pictures for a language model."""
+    """Encode pictures with the vision half of a checkpoint whose language half decode serves."""
 
     model: str = setting(
         "folder of the checkpoint: LLaVA, Qwen2.5-VL, Qwen3-VL, SmolVLM or Idefics3"

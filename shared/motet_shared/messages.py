@@ -85,6 +85,8 @@ class Sampling(Struct, omit_defaults=True, kw_only=True):
     min_tokens: int = 0
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    # names of fields above that the client left out: the tokenizer sets them as the model recommends
+    left_out: list[str] = []
 
 
 class Grammar(Struct, omit_defaults=True, kw_only=True):
@@ -201,10 +203,12 @@ class Chat(Request, tag="chat"):
     tool_choice: str = "auto"  # "auto" | "none" | "required"
     tool: str = ""  # name of the tool to call if tool_choice is "required"; empty: any tool
     parallel_tools: bool = True  # allow several tool calls in one reply
+    add_generation_prompt: bool = True  # the prompt ends with the head of the assistant's turn
+    continue_final_message: bool = False  # the reply continues the last message
     grammar: Grammar | None = None  # constrains a reply without tool calls, behind its reasoning
     reasoning_effort: str = ""  # none, minimal, low, medium, high or xhigh; empty: the model's
     template_options: dict[str, Any] = {}  # variables of the chat template, by name
-    return_prompt: bool = False  # send the ids of the prompt
+    return_prompt: bool = False  # send the ids of the prompt, as the first item
     stop: list[str] = []
     max_tokens: int | None = None  # None: limited by the context only
     resume: Resume | None = None
@@ -217,7 +221,7 @@ class Chat(Request, tag="chat"):
 class Complete(Request, tag="complete"):
     """Request a completion of a raw prompt, text or token ids (gateway → tokenizer).
 
-    `Text` items come back; before them, `PromptPiece` items if its ids or scores are wanted.
+    `Text` items come back; before them, `PromptPiece` items if ids or scores are requested.
     """
 
     model: str
@@ -226,7 +230,7 @@ class Complete(Request, tag="complete"):
     grammar: Grammar | None = None
     echo: bool = False  # begin the text with the prompt
     suffix: str = ""  # text behind the gap that the completion fills
-    return_prompt: bool = False  # send the ids of the prompt
+    return_prompt: bool = False  # send the ids of the prompt, as the first item
     stop: list[str] = []
     max_tokens: int | None = 16
     resume: Resume | None = None
@@ -537,14 +541,14 @@ class PromptScores(Struct, array_like=True, gc=False, tag="u"):
 
 
 class PromptPiece(Struct, array_like=True, omit_defaults=True, gc=False, tag="c"):
-    """A part of the prompt (tokenizer → gateway), before the first `Text`.
+    """Part of the prompt (tokenizer → gateway), before the first `Text`.
 
-    The parts of a prompt are the same in every attempt, so that a repeated one is known by `start`.
+    Without log-probabilities it is the whole prompt. Parts with log-probabilities begin at the same
+    positions in every attempt, so that a repeated one is known by `start`.
     """
 
     start: int  # position of its first token
     ids: list[int]
-    text: str = ""  # if the prompt is echoed with log-probabilities
     logprobs: list[PromptLogprob] | None = None
 
 
@@ -931,9 +935,11 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     name: str
     context: int  # maximum prompt plus output, tokens
     created: int = 0  # Unix seconds of the checkpoint
+    chat: bool = True  # False: it has no chat template, and completes raw prompts only
     tools: bool = False
     reasoning: bool = False  # replies may hold reasoning apart from their text
     images: bool = False  # chats may contain images
+    sampling: dict[str, float] = {}  # recommended values by field of `Sampling`
     vocab_size: int = 0
     longest_token: int = 0  # characters of the longest token; 0: unknown
     voices: list[str] = []

@@ -309,9 +309,8 @@ def test_a_jpeg_of_thousands_of_scans_is_refused_at_once() -> None:
     open_picture(progressive(16, 1), max_pixels=1 << 24)
     data = progressive(3000, 5000)
     assert len(data) < 200_000
-    with CpuTime() as spent, refuses(BadRequest, "x") as error:
+    with CpuTime() as spent, refuses(BadRequest, "image[0]"):
         open_picture(data, max_pixels=1 << 24, param="image[0]")
-    assert error.value.param == "image[0]"
     assert spent.seconds < 3  # reading all scans takes 13 and more
 
 

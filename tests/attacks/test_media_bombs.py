@@ -18,8 +18,8 @@ from motet_shared.errors import BadRequest, PayloadTooLarge
 from motet_vision.video import open_video
 from support.asr_checkpoints import noise, wav
 from support.cpu_time import CpuTime
-from support.films import film
 from support.sound_files import encoded, tone
+from support.videos import random_video
 
 MAX_PIXELS = 50_000_000  # as motet-vision's
 LARGE = 4 << 20  # bytes of a repeated part
@@ -32,7 +32,7 @@ def started() -> None:
     """Start the children before any time is measured."""
     open_picture(png(), max_pixels=MAX_PIXELS)
     read_audio(wav(noise(0.5)), 60.0)
-    open_video(film(2), count=2, max_pixels=MAX_PIXELS, max_length=100)
+    open_video(random_video(2), count=2, max_pixels=MAX_PIXELS, max_length=100)
 
 
 # ------------------------------------------------------------------------------------------ pictures
@@ -239,9 +239,9 @@ def test_a_sound_costs_no_more_than_its_length_allows(kind: str) -> None:
 
 # --------------------------------------------------------------------------------------------- video
 FILMS: dict[str, Callable[[], bytes]] = {
-    "mp4-table": lambda: tabled(film(5), 0x7FFFFFFF),
-    "mp4-table-of-millions": lambda: tabled(film(5), 10**7),
-    "mp4-empty-samples": lambda: tabled(film(5), 10**7, 0),
+    "mp4-table": lambda: tabled(random_video(5), 0x7FFFFFFF),
+    "mp4-table-of-millions": lambda: tabled(random_video(5), 10**7),
+    "mp4-empty-samples": lambda: tabled(random_video(5), 10**7, 0),
 }
 
 
@@ -252,4 +252,4 @@ def test_a_video_costs_no_more_than_its_frames_allow(kind: str) -> None:
         open_video(data, count=8, max_pixels=MAX_PIXELS, max_length=10_000, param="video[1]")
     assert error.value.param == "video[1]"
     assert spent.seconds < CPU_SECONDS
-    assert open_video(film(2), count=2, max_pixels=MAX_PIXELS, max_length=100).frames
+    assert open_video(random_video(2), count=2, max_pixels=MAX_PIXELS, max_length=100).frames

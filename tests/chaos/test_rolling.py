@@ -18,7 +18,7 @@ import pytest
 from chaos.conftest import MODEL
 from chaos.streams import Streams, request
 from e2e import markov
-from e2e.stack import EARS, VOICE, MotetStack, speech
+from e2e.stack import ASR_MODEL, VOICE, MotetStack, speech
 from e2e.stack import running as alive
 from motet_media.audio import wav_header
 from support import diffusion_checkpoints
@@ -119,7 +119,7 @@ class Load:
         pcm = say("Two red circles.")
         files = {"file": ("said.wav", io.BytesIO(wav_header(24000, len(pcm)) + pcm))}
         reply = await http.post(
-            "/v1/audio/transcriptions", data={"model": EARS, "language": "en"}, files=files
+            "/v1/audio/transcriptions", data={"model": ASR_MODEL, "language": "en"}, files=files
         )
         return _whole(reply).content
 

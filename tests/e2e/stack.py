@@ -23,7 +23,7 @@ from motet_shared.credentials import USERS
 T = TypeVar("T")
 START_SECONDS = 240.0  # torch alone takes many seconds to import on a busy machine
 ENDLESS = "endless"  # a model of the end-to-end stack that goes on until it is stopped
-EARS, VOICE = "ears", "voice"  # models of random weights that hear and speak
+ASR_MODEL, VOICE = "ears", "voice"  # models of random weights that hear and speak
 WAIT_SECONDS = 60.0
 POLL_SECONDS = 0.05  # what polls more often takes processor time from what it waits for
 
@@ -33,7 +33,7 @@ def speech(folder: Path) -> tuple[str, ...]:
     from support import tts_checkpoints  # they need torch, which most tests do without
     from support.asr_checkpoints import tiny_whisper
 
-    ears = tiny_whisper(folder / EARS)
+    ears = tiny_whisper(folder / ASR_MODEL)
     voice = tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
     return "--asr", str(ears), "--tts", str(voice)
 

@@ -21,7 +21,7 @@ from motet_shared.process.actor import operation
 from motet_shared.wire.call import Call
 from support.fake_services import words
 from support.spoken import say, silence
-from support.voice_services import EARS, WORD_MS, ScriptedAsr
+from support.voice_services import ASR_MODEL, WORD_MS, ScriptedAsr
 
 pytestmark = [
     pytest.mark.long,
@@ -33,7 +33,7 @@ pytestmark = [
 HELLO = "Two red circles and a blue square."
 ANSWER = "Here they are. Both of them are red, I think. I can draw you more, in any colour that you name."
 STORY = "Once upon a time there was a king. " * 30
-STAGES = ["pause", "transcript", "first text", "first sound", "playback", "in all"]
+STAGES = ["pause", "transcript", "first text", "first sound", "playback", "total"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -192,7 +192,7 @@ class LiveAsr(ScriptedAsr):
     """Understands the first line of `script` while it is spoken: a word at once, the others when it may `go_on`."""
 
     def models(self) -> list[ModelCard]:
-        return [ModelCard(name=EARS, context=0, live=True)]
+        return [ModelCard(name=ASR_MODEL, context=0, live=True)]
 
     @operation(Listen)
     async def listen(self, call: Call, request: Listen) -> None:

@@ -27,10 +27,10 @@ from containers.engine import Docker
 from containers.images import NATS, TAG
 from e2e.readme import compose_options
 from e2e.stack import fetch, until
+from motet_cli.deploy.autoscaling import AUTOSCALED
 from motet_media.audio import duration_ms
 from motet_shared.testing import free_port
 from render_dashboard import ROWS
-from render_kubernetes import AUTOSCALED
 from support import diffusion_checkpoints, embedding_checkpoints, tts_checkpoints
 from support.asr_checkpoints import tiny_whisper
 from support.picture_files import encoded
@@ -43,14 +43,14 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.docker,
     pytest.mark.slow,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(2400),
     pytest.mark.xdist_group("docker"),
 ]
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "motet-test"
 MODEL, SPEAKERS = "pocket-chat", "pocket-speakers"
-EARS, VOICE, BRUSH, VECTORS = "ears", "voice", "brush", "vectors"
+ASR_MODEL, VOICE, BRUSH, VECTORS = "ears", "voice", "brush", "vectors"
 PNG = b"\x89PNG"
 QUESTION = "Count to twenty."  # many tokens: a short answer may well arrive in one piece
 
@@ -74,7 +74,7 @@ class Containers:
             "MOTET_PUBLISH": f"127.0.0.1:{self.port}",
             "COMPOSE_PROFILES": "speakers,images,embedding",
             "MOTET_MODELS_DIR": str(self.folder),
-            "MOTET_ASR": EARS,
+            "MOTET_ASR": ASR_MODEL,
             "MOTET_TTS": VOICE,
             "MOTET_DRAW": BRUSH,
             "MOTET_EMBED": VECTORS,
@@ -156,7 +156,7 @@ def checkpoints(folder: Path) -> Path:
     """
     for name in (MODEL, SPEAKERS):
         shutil.copytree(ROOT / "models" / name, folder / name)
-    tiny_whisper(folder / EARS)
+    tiny_whisper(folder / ASR_MODEL)
     tts_checkpoints.pocket_tts(folder / VOICE, sample=True, threshold=0.2)
     diffusion_checkpoints.stable_diffusion(folder / BRUSH)
     embedding_checkpoints.sentence_transformer(folder / VECTORS)
@@ -234,7 +234,7 @@ def test_speech_goes_out_and_comes_in(containers: Containers) -> None:
         )
         assert any(reply.read())
         text = client.audio.transcriptions.create(
-            model=EARS,
+            model=ASR_MODEL,
             file=("said.wav", wav(spoken)),
             language="en",
             response_format="verbose_json",

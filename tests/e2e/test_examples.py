@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from draw_check import look
+from draw_check import detect_things
 from e2e.stack import WAIT_SECONDS, MotetStack, until
 from e2e.terminal import environment
 from support.node import copy_example, node, package_sources
@@ -92,7 +92,7 @@ def test_image_jobs_are_drawn_once(pocket: MotetStack, tmp_path: Path) -> None:
     assert len(files) == 2
     for path in (tmp_path / "first").iterdir():
         with Image.open(path) as picture:
-            assert look(np.asarray(picture.convert("RGB"))).things
+            assert detect_things(np.asarray(picture.convert("RGB"))).things
     began = time.monotonic()
     run(*command, tmp_path / "second", *prompts)
     assert time.monotonic() - began < 10
@@ -107,7 +107,7 @@ def test_the_pipeline_draws_and_describes(pocket: MotetStack, tmp_path: Path) ->
     command = (sys.executable, EXAMPLES / "pipeline.py", "--folder", tmp_path, idea)
     words = run(*command, env=variables(pocket))
     with Image.open(tmp_path / "picture.png") as picture:
-        things = look(np.asarray(picture.convert("RGB"))).things
+        things = detect_things(np.asarray(picture.convert("RGB"))).things
     assert len(things) >= 2
     for thing in things:
         assert thing.kind.phrase() in words

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 from playwright.async_api import expect
 
-from draw_check import check, look
+from draw_check import check, detect_things
 from e2e.browser import browsing, eventually, send, set_seed
 from e2e.stack import MotetStack
 from world import Scene, Thing
@@ -83,7 +83,7 @@ def test_what_is_asked_for_is_on_the_picture(client: openai.OpenAI) -> None:
         )
         pictures = [pixels(one.b64_json or "") for one in reply.data or ()]
         assert [picture.shape for picture in pictures] == [(SIZE, SIZE, 3)] * 2
-        right += [check(picture, scene).right for picture in pictures]
+        right += [check(picture, scene).correct for picture in pictures]
     assert sum(right) >= len(right) - 1, right  # models/README.md tells how often it is
 
 
@@ -94,16 +94,16 @@ def test_a_picture_is_drawn_looked_at_and_talked_about(client: openai.OpenAI) ->
     said = client.chat.completions.create(messages=talk, **ask).choices[0].message
     [drawn] = (said.model_extra or {})["images"]
     assert drawn["revised_prompt"] == "two red circles and a blue square"
-    seen = look(pixels(drawn["image_url"]["url"])).things
-    assert len(seen) >= 2
-    for thing in seen:
+    things = detect_things(pixels(drawn["image_url"]["url"])).things
+    assert len(things) >= 2
+    for thing in things:
         assert thing.kind.phrase() in (said.content or "")
     talk += [
         said.model_dump(exclude_none=True),
         {"role": "user", "content": "How many things are there?"},
     ]
     answer = client.chat.completions.create(messages=talk, **ask).choices[0].message.content or ""
-    assert WORDS[len(seen)] in answer.lower()
+    assert WORDS[len(things)] in answer.lower()
 
 
 def test_the_same_told_differently_is_nearer_than_something_else(client: openai.OpenAI) -> None:
@@ -137,7 +137,7 @@ async def test_on_the_page_it_draws_and_knows_what_it_drew(
         drawn = await page.locator("article.assistant img").get_attribute("src")
         await send(page, "How many things are there?")
         number = WORDS[
-            len(look(pixels(drawn or "")).things)
+            len(detect_things(pixels(drawn or "")).things)
         ]  # on the picture, whatever was asked for
         await expect(page.locator("article.assistant > p").last).to_contain_text(
             number, ignore_case=True

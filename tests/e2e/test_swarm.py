@@ -1,4 +1,4 @@
-"""deploy/swarm.yaml on a real Docker engine: a Swarm of one node, whose services are scaled and rolled under load."""
+"""What `motet deploy swarm` writes, on a Docker engine: a Swarm of one node, whose services are scaled and rolled."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 from containers.engine import Docker
 from containers.images import NATS, TAG
 from e2e.stack import fetch, until
+from motet_cli.deploy.command import write
+from motet_cli.deploy.swarm import STACK_FILE, swarm_files
 from motet_shared.credentials import SERVER_FILE, make_passwords
 from motet_shared.testing import free_port
 from support.asr_checkpoints import tiny_whisper
@@ -28,7 +30,6 @@ pytestmark = [
     pytest.mark.xdist_group("docker"),
 ]
 
-STACK = Path(__file__).parents[2] / "deploy" / "swarm.yaml"
 MODEL, EARS = "pocket-chat", "ears"
 KEY = "sesame"
 HEADERS = {"authorization": f"Bearer {KEY}"}
@@ -118,7 +119,9 @@ def deploy(docker: Docker, folder: Path) -> Swarm:
         "MOTET_ASR_THREADS": "1",
         **{f"MOTET_{role}_REPLICAS": "0" for role in ("VISION", "TTS", "VAD")},
     }
-    docker.stack("motet", STACK, settings)
+    files = folder.with_name("swarm")
+    write(files, swarm_files())
+    docker.stack("motet", files / STACK_FILE, settings)
     until(found.ready, "the gateway is ready", 300)
     until(lambda: {MODEL, EARS} <= found.models(), "it chats and listens", 120)
     return found

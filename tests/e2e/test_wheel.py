@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from e2e.stack import START_SECONDS, WAIT_SECONDS, fetch, running, until
+from motet_kernels.runtime.build import cache_folder
 from motet_shared import __version__
 from motet_shared.testing import free_port
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 POCKET = {path.name for path in (ROOT / "models").glob("pocket-*")}
 # Of the machine that runs the tests; all others would let the wheel find this tree or its settings.
-KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "MOTET_CACHE", "MOTET_NATIVE")
+KEPT = ("PATH", "HOME", "LANG", "TMPDIR", "MOTET_CACHE", "MOTET_NATIVE", "XDG_STATE_HOME")
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,11 @@ def test_it_is_pure_python_and_holds_what_a_start_needs(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     models = {name.split("/")[2] for name in names if name.startswith("motet_cli/models/")}
     assert models == POCKET
-    assert {"motet_cli/nats.conf", "motet_kernels/csrc/attention.cpp"} <= names
+    assert {
+        "motet_cli/nats.conf",
+        "motet_cli/compose.yaml",
+        "motet_kernels/csrc/attention.cpp",
+    } <= names
     packages = {name.partition("/")[0] for name in names if not name.startswith("motet-")}
     assert {name for name in packages if f"{name}/py.typed" not in names} == set()
 
@@ -127,3 +132,22 @@ def test_it_answers_a_chat_in_an_empty_folder(bin_folder: Path, url: str, tmp_pa
     assert version == {"version": __version__}
     document = fetch(f"{url}/openapi.json").json()
     assert document["info"]["version"] == __version__
+
+
+def test_the_kernels_of_the_wheel_are_these_and_a_missing_compiler_is_named(
+    bin_folder: Path, tmp_path: Path
+) -> None:
+    """What is compiled for this tree is found by the wheel: the hash of all sources is the same."""
+    python, code = str(bin_folder / "python"), "from motet_kernels.runtime import build, native; "
+    found = run(python, "-c", code + "print(build.cache_folder())", cwd=tmp_path)
+    assert Path(found.strip()).name == cache_folder().name
+    bare = {"MOTET_CACHE": str(tmp_path / "none"), "PATH": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [python, "-c", code + "print(native.why_not_native())"],
+        cwd=tmp_path,
+        env=bare,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "compiler" in done.stdout, done.stderr

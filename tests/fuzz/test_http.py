@@ -20,7 +20,7 @@ from motet_gateway.openapi.document import document, documented_path
 from motet_gateway.routes import ROUTES
 from support.drawing_services import BRUSH, VECTORS
 from support.fake_services import MODEL
-from support.voice_services import EARS, VOICE
+from support.voice_services import ASR_MODEL, VOICE
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,7 +35,7 @@ EXAMPLES = int(os.environ.get("MOTET_FUZZ_EXAMPLES", "5"))
 PATIENCE = 20.0  # seconds for an answer
 # A server whose services are all there has no reason for any other.
 MAY_FAIL = {503}
-SERVED = {"text": MODEL, "sound": EARS, "images": BRUSH}
+SERVED = {"text": MODEL, "responses": MODEL, "sound": ASR_MODEL, "images": BRUSH}
 OWN = {"/v1/embeddings": VECTORS, "/v1/audio/speech": VOICE}
 DOCUMENT = document(ROUTES)
 

@@ -170,7 +170,7 @@ async def _from_the_terminal(service: Service, text: str) -> None:
         assert (heard.returncode, heard.stdout.strip()) == (0, text), heard.stderr
         missing = await asyncio.to_thread(listen, path.with_suffix(".none"))
         assert missing.returncode == 2
-        assert "is no file" in missing.stderr
+        assert "FILE" in missing.stderr
     finally:
         path.unlink()
 

@@ -222,7 +222,7 @@ async def test_adapters_are_asked_for_by_name(
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [("ink:much", "'much' in 'ink:much' is no number"), (":1", "':1' names no adapter")],
+    [("ink:much", "'much'"), (":1", "':1'")],
 )
 def test_an_adapter_that_the_command_cannot_read(
     given: str, message: str, capsys: pytest.CaptureFixture[str]

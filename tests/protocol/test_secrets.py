@@ -20,8 +20,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.supervision import nats as nats_command
-from motet_cli.supervision.model_folders import ModelFolder
 from motet_cli.supervision.stack import AccessOptions, Stack
 from motet_shared.credentials import make_passwords
 from motet_shared.errors import InternalError

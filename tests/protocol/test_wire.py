@@ -18,7 +18,7 @@ from motet_shared.process.config import ProcessConfig
 from motet_shared.testing import NatsServer, running
 from motet_shared.wire import subjects
 from motet_shared.wire.bus import Bus
-from support.parrot import Parrot
+from support.echo_worker import EchoWorker
 from support.service_process import service_process
 from support.stream_world import ids
 
@@ -41,8 +41,8 @@ async def connected(server: NatsServer, role: str) -> AsyncIterator[Bus]:
 
 
 @contextlib.asynccontextmanager
-async def parrot(server: NatsServer) -> AsyncIterator[Parrot]:
-    async with running(Parrot(None, await server.bus("tokenizer"))) as actor:
+async def echo_worker(server: NatsServer) -> AsyncIterator[EchoWorker]:
+    async with running(EchoWorker(None, await server.bus("tokenizer"))) as actor:
         yield actor
 
 
@@ -65,7 +65,7 @@ async def retryable(work: Awaitable[list[int]]) -> list[int] | None:
 
 
 async def test_many_streams_at_once(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, parrot(server) as worker:
+    async with connected(server, "gateway") as gateway, echo_worker(server) as worker:
         await seen(gateway)
         streams = [
             gateway.open("tokenizer", Echo(count=100, text="x"), window=16) for _ in range(64)
@@ -80,8 +80,8 @@ async def test_many_streams_at_once(server: NatsServer) -> None:
 async def test_two_instances_share_the_work_and_one_can_be_chosen(server: NatsServer) -> None:
     async with (
         connected(server, "gateway") as gateway,
-        parrot(server) as one,
-        parrot(server) as two,
+        echo_worker(server) as one,
+        echo_worker(server) as two,
     ):
         await seen(gateway, 2)
         await asyncio.gather(*(ids(gateway.open("tokenizer", Echo(count=1))) for _ in range(40)))
@@ -92,7 +92,7 @@ async def test_two_instances_share_the_work_and_one_can_be_chosen(server: NatsSe
 
 
 async def test_a_slow_reader_slows_only_itself(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, parrot(server) as worker:
+    async with connected(server, "gateway") as gateway, echo_worker(server) as worker:
         await seen(gateway)
         async with gateway.open(
             "tokenizer", Echo(count=10_000, text="x" * 1000), window=32
@@ -103,7 +103,7 @@ async def test_a_slow_reader_slows_only_itself(server: NatsServer) -> None:
 
 
 async def test_restart_of_nats(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, parrot(server):
+    async with connected(server, "gateway") as gateway, echo_worker(server):
         await seen(gateway)
         before = gateway.open("tokenizer", Echo(count=30, delay_ms=100))
         reading = asyncio.create_task(ids(before))
@@ -125,7 +125,7 @@ async def test_restart_of_nats(server: NatsServer) -> None:
 async def test_sigkill_of_a_worker_process_is_noticed_at_once(server: NatsServer) -> None:
     async with (
         connected(server, "gateway") as gateway,
-        service_process(server, "support.parrot") as process,
+        service_process(server, "support.echo_worker") as process,
     ):
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
@@ -142,7 +142,7 @@ async def test_a_stopped_worker_is_noticed_and_what_it_says_later_is_dropped(
 ) -> None:
     async with (
         connected(server, "gateway") as gateway,
-        service_process(server, "support.parrot") as process,
+        service_process(server, "support.echo_worker") as process,
     ):
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=1000, delay_ms=10))
@@ -159,7 +159,7 @@ async def test_a_stopped_worker_is_noticed_and_what_it_says_later_is_dropped(
 async def test_sigterm_drains_and_exits_with_zero(server: NatsServer) -> None:
     async with (
         connected(server, "gateway") as gateway,
-        service_process(server, "support.parrot") as process,
+        service_process(server, "support.echo_worker") as process,
     ):
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=20, delay_ms=20))
@@ -173,7 +173,7 @@ async def test_sigterm_drains_and_exits_with_zero(server: NatsServer) -> None:
 async def test_a_second_sigterm_sends_what_runs_elsewhere(server: NatsServer) -> None:
     async with (
         connected(server, "gateway") as gateway,
-        service_process(server, "support.parrot") as process,
+        service_process(server, "support.echo_worker") as process,
     ):
         await seen(gateway)
         stream = gateway.open("tokenizer", Echo(count=100_000, delay_ms=20))
@@ -193,7 +193,7 @@ async def test_a_second_sigterm_sends_what_runs_elsewhere(server: NatsServer) ->
 
 
 async def test_a_dead_caller_process_frees_its_calls(server: NatsServer) -> None:
-    async with parrot(server) as worker:
+    async with echo_worker(server) as worker:
         gateway = await server.bus("gateway")
         await seen(gateway)
         for _ in range(8):
@@ -216,7 +216,7 @@ async def test_permissions_are_refused_and_reported(server: NatsServer) -> None:
 
 
 async def test_the_service_api_answers_like_any_nats_service(server: NatsServer) -> None:
-    async with parrot(server) as worker, connected(server, "gateway") as gateway:
+    async with echo_worker(server) as worker, connected(server, "gateway") as gateway:
         await seen(gateway)
         await ids(gateway.open("tokenizer", Echo(count=3)))
         client = await nats.connect(
@@ -254,7 +254,7 @@ async def test_the_service_api_answers_like_any_nats_service(server: NatsServer)
 
 
 async def test_garbage_on_every_subject_harms_nobody(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, parrot(server) as worker:
+    async with connected(server, "gateway") as gateway, echo_worker(server) as worker:
         await seen(gateway)
         me, it = gateway.instance, worker.bus.instance
         targets = [
@@ -293,7 +293,7 @@ async def test_garbage_on_every_subject_harms_nobody(server: NatsServer) -> None
 
 
 async def test_oversize_is_refused_before_it_is_sent(server: NatsServer) -> None:
-    async with connected(server, "gateway") as gateway, parrot(server):
+    async with connected(server, "gateway") as gateway, echo_worker(server):
         await seen(gateway)
         limit = gateway.control.max_payload
         with pytest.raises(errors.PayloadTooLarge, match=str(limit)):

@@ -1,4 +1,4 @@
-"""Chat templates of ten families, each with the control tokens that it writes; shortened, with their habits kept."""
+"""Define chat templates of ten families, shortened, with their control tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from support.tiny_tokenizers import CONTEXT, byte_level
 
 @dataclass(frozen=True)
 class Family:
-    """`special`: tokens that are special; `plain`: added tokens that are not, but that the template writes."""
+    """Hold a template.
+
+    special: tokens marked special. plain: added tokens that the template writes, but that are not
+    special.
+    """
 
     name: str
     template: str
@@ -47,11 +51,11 @@ class Family:
         return ChatTemplate(self.tokenizer, self.name, id_length=length)
 
     def ids(self, text: str) -> list[int]:
-        """The tokens of a text, control tokens included."""
+        """Tokenize a text, control tokens included."""
         return list(self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
 
     def write_folder(self, path: Path, **config: Any) -> Path:
-        """A checkpoint folder without weights, whose end token is the last special one."""
+        """Write a checkpoint folder without weights, whose end token is the last special one."""
         self.tokenizer.save_pretrained(path)
         settings = {
             "max_position_embeddings": CONTEXT,
@@ -353,7 +357,7 @@ _HARMONY = Family(
 
 
 def family(name: str) -> Family:
-    """The family of this name."""
+    """Return the family of a name."""
     return next(one for one in FAMILIES if one.name == name)
 
 

@@ -1,4 +1,4 @@
-"""Measure what a block of code costs in processor time, which other processes do not lengthen."""
+"""Measure the CPU time of a block of code, which other processes do not lengthen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psutil
 
 
 class CpuTime:
-    """The seconds of processor time that this process and its descendants use within `with`.
+    """Measure the CPU seconds that this process and its descendants use within `with`.
 
     Descendants that end within the block count if their parents waited for them.
     """

@@ -1,4 +1,4 @@
-"""Heartbeats of stacks that lack something, as services would send them."""
+"""Build heartbeats of stacks with a bottleneck."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ DECODING = {
 
 
 def instance(name: str, state: str = "ready", **load: float) -> list[Heartbeat]:
-    """Two heartbeats, `SECONDS` apart, with `load`; what is in `QUIET` or `DECODING` is growth in a second."""
+    """Return two heartbeats with `load`, `SECONDS` apart.
+
+    Values of `QUIET` and `DECODING` grow per second.
+    """
     role = name.partition("-")[0]
     grows = QUIET | (DECODING if role == "decode" else {})
     counters = {key: load.pop(key, rate) for key, rate in grows.items()}

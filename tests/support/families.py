@@ -1,8 +1,8 @@
-"""A tiny model of every causal language model class of transformers, with what makes its family special left in.
+"""Build a tiny model of every causal language model class of transformers.
 
-`tiny_config` shrinks every size that it knows by name and turns on what configs leave off by default: windows, more
-than one expert per token, scales other than one. `OVERRIDES` say what these rules do not: per class, and `VARIANTS`
-of classes whose configs choose between different code.
+`tiny_config` shrinks every size that it knows by name and enables what configs disable by default:
+windows, more than one expert per token, scales other than one. `OVERRIDES` holds what these rules
+do not cover, by class; `VARIANTS` holds configs that select other code.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @cache
 def causal_classes() -> dict[str, type[PreTrainedModel]]:
-    """Every class of transformers with a language model's head that reads forward, by name."""
+    """Return every causal language model class of transformers by name."""
     models = Path(transformers.__file__).parent / "models"
     names: dict[str, str] = {}
     for file in models.glob("*/modeling_*.py"):
@@ -232,7 +232,10 @@ def is_composite(config_class: type[PreTrainedConfig]) -> bool:
 
 
 def tiny_config(name: str, **overrides: Any) -> PreTrainedConfig:
-    """The config of a tiny model of class `name`. Composite ones keep their sizes: they are refused, never built."""
+    """Return the config of a tiny model of class `name`.
+
+    Composite ones keep their sizes: they are refused, never built.
+    """
     config_class = causal_classes()[name].config_class
     overrides = OVERRIDES.get(name, {}) | overrides
     if is_composite(config_class):
@@ -245,7 +248,7 @@ def tiny_config(name: str, **overrides: Any) -> PreTrainedConfig:
 
 
 def variant_config(name: str) -> PreTrainedConfig:
-    """The config of a variant (a key of VARIANTS) or of a class."""
+    """Return the config of a variant (a key of VARIANTS) or of a class."""
     found, overrides = VARIANTS.get(name, (name, {}))
     return tiny_config(found, **overrides)
 
@@ -263,7 +266,7 @@ def _fields(config_class: type[PreTrainedConfig]) -> set[str]:
 
 
 def random_model(name: str, *, seed: int = 0) -> PreTrainedModel:
-    """A tiny model with random float32 weights, spread widely so that greedy answers vary."""
+    """Return a tiny model with random float32 weights, spread so that greedy answers vary."""
     config = variant_config(name)
     config.architectures = [class_of(name).__name__]
     if config.model_type in tiny_mixers.RECURRENT:
@@ -280,13 +283,13 @@ def random_model(name: str, *, seed: int = 0) -> PreTrainedModel:
 
 
 def _spread(config: PreTrainedConfig, parameter: str) -> float:
-    """Wide, but where a family multiplies its embeddings not so wide that they drown what attention adds."""
+    """Spread weights widely, but less in families whose scaled embeddings would drown attention."""
     if "embed" not in parameter:
         return 0.15
     return 0.06 if config.model_type.startswith(_SCALES_EMBEDDINGS) else 0.5
 
 
 def write_checkpoint(name: str, folder: Path, *, seed: int = 0) -> Path:
-    """The model of `random_model` as a folder with weights and config, without a tokenizer."""
+    """Write the model of `random_model` as a folder with weights and config, without tokenizer."""
     random_model(name, seed=seed).save_pretrained(folder)
     return folder

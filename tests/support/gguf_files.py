@@ -1,7 +1,7 @@
-"""GGUF files as llama.cpp's converter writes them, made by hand of tiny checkpoints.
+"""Write GGUF files of tiny checkpoints as llama.cpp's converter does.
 
-The converter is no package; what it does is written down in llama.cpp's `convert_hf_to_gguf.py` and
-in the `gguf` package, whose writer and quantizers are used here. Nothing here shares code with the
+The converter is not a package; llama.cpp's `convert_hf_to_gguf.py` and the `gguf` package document
+its output, and the package's writer and quantizers are used here. No code is shared with the
 loader.
 """
 
@@ -21,7 +21,7 @@ NORMAL, CONTROL = 1, 3  # types of tokens
 
 
 def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, pre: str = "qwen2") -> None:
-    """The byte-level vocabulary of a checkpoint folder, with its chat template."""
+    """Write the byte-level vocabulary of a checkpoint folder and its chat template."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokens = sorted(tokenizer.get_vocab(), key=tokenizer.convert_tokens_to_ids)
     added = tokenizer.get_added_vocab()
@@ -36,7 +36,7 @@ def write_vocabulary(writer: gguf.GGUFWriter, folder: Path, pre: str = "qwen2") 
 
 
 def write_sizes(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    """The metadata that all decoders have."""
+    """Write the metadata that all decoders have."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -90,7 +90,10 @@ def _theirs(name: str) -> str:
 
 
 def write_qwen3(source: Path, path: Path, **sampling: float) -> Path:
-    """A Qwen3 checkpoint folder as one file; sampling: what the file recommends."""
+    """Write a Qwen3 checkpoint folder as one file.
+
+    sampling: what the file recommends.
+    """
     writer = gguf.GGUFWriter(path, "qwen3")
     config = AutoConfig.from_pretrained(source)
     write_sizes(writer, config)

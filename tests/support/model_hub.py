@@ -29,7 +29,7 @@ _FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path
 
 @dataclass
 class Repository:
-    """Files of the default branch's only commit, and the faults with which they are served."""
+    """Hold the files of the default branch's only commit, and the faults to serve them with."""
 
     files: dict[str, bytes]
     token: str | None = None  # required to read it
@@ -41,7 +41,7 @@ class Repository:
 
 @dataclass
 class ModelHub:
-    """Repositories by name, and how often each path was requested."""
+    """Serve repositories by name and count the requests of each path."""
 
     url: str
     repositories: dict[str, Repository] = field(default_factory=dict)

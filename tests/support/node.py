@@ -1,7 +1,8 @@
-"""JavaScript in tests: a `node`, and the packages of examples/javascript.
+"""Run JavaScript in tests, with the packages of examples/javascript.
 
-Node.js is the machine's, else the one that Playwright brings. The packages come from npm if
-scripts/ensure_node_modules could install them; small substitutes of their names are always there.
+Node.js is the machine's or else Playwright's. The packages come from npm if
+scripts/ensure_node_modules could install them; otherwise small substitutes of the same names are
+used.
 """
 
 from __future__ import annotations

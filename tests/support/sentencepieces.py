@@ -1,4 +1,4 @@
-"""Checkpoints whose vocabulary is in an older format: SentencePiece, or Mistral's tekken."""
+"""Write checkpoints with older vocabulary formats: SentencePiece, or Mistral's tekken."""
 
 from __future__ import annotations
 

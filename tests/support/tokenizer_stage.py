@@ -1,4 +1,4 @@
-"""A stage for tests of the tokenizer service: a gateway's bus, one tokenizer, and scripted decode instances."""
+"""Run a gateway's bus, one tokenizer, and scripted decode instances."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOOL = {"type": "function", "function": {"name": "draw", "parameters": {}}}
 
 
 class Stage:
-    """A gateway's bus, one tokenizer, and decode instances that come and go."""
+    """Hold a gateway's bus, one tokenizer, and decode instances that come and go."""
 
     def __init__(
         self, hub: MemoryHub, stack: contextlib.AsyncExitStack, gateway: Bus, tokenizer: Tokenizer
@@ -49,7 +49,7 @@ class Stage:
         return answer
 
     async def idle(self) -> None:
-        """Nothing is left behind."""
+        """Require that no state is left."""
         async with asyncio.timeout(20):
             while self.tokenizer.bus.calls.active:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ class Answer:
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """Name and arguments of each tool call."""
+        """Return name and arguments of each tool call."""
         found: list[tuple[str, str]] = []
         for delta in [delta for item in self.items for delta in item.tools or ()]:
             if delta.id:
@@ -86,7 +86,7 @@ class Answer:
 
 @contextlib.asynccontextmanager
 async def stage_in_memory(folder: Path, **settings: Any) -> AsyncIterator[Stage]:
-    """A stage on an in-memory hub; leaving it checks that nothing is left behind.
+    """Run a stage on an in-memory hub and require that no state is left at its end.
 
     folder: a checkpoint. settings: of the tokenizer.
     """

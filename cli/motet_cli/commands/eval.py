@@ -21,7 +21,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from motet_cli.supervision.model_folders import locate
+from motet_cli.checkpoints.model_folders import locate
 from motet_models.capacity import format_bytes
 from motet_shared.errors import ConfigError, InternalError
 

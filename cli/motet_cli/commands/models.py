@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 
+from motet_cli.checkpoints.model_folders import local_models
 from motet_cli.commands.server import Listed, Server, read_key
 from motet_cli.hub.download import cached_models
-from motet_cli.supervision.model_folders import local_models
 from motet_models.capacity import format_bytes
 from motet_shared.errors import MotetError
 

@@ -14,11 +14,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from motet_cli.checkpoints.conversion import gguf_folder, is_gguf
+from motet_cli.checkpoints.model_folders import local_folder
 from motet_cli.hub.reference import parse_reference
 from motet_cli.planning import traffic as plan_traffic
 from motet_cli.planning.this_cpu import this_cpu
-from motet_cli.supervision.conversion import gguf_folder, is_gguf
-from motet_cli.supervision.model_folders import local_folder
 from motet_models.capacity import (
     KV_FORMATS,
     WEIGHT_FORMATS,

@@ -24,7 +24,7 @@ from motet_cli.planning.demand import TrafficSummary, read_demand, share
 from motet_models.capacity import Plan, Settings, plan
 from motet_models.model_shape import ModelShape
 from motet_models.roofline import GPUS, Processor, decode_bound, prefill_bound
-from motet_planner.outcome import Outcome, Slo
+from motet_planner.outcome import SimulationOutcome, Slo
 from motet_planner.prices import Price, read_prices
 from motet_planner.sizing import Demand, Sizing, size
 from motet_planner.speed import Speed, Steps
@@ -205,7 +205,7 @@ def _offer(
 
 
 # -------------------------------------------------------------------------------------------------------------- output
-def _figures(outcome: Outcome, slo: Slo, price: Price) -> dict[str, float]:
+def _figures(outcome: SimulationOutcome, slo: Slo, price: Price) -> dict[str, float]:
     output, total = outcome.per_million(price.price)
     return {
         "instances": outcome.mean_instances,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from importlib import metadata
 from pathlib import Path
@@ -50,6 +51,15 @@ def stage(folder: Path) -> None:
     """Copy the configurations to `folder`, whose password files they include."""
     for path in find_configs():
         shutil.copyfile(path, folder / path.name)
+
+
+def default_store(port: int) -> Path:
+    """Return the folder in which the stack on an HTTP port keeps its state.
+
+    No other running stack has the port, and so the folder.
+    """
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(base) / "motet" / str(port)
 
 
 def spec(port: int, credentials: Path, store: Path | None = None) -> ChildSpec:

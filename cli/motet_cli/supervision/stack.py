@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from motet_cli.checkpoints.model_folders import ModelFolder
 from motet_cli.supervision import address
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.logs import LogFormat
 from motet_cli.supervision.memory import MemoryDivision
-from motet_cli.supervision.model_folders import ModelFolder
 
 # Stop order: the gateway first, with its requests, then the services, then NATS.
 _GATEWAY_STAGE, _SERVICE_STAGE = 0, 1
@@ -96,6 +96,8 @@ class Stack:
     speculate: str | None = None
     adapters: tuple[str, ...] = ()
     memory: MemoryDivision | None = None
+    chat_templates: tuple[str, ...] = ()  # NAME=FILE each
+    generation_config: str | None = None  # the tokenizers'; None: as the environment says
     tokenizer: int = 1
     vad: int = 1
     asr: ModelFolder | None = None
@@ -172,6 +174,9 @@ class Stack:
 
     def _tokenizers(self) -> Iterator[ChildSpec]:
         argv = [part for model in self.models for part in ("--model", f"{model.name}={model.path}")]
+        argv += [part for one in self.chat_templates for part in ("--chat-template", one)]
+        if self.generation_config is not None:
+            argv += ["--generation-config", self.generation_config]
         for name in _numbered("tokenizer", self.tokenizer):
             yield self._spec(name, "tokenizer", "motet_tokenizer", argv)
 

@@ -15,8 +15,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from motet_cli.checkpoints import model_folders as models
 from motet_cli.supervision import address, nats, orders, torchaudio_fix
-from motet_cli.supervision import model_folders as models
 from motet_cli.supervision.child import ChildSpec
 from motet_cli.supervision.connection import (
     NatsAccess,
@@ -48,7 +48,7 @@ class UpOptions:
     """Hold the checked command line of `motet up`.
 
     nats_port: port of the NATS server to start; None: the user's own server is used.
-    store: folder in which NATS stores jobs and images; None: none is stored.
+    store: folder in which NATS stores responses, jobs and images; None: nothing is stored.
     nursery: fork services from one process that has imported their libraries.
     """
 
@@ -71,14 +71,17 @@ def parse_options(args: Namespace) -> UpOptions:
                 f"--{name}: {getattr(args, name)} is too few; give at least {least}",
                 param=f"--{name}",
             )
+    if args.store and args.no_store:
+        raise ConfigError("--no-store: contradicts --store; give one of them", param="--no-store")
     if args.store and args.nats:
         raise ConfigError(
             "--store: excludes --nats; start that server with --jetstream instead",
             param="--store",
         )
     nats_port = None if args.nats else address.free_port("127.0.0.1")
+    llms = models.resolve_all(args.llm)
     stack = Stack(
-        models=tuple(models.resolve_all(args.llm)),
+        models=tuple(llms),
         nats_url=args.nats or f"nats://127.0.0.1:{nats_port}",
         credentials=given_credentials() if args.nats else None,
         host=args.host,
@@ -87,6 +90,8 @@ def parse_options(args: Namespace) -> UpOptions:
         prefill=args.prefill,
         speculate=_speculation(args.speculate),
         adapters=tuple(models.resolve_adapters(args.adapter, len(args.llm))),
+        chat_templates=tuple(models.resolve_templates(args.chat_template, llms)),
+        generation_config=_generation_config(args.generation_config),
         tokenizer=args.tokenizer,
         vad=args.vad,
         asr=models.resolve_optional(args.asr, "--asr", models.DEFAULT_ASR),
@@ -103,8 +108,17 @@ def parse_options(args: Namespace) -> UpOptions:
     if nats_port is not None:
         nats.find_server(), nats.find_configs()
     state_file = Path(args.state_file) if args.state_file else None
-    store = Path(args.store).expanduser().resolve() if args.store else None
-    return UpOptions(stack, nats_port, state_file, store, nursery=args.nursery)
+    return UpOptions(stack, nats_port, state_file, _store(args, stack.port), nursery=args.nursery)
+
+
+def _store(args: Namespace, port: int) -> Path | None:
+    """Return the folder in which the stack on an HTTP port stores; None: it stores nothing.
+
+    A port that is chosen anew for each start has no folder to come back to.
+    """
+    if args.store:
+        return Path(args.store).expanduser().resolve()
+    return None if args.nats or args.no_store or not args.port else nats.default_store(port)
 
 
 def _speculation(how: str | None) -> str | None:
@@ -113,6 +127,19 @@ def _speculation(how: str | None) -> str | None:
         return how
     _, path = models.locate(how, "--speculate")
     return str(path)
+
+
+def _generation_config(given: str | None) -> str | None:
+    """Return the tokenizers' --generation-config, with the absolute path of a file."""
+    if given in (None, "auto", "none"):
+        return given
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ConfigError(
+            f"--generation-config: {given!r} is no file; give auto, none, or a generation_config.json",
+            param="--generation-config",
+        )
+    return str(path.resolve())
 
 
 def _planner_roles(args: Namespace) -> Path | None:
@@ -355,9 +382,21 @@ class Up:
         credentials = self._options.stack.credentials
         if credentials is None:
             raise RuntimeError("credentials: are not set for the stack's own NATS server")
-        self._supervisor.start([nats.spec(port, credentials, self._options.store)])
+        self._supervisor.start([nats.spec(port, credentials, self._made_store())])
         while not await wait_for_port("127.0.0.1", port, _NATS_START):
             self._log.note(f"NATS does not listen on port {port} yet", "warning")
+
+    def _made_store(self) -> Path | None:
+        """Return the folder of the store, which only its user can read; None if there is none."""
+        store = self._options.store
+        if store is None:
+            return None
+        try:
+            store.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            self._log.note(f"nothing is stored: {error}; give --store FOLDER", "warning")
+            return None
+        return store
 
     async def _end(self) -> bool:
         """Stop all processes in order, or kill them after a second Ctrl-C; return True if none was."""

@@ -99,7 +99,7 @@ class LoraFactors(nn.Module):
         return sum(buffer.nbytes for buffer in self.buffers())
 
     def clear(self, slot: int) -> None:
-        """Empty the slot: it adds nothing from now on."""
+        """Clear the slot: it adds nothing from now on."""
         self.ranks_S[slot] = 0
         self.scales_S[slot] = 0
 

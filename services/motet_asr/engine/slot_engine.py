@@ -282,5 +282,5 @@ def _groups_of_adjacent(runs: list[RunningWindow], kind: Any) -> Iterator[list[R
 
 
 def stacked(attention: list[Tensor]) -> Tensor | None:
-    """Stack attention by token: [N, heads, S], on the CPU; None without any."""
+    """Join attention by token: [N, heads, S], on the CPU; None without any."""
     return torch.stack(attention).cpu() if attention else None

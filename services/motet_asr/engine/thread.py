@@ -1,4 +1,4 @@
-"""RunningWindow the speech recognition engine on its own thread."""
+"""Run the speech recognition engine on its own thread."""
 
 from __future__ import annotations
 

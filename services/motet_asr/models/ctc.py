@@ -1,4 +1,4 @@
-"""RunningWindow Parakeet-CTC checkpoints: one encoder pass yields every token and its frame.
+"""Run Parakeet-CTC checkpoints: one encoder pass yields every token and its frame.
 
 M mel bins · T feature frames · N output frames · V vocabulary.
 """

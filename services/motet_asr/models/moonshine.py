@@ -1,4 +1,4 @@
-"""RunningWindow Moonshine checkpoints: the input is the waveform, and cost grows with its length."""
+"""Run Moonshine checkpoints: the input is the waveform, and cost grows with its length."""
 
 from __future__ import annotations
 

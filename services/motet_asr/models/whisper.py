@@ -1,4 +1,4 @@
-"""RunningWindow Whisper checkpoints of every size, distilled ones included: prompts, passes, segments.
+"""Run Whisper checkpoints of every size, distilled ones included: prompts, passes, segments.
 
 Checked against `transformers`: the tokens of a window equal those of its `generate`, passes
 included. M mel bins · F feature frames of 10 ms · S encoder frames of 20 ms · E model size · V

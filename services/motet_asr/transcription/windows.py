@@ -1,7 +1,7 @@
 """Cut a long recording into windows: in silence where possible, else with an overlap to stitch.
 
 Every sample is in some window; a window without speech is silent and need not be transcribed.
-SpeechMarker is found by level alone, or given by the caller (from a VAD).
+Speech is found by level alone, or given by the caller (from a VAD).
 """
 
 from __future__ import annotations

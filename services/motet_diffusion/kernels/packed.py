@@ -32,8 +32,8 @@ def pack(denoiser: nn.Module) -> None:
 
 
 def _can(parameter: Tensor) -> bool:
-    known = all(hasattr(torch.ops.mkldnn, name) for name in (_LAY_OUT, _CONVOLVE))
-    return known and parameter.device.type == "cpu" and parameter.dtype == torch.float32
+    materialized = all(hasattr(torch.ops.mkldnn, name) for name in (_LAY_OUT, _CONVOLVE))
+    return materialized and parameter.device.type == "cpu" and parameter.dtype == torch.float32
 
 
 class PackedConv(nn.Module):

@@ -48,6 +48,7 @@ ERRORS = {
     503: "Nobody is there who could answer, or the server is stopping; the request may be repeated.",
     504: "It took longer than the server allows.",
 }
+_UNTYPED = ("InputMessage",)  # structs whose `type` may be left out, unlike other tags
 _ANYWHERE = (408, 421, 431)
 _WORK = (400, 404, 405, 413, 429, 499, 503, 504)
 _BY_ACCESS: dict[Access, tuple[int, ...]] = {
@@ -122,8 +123,10 @@ class _Structs:
 
     def components(self) -> Schema:
         _, components = msgspec.json.schema_components(self._found, ref_template=_REF)
-        for schema in components.values():
+        for name, schema in components.items():
             _narrow(schema)
+            if name in _UNTYPED:
+                schema["required"].remove("type")
         return dict(components)
 
 
@@ -160,6 +163,13 @@ def _parameters(route: Route) -> list[Schema]:
     made = APIRoute(route.path, route.handler, methods=[route.method])
     described = get_openapi(title="", version="", routes=[made])["paths"][made.path_format]
     return [*described[route.method.lower()].get("parameters", ()), *route.parameters]
+
+
+def query_parameters(cls: type[msgspec.Struct]) -> tuple[Schema, ...]:
+    """Return the parameters of a query that is decoded as a struct."""
+    (_, components) = msgspec.json.schema_components([cls], ref_template=_REF)
+    fields = components[cls.__name__]["properties"]
+    return tuple({"name": name, "in": "query", "schema": field} for name, field in fields.items())
 
 
 async def openapi(request: Request) -> Response:

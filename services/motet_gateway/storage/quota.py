@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -44,8 +44,8 @@ class Entry:
 class Stored:
     """Keep the ledger of stored entries.
 
-    `sources` each yield all entries of one store. `limit_of` returns the most bytes of a tenant,
-    given its name; None: no limit.
+    `sources` each yield all entries of one store; `meters` return the bytes of a tenant, given its
+    name, in stores that know them. `limit_of` returns the most bytes of a tenant; None: no limit.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Stored:
         clock: Callable[[], float] = time.time,
     ):
         self.sources: list[Callable[[], AsyncIterator[Entry]]] = []
+        self.meters: list[Callable[[str], Awaitable[int]]] = []
         self._limit_of, self._clock = limit_of, clock
         self._entries: dict[str, Entry] = {}
         self._used: defaultdict[str, int] = defaultdict(int)
@@ -83,10 +84,11 @@ class Stored:
             return
         if self._clock() - self._read_at > STALE_AFTER:
             await self.refresh()
-        if self.used(owner) + size <= limit:
+        elsewhere = sum([await meter(owner) for meter in self.meters])
+        if self.used(owner) + elsewhere + size <= limit:
             return
         await self.refresh()
-        if (used := self.used(owner)) + size > limit:
+        if (used := self.used(owner) + elsewhere) + size > limit:
             what = f"what this key has stored takes {used} bytes; {size} more would exceed the limit of {limit}"
             remedy = _REMEDIES.get(param or "", "wait until some of it has expired")
             raise QuotaExceeded(f"{what}; {remedy}", param=param)

@@ -83,6 +83,10 @@ class Authenticator:
             return self._default.tenant.limits
         return self._tenants[name].limits if name in self._tenants else TenantLimits()
 
+    def tenant(self, name: str) -> Tenant | None:
+        """Return a tenant by the name under which its things are kept; None if it is gone."""
+        return self._default.tenant if name in ("", DEFAULT) else self._tenants.get(name)
+
     def authenticate(self, scope: Scope) -> Caller:
         """Return the caller of a request.
 

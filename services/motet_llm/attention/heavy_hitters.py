@@ -38,7 +38,11 @@ POOL = 7  # tokens of the max-pooling window
 
 @dataclass(frozen=True, slots=True)
 class HeavyHitters:
-    """Rule for longer prompts: keep `kept` tokens; the last `watched` of them choose the rest."""
+    """Define the rule for longer prompts: keep `kept` tokens, chosen by the last `watched` ones.
+
+    SnapKV's selection: score(t) = Σ over watched queries and the heads that share a key of
+    softmax(q·kᵀ)[t], max-pooled over POOL neighbours; the largest scores stay.
+    """
 
     kept: int
     watched: int
@@ -66,7 +70,7 @@ class HeavyHitters:
 
 @dataclass(slots=True)
 class _Queries:
-    """Queries of a layer, piece by piece, and how it computes scores."""
+    """Hold the queries of a layer, piece by piece, and how it computes scores."""
 
     scale: float
     options: AttentionOptions

@@ -55,7 +55,7 @@ class Staging:
 
 @dataclass(slots=True)
 class _LongRow:
-    """One row of a sequence that is longer than the pool.
+    """Represent one row of a sequence that is longer than the pool.
 
     places: its slice of the packed tokens.
     resident_P: its blocks in the pool, those after the spilled ones.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Reach(NamedTuple):
-    """Describe which tokens up to itself a token sees; both None: all.
+    """Describe which tokens up to itself a token attends to; both None: all.
 
     window: so many, itself included. chunk: those of its own chunk of that length.
     """
@@ -40,9 +40,9 @@ class Temperature(NamedTuple):
 
 @dataclass(slots=True, frozen=True)
 class AttentionOptions:
-    """Options of one layer.
+    """Hold the options of one layer.
 
-    reach: which tokens a token sees.
+    reach: which tokens a token attends to.
     softcap: limit of soft-capped scores; None: no limit.
     sinks_H: one logit per head.
     temperature: scales of queries; None: 1.

@@ -34,7 +34,7 @@ NAME = "motet_paged"
 
 
 class Layout(Protocol):
-    """Interface of the keyword argument `layout` that model code passes on."""
+    """Define the interface of the keyword argument `layout` that model code passes on."""
 
     def attend(
         self,
@@ -69,7 +69,7 @@ class Layout(Protocol):
         """Return the states of a recurrent layer, zero where a sequence begins."""
 
 
-class TurnsHeads:
+class RotatesHeads:
     """Represent a layout without pages, which rotates heads before it attends to them."""
 
     def attend(
@@ -129,7 +129,7 @@ def paged_attention(
 
 @dataclass(slots=True)
 class GroupStep:
-    """Slots of this step's tokens in a group of layers, and what the rows attend to.
+    """Hold the slots of this step's tokens in a group of layers, and the blocks the rows attend to.
 
     long: rows that attend to more than the pool holds; they are not in `batch`.
     """
@@ -167,15 +167,17 @@ class StepLayout:
     ) -> Tensor:
         group = self.groups[self.kv.group_of[layer]]
         self.kv.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), group.slots_N)
-        return self._read(layer, query[0].transpose(0, 1), scale, options)
+        return self._attend_rotated(layer, query[0].transpose(0, 1), scale, options)
 
     def attend_heads(
         self, layer: int, heads: PackedHeads, scale: float, options: AttentionOptions
     ) -> Tensor:
         group = self.groups[self.kv.group_of[layer]]
-        return self._read(layer, self.kv.write_heads(layer, heads, group.slots_N), scale, options)
+        return self._attend_rotated(
+            layer, self.kv.write_heads(layer, heads, group.slots_N), scale, options
+        )
 
-    def _read(
+    def _attend_rotated(
         self, layer: int, query_NHD: Tensor, scale: float, options: AttentionOptions
     ) -> Tensor:
         if options.temperature is not None and self.positions_N is not None:
@@ -218,7 +220,7 @@ class StepLayout:
         return Recurrent(self.states.layer(layer), self.state_rows)
 
 
-class ShapeProbe(TurnsHeads):
+class ShapeProbe(RotatesHeads):
     """Record what each layer would keep, the shapes of the caches, and attend to nothing."""
 
     def __init__(self, device: torch.device = CPU) -> None:

@@ -18,7 +18,7 @@ from motet_llm.cache.block_tables import BlockTables
 from motet_llm.cache.kv_cache import KvCache
 from motet_llm.engine.feature import Feature
 from motet_llm.engine.model_thread import ModelThread
-from motet_llm.engine.request import Options, Request
+from motet_llm.engine.request import Request, RequestOptions
 from motet_llm.scheduling.scheduler import Scheduler
 from motet_llm.scheduling.work import Work
 
@@ -91,7 +91,7 @@ class PromptCompression(Feature):
         self._watches, self._model_thread = watches, model_thread
         self._prompts = self._tokens = 0
 
-    def admit(self, request: Request, options: Options) -> None:
+    def admit(self, request: Request, options: RequestOptions) -> None:
         self._watches.add(request)
 
     def forget(self, request: Request) -> None:

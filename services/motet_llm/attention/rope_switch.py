@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from motet_llm.engine.feature import Feature
-from motet_llm.engine.request import Options, Request, Status
+from motet_llm.engine.request import Request, RequestOptions, Status
 from motet_llm.scheduling.scheduler import Scheduler
 from motet_llm.scheduling.work import Work
 
@@ -23,7 +23,7 @@ class RopeSwitch(Feature):
         self._scheduler = scheduler
         self._switches = 0
 
-    def admit(self, request: Request, options: Options) -> None:
+    def admit(self, request: Request, options: RequestOptions) -> None:
         self._set(request)
 
     def after_step(self, works: Sequence[Work]) -> None:

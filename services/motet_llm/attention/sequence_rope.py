@@ -108,18 +108,18 @@ class SequenceRope:
                 self._replace(module)
 
     def _replace(self, module: Any) -> None:
-        theirs: Any = module.forward
+        forward: Any = module.forward
         replaced: Any = self._longrope
         if self.rule.kind == "dynamic":
-            theirs, replaced = inspect.unwrap(type(module).forward).__get__(module), self._dynamic
-            _check_takes_frequencies(module, theirs)
-        module.forward = partial(self._forward, module, replaced, theirs)
+            forward, replaced = inspect.unwrap(type(module).forward).__get__(module), self._dynamic
+            _check_takes_frequencies(module, forward)
+        module.forward = partial(self._forward, module, replaced, forward)
 
     def _forward(
         self,
         module: Any,
         replaced: Any,
-        theirs: Any,
+        forward: Any,
         x: Tensor,
         position_ids: Tensor,
         *args: Any,
@@ -128,24 +128,30 @@ class SequenceRope:
         layer_type = options.get("layer_type", args[0] if args else None)
         kind = module.rope_type if layer_type is None else module.rope_type[layer_type]
         if kind != self.rule.kind:
-            return theirs(x, position_ids, *args, **options)
+            return forward(x, position_ids, *args, **options)
         lengths_N = self.lengths_N
         if lengths_N is None:
             longest = int(position_ids.max()) + 1
             lengths_N = np.full(position_ids.shape[-1], longest)
-        theirs = partial(theirs, **({} if layer_type is None else {"layer_type": layer_type}))
-        return replaced(module, theirs, x, position_ids, lengths_N, layer_type)
+        forward = partial(forward, **({} if layer_type is None else {"layer_type": layer_type}))
+        return replaced(module, forward, x, position_ids, lengths_N, layer_type)
 
     def _longrope(
-        self, _module: Any, theirs: Any, x: Tensor, positions: Tensor, lengths_N: np.ndarray, _: Any
+        self,
+        _module: Any,
+        forward: Any,
+        x: Tensor,
+        positions: Tensor,
+        lengths_N: np.ndarray,
+        _: Any,
     ) -> Any:
         """Call the module once for each set of factors that the tokens need."""
         is_long = lengths_N > self.rule.original
         if not is_long.any():
-            return theirs(x, positions)
+            return forward(x, positions)
         # A position beyond the original length selects the long factors; its own row is dropped.
         beyond = positions.new_full((*positions.shape[:-1], 1), self.rule.original)
-        long = _each(theirs(x, torch.cat((positions, beyond), -1)), lambda t: t[:, :-1])
+        long = _each(forward(x, torch.cat((positions, beyond), -1)), lambda t: t[:, :-1])
         if is_long.all():
             return long
         mask_N = torch.from_numpy(is_long).to(x.device)
@@ -153,13 +159,13 @@ class SequenceRope:
         return _each(
             long,
             lambda t, s: torch.where(mask_N.view(1, -1, *[1] * (t.dim() - 2)), t, s),
-            theirs(x, within),
+            forward(x, within),
         )
 
     def _dynamic(
         self,
         module: Any,
-        theirs: Any,
+        forward: Any,
         x: Tensor,
         positions: Tensor,
         lengths_N: np.ndarray,
@@ -174,7 +180,7 @@ class SequenceRope:
         kept = getattr(module, name)
         setattr(module, name, table)
         try:
-            return theirs(x, positions)
+            return forward(x, positions)
         finally:
             setattr(module, name, kept)
 
@@ -203,17 +209,17 @@ def _each(made: Any, function: Any, *others: Any) -> Any:
     return tuple(function(*parts) for parts in zip(made, *others, strict=True))
 
 
-def _check_takes_frequencies(module: nn.Module, theirs: Any) -> None:
+def _check_takes_frequencies(module: nn.Module, forward: Any) -> None:
     """Raise ConfigError unless a module computes the same with a row of frequencies per token."""
     name = type(module).__name__
     x, positions = torch.zeros(1, 3, 1), torch.tensor([[0, 5, 11]])
     kept: Any = getattr(module, "inv_freq", None)
     if kept is None:  # by type of layer: none of transformers' has `dynamic` there
         raise ConfigError(f"{name} is not supported with dynamic rotary embeddings")
-    expected = theirs(x, positions)
+    expected = forward(x, positions)
     module.inv_freq = kept.expand(3, -1)
     try:
-        found = theirs(x, positions)
+        found = forward(x, positions)
     finally:
         module.inv_freq = kept
     pairs = (

@@ -27,7 +27,7 @@ from motet_models.capacity import KvGroup
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Contents of a `PagedBatch`: tables `[B, M]`, B + 1 cumulative query counts, key counts."""
+    """Hold what makes a `PagedBatch`: tables `[B, M]`, B + 1 cumulative query counts, key counts."""
 
     tables_BM: Tensor
     starts: Tensor

@@ -28,9 +28,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one attention layer keeps per token. `window`: tokens seen, the current one included.
+    """Describe what one attention layer keeps per token.
 
-    chunk: length of the chunks within which tokens are seen.
+    window: tokens attended to, the current one included.
+    chunk: length of the chunks within which tokens are attended to.
 
     A latent layer (MLA) keeps one "head" that is key and value at once: its `value_dim` is 0.
     """

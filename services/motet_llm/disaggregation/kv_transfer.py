@@ -36,9 +36,10 @@ Tables = Sequence[Sequence[int]]  # a request's block tables, by group of layers
 
 @dataclass(frozen=True, slots=True)
 class KvPart:
-    """Tokens `first` to `end` of `layers`: a part of the range `start` to `stop` of a request.
+    """Locate tokens `first` to `end` of `layers`: part of the range `start` to `stop` of a request.
 
-    A request continues from token `stop` when the range is complete. last: this part completes it.
+    A request continues from token `stop` when the range is complete.
+    last: this part completes it.
     """
 
     start: int
@@ -50,8 +51,8 @@ class KvPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """A part, its bytes (`uint8`, on the CPU) and their dtype."""
+class PackedPart:
+    """Hold a part, its bytes (`uint8`, on the CPU) and their dtype."""
 
     part: KvPart
     content: Tensor
@@ -163,7 +164,7 @@ def _converted(rows_NKD: Tensor, dtype: torch.dtype) -> Tensor:
     return wide.float() if dtype in CODED else wide.to(dtype)
 
 
-class Range:
+class TransferRange:
     """Check the parts of the range that is arriving: in order, for every layer, without a gap."""
 
     def __init__(self, kv: KvCache, start: int, stop: int):

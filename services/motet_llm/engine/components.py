@@ -22,7 +22,7 @@ from motet_llm.config import EngineConfig
 from motet_llm.disaggregation.handovers import Handovers, Placement
 from motet_llm.disaggregation.kv_receiver import KvReceiver
 from motet_llm.disaggregation.kv_sender import KvSender
-from motet_llm.scheduling.budget import Limits
+from motet_llm.scheduling.budget import SchedulerLimits
 from motet_llm.scheduling.scheduler import AdmissionPolicy, Scheduler
 from motet_llm.scheduling.step_time import StepTimeEstimate
 from motet_llm.speculation.speculator import Speculation
@@ -36,7 +36,10 @@ from .thread_owner import ThreadOwner
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Components:
-    """Parts of one engine; None: the settings leave it out. features: those of its parts."""
+    """Hold the parts of one engine; None: the settings leave it out.
+
+    features: those of its parts.
+    """
 
     pool: BlockPool
     tables: BlockTables
@@ -54,7 +57,7 @@ class Components:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Blocks:
-    """Memory of an engine, and who holds it."""
+    """Hold the memory of an engine, and what allocates from it."""
 
     tree: PrefixTree
     pool: BlockPool
@@ -79,7 +82,9 @@ def build(
     handovers = Handovers(runner.kv, placement if runner.rope is None else None)
     watches = None if config.heavy_hitters is None else PromptWatches(config.heavy_hitters)
     policies: list[AdmissionPolicy] = [handovers, *([] if watches is None else [watches])]
-    limits = Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
+    limits = SchedulerLimits(
+        **{field.name: getattr(config, field.name) for field in fields(SchedulerLimits)}
+    )
     scheduler = Scheduler(blocks.tables, limits, blocks.prefix_cache, pace, policies)
     receiver = KvReceiver(runner.kv, blocks.tables, scheduler, blocks.prefix_cache, handovers)
     sender = KvSender(runner.kv)

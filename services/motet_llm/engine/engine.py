@@ -25,12 +25,12 @@ from motet_shared.messages import TIERS, ModelCard, Sampling, Usage
 
 from . import components
 from .admission import Admission
-from .counts import Computed, StepAccounts
+from .counts import StepAccounts, StepResult
 from .forward_pass import Batch, ForwardPass
 from .model_runner import ModelRunner
 from .model_thread import ModelThread
 from .outputs import Emit, StepOutput
-from .request import Key, Options, Request
+from .request import Key, Request, RequestOptions
 from .thread_owner import ThreadOwner
 from .token_update import TokenUpdate
 
@@ -111,7 +111,7 @@ class Engine:
 
     # ------------------------------------------------------------------------------------------------------ requests
     def add(
-        self, key: Key, prompt: list[int], sampling: Sampling, **options: Unpack[Options]
+        self, key: Key, prompt: list[int], sampling: Sampling, **options: Unpack[RequestOptions]
     ) -> None:
         """Queue a request.
 
@@ -220,7 +220,7 @@ class Engine:
         self._forward.exclude(self.speculation.seconds)
         return self.scheduler.add_drafts(works, drafts)
 
-    def _update(self, batch: Batch, computed: Computed) -> None:
+    def _update(self, batch: Batch, computed: StepResult) -> None:
         """Append a step's tokens and end finished requests: all that the next schedule needs."""
         works = batch.works
         self._accounts.record(works, batch.mask, computed)
@@ -236,7 +236,7 @@ class Engine:
             counts = [0 if one is None else one.num_drafted for one in accepted]
             self.speculation.record(works, counts, computed.seconds)
         if not self.scheduler.has_work:
-            self._forward.rest()
+            self._forward.mark_idle()
 
     def _drain(self) -> list[StepOutput]:
         """Drain outputs and those of features; safe while the model computes."""

@@ -28,7 +28,7 @@ _WIDEST = 4  # times the hidden size: the widest product of a family that cannot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """Memory that a worker may use, measured before the model is loaded; sizes in bytes.
+    """Hold the memory that a worker may use, measured before the model is loaded; sizes in bytes.
 
     field: the setting that bounds it, `memory` or `memory_share`.
     """
@@ -113,7 +113,7 @@ def step_bytes(config: EngineConfig, hidden: int, vocab: int, element_bytes: int
 
 @dataclass(frozen=True, slots=True)
 class DraftMemory:
-    """What a draft model takes of the budget: its weights, and for each block of the target's."""
+    """Describe what a draft model takes of the budget: weights, and bytes per block of the target."""
 
     weights: int = 0
     per_block: int = 0

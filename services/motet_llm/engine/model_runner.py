@@ -55,10 +55,9 @@ from .step_memory import StepMemory, stays
 
 @dataclass(slots=True, frozen=True)
 class Forward:
-    """Logits `[R, V]` of the works that draw, in order.
+    """Hold the logits `[R, V]` of the works that draw, in order.
 
     On a GPU, all tensors may still be being computed.
-
     hidden_ND: the last hidden states, which the next step may overwrite.
     draws_R: the positions among the N tokens that the logits belong to.
     """
@@ -313,12 +312,12 @@ class ModelRunner:
         if self.rope is not None:
             spans = [self.rope.rule.lengths(work.request, *work.span) for work in works]
             self.rope.lengths_N = np.concatenate(spans)
-        arrays = (ids_N, self._turned(positions_N, works), draws_R)
+        arrays = (ids_N, self._rotary_positions(positions_N, works), draws_R)
         ids, positions, draws_at = upload_all(arrays, self.device)
         layout = self._layout(works, positions_N, ends, watched)
         layout.positions_N = positions if positions.ndim == 1 else None
         with self._adapted(works, layout):
-            logits_RV = self._call(self._see(ids, works), positions, layout, draws_at)
+            logits_RV = self._call(self._inputs_of(ids, works), positions, layout, draws_at)
         hidden_ND = self._hidden_1ND[0]
         finite_N = hidden_ND.sum(-1, dtype=torch.float32).isfinite()
         return Forward(
@@ -361,21 +360,23 @@ class ModelRunner:
         logits: Tensor = output.logits[0]
         return logits
 
-    def _see(self, ids_N: Tensor, works: Sequence[Work]) -> dict[str, Any]:
+    def _inputs_of(self, ids_N: Tensor, works: Sequence[Work]) -> dict[str, Any]:
         """Return the model's inputs: token ids, or embeddings if there are image placeholders."""
         if self.image_shape is None:
             return {"input_ids": ids_N.unsqueeze(0)}
-        seen = [
+        image_works = [
             (start + places, shown)
             for start, work in zip(_starts(works), works, strict=True)
             if (images := work.request.images) is not None
             for places, shown in [images.between(*work.span)]
             if len(places)
         ]
-        if not seen:
+        if not image_works:
             return {"input_ids": ids_N.unsqueeze(0)}
-        (places_T,) = upload_all([np.concatenate([places for places, _ in seen])], self.device)
-        shown_LTX = torch.cat([shown for _, shown in seen], dim=1)
+        (places_T,) = upload_all(
+            [np.concatenate([places for places, _ in image_works])], self.device
+        )
+        shown_LTX = torch.cat([shown for _, shown in image_works], dim=1)
         embeddings_NX = self.model.get_input_embeddings()(ids_N)
         shown_LTX = upload(shown_LTX.to(embeddings_NX.dtype), self.device)
         inputs: dict[str, Any] = {
@@ -391,7 +392,7 @@ class ModelRunner:
             }
         return inputs
 
-    def _turned(self, positions_N: np.ndarray, works: Sequence[Work]) -> np.ndarray:
+    def _rotary_positions(self, positions_N: np.ndarray, works: Sequence[Work]) -> np.ndarray:
         """Return rotary positions: `[3, N]` if images with several axes are present, else `[N]`."""
         if (
             self.image_shape is None

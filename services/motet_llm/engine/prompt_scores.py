@@ -20,7 +20,7 @@ from motet_shared.messages import PromptScores, ScoredToken
 
 from .feature import Feature
 from .model_runner import ModelRunner
-from .request import Options, Request
+from .request import Request, RequestOptions
 
 CHUNK = 256  # tokens of a scored prompt per step: bounds the message in which their scores leave
 LOGITS = 32 << 20  # bytes of logits that are kept at a time
@@ -48,7 +48,7 @@ class PromptScoring(Feature):
         self._runner = runner
         self._next: dict[Request, int] = {}  # position of the next token to score
 
-    def admit(self, request: Request, options: Options) -> None:
+    def admit(self, request: Request, options: RequestOptions) -> None:
         if request.sampling.prompt_logprobs < 0 or request.num_prompt < 2 or options.get("output"):
             return
         self._next[request] = 1

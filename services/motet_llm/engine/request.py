@@ -19,7 +19,7 @@ from motet_shared.messages import Sampling
 from motet_shared.text.prefixes import ROOT, chained
 
 if TYPE_CHECKING:
-    from motet_llm.adapters.bank import Adapter
+    from motet_llm.adapters.bank import ResidentAdapter
     from motet_llm.grammar.grammar import GrammarState
 
 Key = Hashable
@@ -31,8 +31,8 @@ class Status(Enum):
     FINISHED = "finished"
 
 
-class Options(TypedDict, total=False):
-    """Optional arguments of `Engine.add`.
+class RequestOptions(TypedDict, total=False):
+    """Hold optional arguments of `Engine.add`.
 
     output: tokens emitted before a move. They count for positions, penalties, max_tokens and
         min_tokens and are prefilled with the prompt, but are not emitted again.
@@ -55,13 +55,13 @@ class Options(TypedDict, total=False):
     tenant: str
     images: Sequence[ImageEmbedding]
     grammar_state: GrammarState | None
-    adapter: Adapter | None
+    adapter: ResidentAdapter | None
     send_from: int
 
 
 @dataclass(slots=True)
 class Constraints:
-    """Constraints that features put on the scheduling of a request.
+    """Constrain the scheduling of a request on behalf of features.
 
     on_hold: nothing is computed, because its keys and values are on their way here.
     prefill_only: no token is drawn.
@@ -83,7 +83,7 @@ class Constraints:
 
 @dataclass(slots=True)
 class Times:
-    """Times of a request: moments on the clock of `time.monotonic()`, and seconds.
+    """Record the times of a request: moments on the clock of `time.monotonic()`, and seconds.
 
     transfer_seconds: seconds of remote prefill; None if it was never handed over.
     """
@@ -170,7 +170,7 @@ class Request:
         tenant: str = "",
         images: ImageEmbeddings | None = None,
         grammar_state: GrammarState | None = None,
-        adapter: Adapter | None = None,
+        adapter: ResidentAdapter | None = None,
     ):
         self.key = key
         self.arrival = arrival
@@ -225,10 +225,12 @@ class Request:
 
     @property
     def output(self) -> list[int]:
+        """Return the tokens after the prompt."""
         return self.tokens[self.num_prompt :]
 
     @property
     def num_output(self) -> int:
+        """Return the number of tokens after the prompt."""
         return len(self.tokens) - self.num_prompt
 
     @property
@@ -261,6 +263,7 @@ class Request:
 
     @property
     def is_full(self) -> bool:
+        """Return True if the request has its greatest length."""
         return len(self.tokens) >= self.max_length
 
     @property

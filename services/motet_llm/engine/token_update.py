@@ -14,7 +14,7 @@ from motet_llm.speculation.verification import AcceptedTokens, accept_tokens
 from motet_shared.errors import InternalError, MotetError
 from motet_shared.messages import PromptScores
 
-from .counts import Computed
+from .counts import StepResult
 from .model_runner import ModelRunner
 from .outputs import StepOutput
 from .request import Request
@@ -37,7 +37,7 @@ class TokenUpdate:
         self._prefix_cache = prefix_cache
 
     def apply(
-        self, works: Sequence[Work], computed: Computed, failed: Mapping[Request, MotetError]
+        self, works: Sequence[Work], computed: StepResult, failed: Mapping[Request, MotetError]
     ) -> tuple[list[StepOutput], list[AcceptedTokens | None]]:
         """Return the outputs of the requests, and by work the tokens that it accepted.
 

@@ -26,7 +26,7 @@ GrammarKey = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
-class Counts:
+class GrammarCounts:
     """Count grammars since the start."""
 
     compiled: int = 0
@@ -52,7 +52,7 @@ class GrammarCache:
         self._slots = FairSlots(THREADS)
         self._spelling: Future[Spelling] | None = None
         self._cached: OrderedDict[GrammarKey, asyncio.Future[Grammar]] = OrderedDict()
-        self._counts = Counts()
+        self._counts = GrammarCounts()
 
     def prepare(self) -> Future[Spelling]:
         """Begin to load the tokens' spelling, so that the first grammar need not wait for it.

@@ -60,9 +60,10 @@ class Refusal(Exception):
 
 @dataclass
 class LayerProbe:
-    """Arguments of one layer's attention call.
+    """Record the arguments of one layer's attention call.
 
-    `reach` is that of its mask, `passed` the one that the attention function receives.
+    reach: that of its mask.
+    passed: the reach that the attention function receives.
     """
 
     module: nn.Module

@@ -69,7 +69,7 @@ def load_config(folder: Path) -> PreTrainedConfig:
     Raises ConfigError for a model that the engine cannot run.
     """
     config = _read_config(folder)
-    if language_part.sees(config):
+    if language_part.reads_images(config):
         config = language_part.text_config(config)
     check_config(config)
     return config
@@ -251,16 +251,16 @@ def load_model(folder: Path, config: PreTrainedConfig, dtype: torch.dtype) -> Pr
     check_weights(folder)
     found: Any = find_class(config)
     options: dict[str, Any] = {}
-    sees = language_part.sees(_read_config(folder))
+    reads_images = language_part.reads_images(_read_config(folder))
     if quantized.is_quantized(folder, config):
-        if sees:
+        if reads_images:
             raise ConfigError(
                 f"{folder}: quantized weights of a model that sees are not read; give the original ones"
             )
         return prepare(quantized.load(folder, config, found, dtype))
     _check_readable(folder)
     disable_progress_bar()  # stderr is the service's log
-    if sees:
+    if reads_images:
         found, options = language_part.without_vision(found), {"key_mapping": language_part.RENAMED}
     try:
         model, report = found.from_pretrained(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from jinja2 import nodes
@@ -63,10 +64,11 @@ class ControlTokens:
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]],
         options: dict[str, Any],
+        cut: Callable[[str], str] = str,
     ) -> list[int] | None:
         """Return the ids of messages that may hold control tokens of a client; None if they cannot.
 
-        options: variables of the template that the client sets. Raises ValueError where the
+        options: variables of the template. cut: applied to the rendered text. Raises ValueError where the
         tokenizer would make a control token of plain text.
         """
         guard, pattern = self._guard, self._pattern
@@ -79,11 +81,10 @@ class ControlTokens:
             and not guard.has_protected(options)
         ):
             return None
-        text = guard.unescaped(
-            self._render(
-                [guard.message(m) for m in messages], guard.strings(tools), guard.strings(options)
-            )
+        rendered = self._render(
+            [guard.message(m) for m in messages], guard.strings(tools), guard.strings(options)
         )
+        text = cut(guard.unescaped(rendered))
         wanted = [(match[0], match.start()) for match in pattern.finditer(text)]
         plain = restore(text)
         if not self._always and wanted == [
@@ -109,9 +110,7 @@ class ControlTokens:
                 messages=shown,
                 tools=tools or None,
                 documents=None,
-                add_generation_prompt=True,
-                **self._names,
-                **options,
+                **{"add_generation_prompt": True, **self._names, **options},
             )
         )
 

@@ -8,7 +8,7 @@ key) are encoded as plain text: no message can forge a turn, or a picture (`cont
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -17,8 +17,10 @@ from motet_shared.errors import BadRequest, UnsupportedParameter
 from motet_shared.reasoning.reasoning_format import ReasoningFormat
 from motet_shared.tool_formats.parser import short_id
 from motet_tokenizer.encoding.control_tokens import ControlTokens
+from motet_tokenizer.encoding.prompt_end import Mark, PromptEnd
 
 Message = dict[str, Any]
+_NEW_TURN = PromptEnd()
 
 
 class ChatTemplate:
@@ -55,8 +57,9 @@ class ChatTemplate:
         messages: list[Message],
         tools: list[dict[str, Any]],
         options: dict[str, Any] | None = None,
+        end: PromptEnd = _NEW_TURN,
     ) -> list[int]:
-        """Return the token ids of the conversation up to the start of the assistant's next turn.
+        """Return the token ids of the conversation, by default up to the assistant's next turn.
 
         options: variables of the template (`TemplateOptions.resolve`). A picture is a single
         placeholder; `expand_placeholders` expands it to the picture's tokens. Raises BadRequest for
@@ -64,7 +67,8 @@ class ChatTemplate:
         """
         if not self.source:
             raise BadRequest(
-                f"messages: model {self._model!r} has no chat template; use /v1/completions",
+                f"messages: model {self._model!r} has no chat template; use /v1/completions, or start"
+                " it with --chat-template",
                 param="messages",
             )
         if tools and not self.takes_tools:
@@ -80,14 +84,29 @@ class ChatTemplate:
         if self._wants_parts:
             plain = [_in_parts(message) for message in plain]
         try:
-            ids = self._control.encode_safely(plain, tools, options or {})
-            return self._apply(plain, tools, options or {}) if ids is None else ids
+            return self._encode(plain, tools, options or {}, end)
         except Exception as error:
             # A template is a program of the checkpoint: unexpected messages may raise any error.
             raise BadRequest(
                 f"messages: the chat template of model {self._model!r} refuses them: {error}",
                 param="messages",
             ) from error
+
+    def _encode(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any],
+        end: PromptEnd,
+    ) -> list[int]:
+        cut: Callable[[str], str] = str
+        if end.continues:
+            mark = Mark()
+            messages, cut = mark.put(messages), mark.cut
+        if not end.starts_turn:
+            options = {**options, "add_generation_prompt": False}
+        ids = self._control.encode_safely(messages, tools, options, cut)
+        return self._apply(messages, tools, options, cut) if ids is None else ids
 
     def expand_placeholders(
         self, ids: Sequence[int], pictures: Sequence[Sequence[int]]
@@ -122,12 +141,18 @@ class ChatTemplate:
         return probe in str(shown)
 
     def _apply(
-        self, messages: list[Message], tools: list[dict[str, Any]], options: dict[str, Any]
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]],
+        options: dict[str, Any],
+        cut: Callable[[str], str],
     ) -> list[int]:
+        options = {"add_generation_prompt": True, **options}
         text = self._tokenizer.apply_chat_template(
-            messages, tools=tools or None, add_generation_prompt=True, tokenize=False, **options
+            messages, tools=tools or None, tokenize=False, **options
         )
-        return list(self._tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids)
+        backend = self._tokenizer.backend_tokenizer
+        return list(backend.encode(cut(text), add_special_tokens=False).ids)
 
 
 def normalize(messages: list[Message], *, sees: bool = False) -> list[Message]:

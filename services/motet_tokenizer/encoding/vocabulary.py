@@ -27,10 +27,13 @@ from motet_tokenizer.detokenizer import (
     WindowDetokenizer,
 )
 from motet_tokenizer.dialect import Dialect
+from motet_tokenizer.encoding.infill import Infill, no_infill
 from motet_tokenizer.encoding.template import ChatTemplate
 from motet_tokenizer.encoding.template_options import TemplateOptions
 from motet_tokenizer.response_template import ResponseFormat
+from motet_tokenizer.sampling_defaults import SamplingDefaults
 
+_NO_DEFAULTS = SamplingDefaults()
 _NO_LIMIT = 10**9  # transformers' tokenizers report a larger number if they know no limit
 
 
@@ -49,6 +52,7 @@ class Vocabulary:
         created: int = 0,
         tool_format: str = "auto",
         reasoning_format: str = "auto",
+        sampling: SamplingDefaults = _NO_DEFAULTS,
     ):
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise ConfigError(
@@ -57,6 +61,7 @@ class Vocabulary:
                 param="model",
             )
         self.name = name
+        self.sampling = sampling
         self.backend = tokenizer.backend_tokenizer
         self.backend.no_truncation()
         self.backend.no_padding()
@@ -67,6 +72,7 @@ class Vocabulary:
         self.context = _context(name, text_config, tokenizer)
         self.eos_ids = _eos_ids(generation, text_config, tokenizer)
         self.placeholder = placeholder(config) if accepts_images(config) else None
+        self.infill = Infill.of(self.backend)
         self._hidden = hidden_ids(self.backend)
         self.controls = {i: self.backend.id_to_token(i) or "" for i in self._hidden}
         self.dialect = Dialect.of(
@@ -99,6 +105,8 @@ class Vocabulary:
             created=created,
             tools=tools,
             reasoning=self.dialect.reasons,
+            chat=bool(self.template.source),
+            sampling=dict(sampling.values),
             images=images,
             vocab_size=self.size,
             longest_token=_longest_token(self.backend),
@@ -106,12 +114,21 @@ class Vocabulary:
 
     @classmethod
     def load(
-        cls, name: str, path: str, tool_format: str = "auto", reasoning_format: str = "auto"
+        cls,
+        name: str,
+        path: str,
+        tool_format: str = "auto",
+        reasoning_format: str = "auto",
+        *,
+        chat_template: str | None = None,
+        generation_config: str = "auto",
     ) -> Vocabulary:
         """Load a checkpoint folder or a hub name.
 
         tool_format: name of a format of tool calls, or "auto" for that of the chat template.
-        reasoning_format: as `tool_format`, or "none". Raises ConfigError that names the problem.
+        reasoning_format: as `tool_format`, or "none". chat_template: file of a template in place of
+        the checkpoint's. generation_config: "auto" for the checkpoint's, "none", or a file, for
+        recommended sampling. Raises ConfigError that names the problem.
         """
         try:
             tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
@@ -130,13 +147,18 @@ class Vocabulary:
         generation_file = cached_file(
             path, "generation_config.json", _raise_exceptions_for_missing_entries=False
         )
-        if tokenizer.chat_template is None:  # older vision checkpoints keep it in its own file
+        if chat_template is not None:
+            tokenizer.chat_template = _read_text(chat_template)
+        elif tokenizer.chat_template is None:  # older vision checkpoints keep it in its own file
             template_file = cached_file(
                 path, "chat_template.json", _raise_exceptions_for_missing_entries=False
             )
             tokenizer.chat_template = _read(template_file).get("chat_template")
         created = int(Path(config_file).stat().st_mtime)
         generation = _read(generation_file)
+        recommended = generation if generation_config == "auto" else {}
+        if generation_config not in ("auto", "none"):
+            recommended = _read(generation_config)
         return cls(
             name,
             tokenizer,
@@ -145,12 +167,21 @@ class Vocabulary:
             created,
             tool_format,
             reasoning_format,
+            SamplingDefaults.of(recommended),
         )
 
     # ----------------------------------------------------------------------------------------- text
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a raw prompt, with the beginning-of-text token that the model wants."""
-        return list(self.backend.encode(text).ids)
+    def encode(self, text: str, suffix: str = "") -> list[int]:
+        """Return the ids of a raw prompt, with the beginning-of-text token that the model wants.
+
+        suffix: text behind the gap that the reply fills. Raises UnsupportedParameter where the
+        tokenizer has no tokens for that.
+        """
+        if not suffix:
+            return list(self.backend.encode(text).ids)
+        if self.infill is None:
+            raise no_infill(self.name)
+        return self.infill.encode(self.backend, text, suffix)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of a prompt given as ids, without special tokens."""
@@ -193,6 +224,15 @@ class Vocabulary:
                 f"{param}: token id {wrong} is outside of the vocabulary of {self.name!r}; give 0 to {self.size - 1}",
                 param=param,
             )
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"chat_template: cannot read {path}: {error}", param="chat_template"
+        ) from error
 
 
 def _read(path: str | None) -> dict[str, Any]:

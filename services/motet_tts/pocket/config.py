@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from .errors import PocketError
+
 MODEL_TYPE = "motet_pocket_tts"
 
 
@@ -52,14 +54,16 @@ class PocketConfig:
 
     def __post_init__(self) -> None:
         if self.model_type != MODEL_TYPE:
-            raise ValueError(
-                f"model_type {self.model_type!r} is no pocket-tts: give a folder with {MODEL_TYPE!r}"
+            raise PocketError(
+                f"model_type={self.model_type!r} is not pocket-tts: give a folder with {MODEL_TYPE!r}",
+                param="model_type",
             )
         for name in ("voices", "phonemes"):
             entries = getattr(self, name)
             if not entries or len(set(entries)) < len(entries):
-                raise ValueError(
-                    f"{name} {entries!r} must be at least one, each once: correct config.json"
+                raise PocketError(
+                    f"{name}={entries!r}: list one or more, without duplicates, in config.json",
+                    param=name,
                 )
 
     @property
@@ -81,7 +85,7 @@ class PocketConfig:
 
     @classmethod
     def load(cls, folder: Path) -> PocketConfig:
-        """Read a folder's settings. Raises ValueError if they are of another model."""
+        """Read a folder's settings. Raises PocketError for another model's."""
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         known = {field.name for field in fields(cls)}
         settings: dict[str, Any] = {

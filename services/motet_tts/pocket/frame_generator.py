@@ -23,6 +23,7 @@ from transformers import Qwen3Config, Qwen3Model
 from motet_kernels.spans import upload
 
 from .config import PocketConfig
+from .errors import PocketError
 
 LONGEST = 24  # frames at one phoneme that are distinguished
 
@@ -156,10 +157,11 @@ class FrameGenerator(nn.Module):
         return torch.cat([self.read(phonemes, voice, rate), self.embed(self.first(phonemes)[None])])
 
     def read(self, phonemes: list[int], voice: int, rate: float) -> Tensor:
-        """Return the prompt without its start, `[P + 1, E]`. Raises ValueError if too long."""
+        """Return the prompt without its start, `[P + 1, E]`. Raises PocketError if too long."""
         if len(phonemes) > self.config.max_phonemes:
-            raise ValueError(
-                f"{len(phonemes)} phonemes are too many for one sentence: cut it below {self.config.max_phonemes}"
+            raise PocketError(
+                f"the sentence has {len(phonemes)} phonemes, limit {self.config.max_phonemes}: shorten it",
+                param="phonemes",
             )
         device = self.start.device
         voices, rates = torch.tensor([voice]), torch.tensor([rate], dtype=self.start.dtype)

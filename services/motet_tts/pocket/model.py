@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from .codec import SpeechCodec
 from .config import PocketConfig
+from .errors import PocketError
 from .frame_generator import FrameGenerator, Pointer
 from .phonemizer import PhonemeSequence, Phonemizer
 
@@ -55,10 +56,11 @@ class PocketSpeech(nn.Module):
         (folder / "model.safetensors").chmod(0o644)
 
     def voice(self, name: str) -> int:
-        """Return the number of a voice. Raises ValueError if it is unknown."""
+        """Return the number of a voice. Raises PocketError if it is unknown."""
         if name not in self.config.voices:
-            raise ValueError(
-                f"voice {name!r} is unknown: use one of {', '.join(self.config.voices)}"
+            raise PocketError(
+                f"voice={name!r} is unknown: use one of {', '.join(self.config.voices)}",
+                param="voice",
             )
         return self.config.voices.index(name)
 

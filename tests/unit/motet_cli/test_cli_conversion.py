@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from motet_cli.checkpoints import conversion
+from motet_cli.checkpoints import model_folders as models
 from motet_cli.hub import selection
 from motet_cli.hub.reference import HubReference
 from motet_cli.main import main
-from motet_cli.supervision import conversion
-from motet_cli.supervision import model_folders as models
 from motet_models.checkpoints import derived
 from motet_shared.errors import ConfigError
 from support.checkpoints import tiny_checkpoint

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from motet_cli.checkpoints import model_folders as models
 from motet_cli.main import main, parser
-from motet_cli.supervision import model_folders as models
 from motet_cli.supervision import nats, up
 from motet_cli.supervision.stack import Stack, compute_cores, starts_at_once
 from motet_shared.errors import ConfigError
+from motet_shared.testing import free_port
 
 
 @pytest.fixture
@@ -281,9 +282,21 @@ def test_an_image_model_is_served_if_present(folder: Path, tmp_path: Path) -> No
     assert refusal(*common, "--draw", "unknown").param == "--draw"
 
 
-def test_jobs_are_stored_in_the_given_folder(folder: Path, tmp_path: Path) -> None:
+def test_state_is_stored_in_a_folder_of_the_port(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     common = ("--llm", str(folder), "--port", "0")
-    assert options(*common).store is None
+    assert options(*common).store is None, "there is no port to come back to"
+    port = str(free_port())
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    fixed = ("--llm", str(folder), "--port", port)
+    assert options(*fixed).store == tmp_path / "state" / "motet" / port
+    assert options(*fixed, "--no-store").store is None
+    assert options(*fixed, "--nats", "nats://there").store is None
+    assert refusal(*fixed, "--no-store", "--store", "x").param == "--no-store"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert options(*fixed).store == tmp_path / ".local/state/motet" / port
     assert "--jetstream" not in nats.spec(4222, tmp_path).argv
     assert (store := options(*common, "--store", str(tmp_path / "kept")).store) == tmp_path / "kept"
     assert nats.spec(4222, tmp_path, store).argv[-3:] == ("--jetstream", "--store_dir", str(store))

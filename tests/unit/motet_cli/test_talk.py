@@ -39,7 +39,7 @@ SECOND = bytes([1, 2]) * RATE
 TONE = bytes([9, 9]) * (RATE // 10)
 
 
-class Ears:
+class FakePlayback:
     """A sink that keeps what it is given."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ async def test_a_recorder_is_heard_to_its_end_and_its_failure_is_an_error() -> N
 
 # --------------------------------------------------------------------------------------- playback
 async def test_playback_knows_what_was_heard() -> None:
-    ears = Ears()
+    ears = FakePlayback()
     playback = Playback(cast(Sink, ears))
     assert await playback.stop() is None
     await playback.play("a", SECOND)
@@ -209,7 +209,7 @@ def reply(*end: Event) -> list[Event]:
 
 
 async def test_barge_in_stops_playing_and_cuts_the_reply() -> None:
-    ears, shown = Ears(), io.StringIO()
+    ears, shown = FakePlayback(), io.StringIO()
     dialogue = Dialogue(Playback(cast(Sink, ears)), Transcript(shown))
     late = events.SpeechDelta("r", 0, SECOND, "too late")
     cancelled = events.ReplyEnded(reply_id="r", status="cancelled", reason="turn_detected")
@@ -229,7 +229,7 @@ async def test_barge_in_stops_playing_and_cuts_the_reply() -> None:
 
 
 async def test_sound_waits_until_the_conversation_takes_it() -> None:
-    ears = Ears()
+    ears = FakePlayback()
     dialogue = Dialogue(Playback(cast(Sink, ears)), Transcript(io.StringIO()))
     hearing = asyncio.create_task(dialogue.hear(paced(TONE, lambda: True)))
     await asyncio.sleep(0.05)
@@ -241,7 +241,7 @@ async def test_sound_waits_until_the_conversation_takes_it() -> None:
 
 
 async def test_errors_are_shown_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    ears, shown = Ears(), io.StringIO()
+    ears, shown = FakePlayback(), io.StringIO()
     dialogue = Dialogue(Playback(cast(Sink, ears)), Transcript(shown))
     failed = events.ReplyEnded(reply_id="r", status="failed", error=Overloaded("all are busy"))
     unheard = events.TranscriptFailed("u", 0, RuntimeError("no words"))
@@ -254,7 +254,7 @@ async def test_a_dialogue_is_over_when_nothing_is_under_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("motet_cli.talk.dialogue.SETTLED", 0.02)
-    dialogue = Dialogue(Playback(cast(Sink, Ears())), Transcript(io.StringIO()))
+    dialogue = Dialogue(Playback(cast(Sink, FakePlayback())), Transcript(io.StringIO()))
     stop = events.SpeechStopped("u", 9)
     words = events.TranscriptCompleted("u", 0, "hello", 1.0)
     nothing = events.TranscriptCompleted("u", 0, " ", 1.0)

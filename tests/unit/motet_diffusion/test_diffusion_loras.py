@@ -11,18 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from motet_diffusion.engine.request import Drawing, Lora
+from motet_diffusion.engine.request import Lora, PictureRequest
 from motet_shared.errors import BadRequest, ConfigError
-from support.diffusion_book import Sketchbook, assert_alike
 from support.diffusion_checkpoints import FAMILIES, SIZE, load, write_adapter
+from support.recording_engine import RecordingEngine, assert_alike
 from support.refusals import refuses
 
-RED = Drawing(prompt="red circle", steps=3, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0)
+RED = PictureRequest(
+    prompt="red circle", steps=3, seed=3, width=SIZE, height=SIZE, guidance_scale=3.0
+)
 # peft warns of several adapters in the reference, which are meant.
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 
 
-def reference(path: Path, drawing: Drawing, files: dict[str, Path]) -> Any:
+def reference(path: Path, drawing: PictureRequest, files: dict[str, Path]) -> Any:
     """What diffusers itself draws with the adapters of a drawing."""
     pipeline = load(path)
     pipeline.set_progress_bar_config(disable=True)
@@ -47,7 +49,7 @@ def reference(path: Path, drawing: Drawing, files: dict[str, Path]) -> Any:
     return (images[0] * 255).round().astype(np.int64)
 
 
-def with_loras(*loras: Lora) -> Drawing:
+def with_loras(*loras: Lora) -> PictureRequest:
     return replace(RED, loras=loras)
 
 
@@ -73,14 +75,16 @@ def test_pictures_with_different_adapters_share_a_pass(family: str, tmp_path: Pa
     ]
     wanted = [reference(model, drawing, files) for drawing in drawings]
     assert min(np.abs(a - b).max() for i, a in enumerate(wanted) for b in wanted[:i]) > 5
-    with Sketchbook(model, loras=given(files)) as book:
+    with RecordingEngine(model, loras=given(files)) as recording:
         for drawing, picture in zip(drawings, wanted, strict=True):
-            (alone,) = book.draw(drawing)
+            (alone,) = recording.draw(drawing)
             assert_alike(alone, picture)
-        passes = book.engine.passes
-        for drawn, picture in zip(book.draw(*drawings), wanted, strict=True):
+        passes = recording.engine.passes
+        for drawn, picture in zip(recording.draw(*drawings), wanted, strict=True):
             assert_alike(drawn, picture)
-        assert book.engine.passes - passes < len(drawings) * RED.steps  # what each alone would take
+        assert (
+            recording.engine.passes - passes < len(drawings) * RED.steps
+        )  # what each alone would take
 
 
 @pytest.mark.parametrize(
@@ -94,11 +98,11 @@ def test_pictures_with_different_adapters_share_a_pass(family: str, tmp_path: Pa
 def test_adapters_that_cannot_be_had_are_named(tmp_path: Path, lora: Lora, param: str) -> None:
     model = FAMILIES["sd"](tmp_path / "model")
     ink = write_adapter(model, tmp_path / "ink.safetensors", 1)
-    with Sketchbook(model, loras=(f"ink={ink}",)) as book:
+    with RecordingEngine(model, loras=(f"ink={ink}",)) as recording:
         with refuses(BadRequest, param):
-            book.engine.add("x", with_loras(lora))
+            recording.engine.add("x", with_loras(lora))
         with refuses(BadRequest, "loras[1].name"):
-            book.engine.add("x", with_loras(Lora("ink"), Lora("ink")))
+            recording.engine.add("x", with_loras(Lora("ink"), Lora("ink")))
 
 
 def test_files_that_are_no_adapters_are_refused(tmp_path: Path) -> None:
@@ -113,9 +117,9 @@ def test_files_that_are_no_adapters_are_refused(tmp_path: Path) -> None:
         f"ink={tmp_path / 'text.safetensors'}",
     ):
         with refuses(ConfigError, "loras"):
-            Sketchbook(model, loras=(setting,))
+            RecordingEngine(model, loras=(setting,))
     pixart = FAMILIES["pixart"](tmp_path / "pixart" / "model")
     with refuses(ConfigError, "loras"):
-        Sketchbook(pixart, loras=(f"ink={alien}",))
+        RecordingEngine(pixart, loras=(f"ink={alien}",))
     with refuses(ConfigError, "step_cache"):
-        Sketchbook(model, loras=(f"ink={alien}",), step_cache=0.1)
+        RecordingEngine(model, loras=(f"ink={alien}",), step_cache=0.1)

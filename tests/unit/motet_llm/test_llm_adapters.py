@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from motet_llm.adapters.bank import Adapter, AdapterBank
+from motet_llm.adapters.bank import AdapterBank, ResidentAdapter
 from motet_llm.adapters.folder import WEIGHTS
 from motet_llm.config import EngineConfig
 from motet_llm.engine.engine import Engine
@@ -67,7 +67,7 @@ def bank_of(engine: Engine) -> AdapterBank:
     return engine.runner.adapters
 
 
-def loaded(engine: Engine) -> dict[str, Adapter]:
+def loaded(engine: Engine) -> dict[str, ResidentAdapter]:
     """All of the engine's adapters, each in a slot of its own."""
     bank = bank_of(engine)
     return {name: bank.load(name, slot) for slot, name in enumerate(bank.names)}

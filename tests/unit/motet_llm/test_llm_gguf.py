@@ -18,7 +18,6 @@ from motet_llm.weights.gguf.blocks import KINDS, read_blocks
 from motet_shared.errors import ConfigError
 from support.checkpoints import tiny_checkpoint
 from support.quantized_checkpoints import SIZES, answer, check, engine_of
-from support.refusals import refuses
 
 TYPES: Any = gguf.GGMLQuantizationType
 # Where a block's float16 are, and how large: codes and small scales may be anything, these not.
@@ -186,5 +185,5 @@ def test_a_type_that_is_not_read_is_named(tmp_path: Path) -> None:
 def test_two_files_are_one_too_many(tmp_path: Path) -> None:
     coded, _ = make(tmp_path, "qwen3", {"_proj": "Q4_0"})
     shutil.copy(coded / "model.gguf", coded / "other.gguf")
-    with refuses(ConfigError, "model.gguf"):
+    with pytest.raises(ConfigError, match=r"model\.gguf"):
         engine_of(coded)

@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from list_families import PAGE, exact_on
-from motet_llm.attention.heavy_hitters import HeavyHitters
 from motet_llm.config import EngineConfig
 from motet_llm.engine import prompt_scores
 from motet_llm.engine.engine import Engine
@@ -202,7 +201,7 @@ def test_logits_are_kept_for_a_few_rows_at_a_time(
 def test_with_drafts_and_compression_scores_are_the_same(folder: Path) -> None:
     prompt = [3 + at % 9 for at in range(60)]
     reference = reference_of("LlamaForCausalLM", folder)
-    for options in ({"speculate": "ngram"}, {"heavy_hitters": HeavyHitters(16, 4)}):
+    for options in ({"speculate": "ngram"}, {"attention_budget": 16, "attention_observe": 4}):
         engine = make_engine(folder, token_budget=64, **options)
         for key in range(2):
             engine.add(key, prompt, Sampling(max_tokens=6, temperature=0, prompt_logprobs=1))

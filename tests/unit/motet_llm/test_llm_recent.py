@@ -51,9 +51,11 @@ def expected_logits(reference: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return reference(torch.tensor([ids]), attention_mask=masks).logits[0]
 
 
-def masked(length: int, sees: Callable[[int, int], bool]) -> torch.Tensor:
+def masked(length: int, reads_images: Callable[[int, int], bool]) -> torch.Tensor:
     """What is added to scores `[1, 1, N, N]`."""
-    seen = torch.tensor([[sees(query, key) for key in range(length)] for query in range(length)])
+    seen = torch.tensor(
+        [[reads_images(query, key) for key in range(length)] for query in range(length)]
+    )
     return torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)[None, None]
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import pocket_speakers
 import speaker_data
 import speaker_evaluate
+from held_out_seeds import HELD_OUT_SEEDS
 from motet_media.audio import wav_header
 from motet_media.sound_file import RATE
 from motet_pipelines.voice.diarized_transcript import voices
@@ -33,7 +34,7 @@ from motet_speakers.encoder import Shape, SpeakerEncoder
 from motet_speakers.features import BANDS, HOP, features
 from motet_speakers.service import Speakers
 from motet_speakers.stretches import check, stretches
-from speech_sentences import HELD_OUT_SEEDS
+from recipe_error import RecipeError
 from support.refusals import refuses
 from support.spoken import say
 
@@ -264,14 +265,15 @@ def test_the_recipe_learns_and_refuses_held_out_seeds() -> None:
         for one in own
     ]
     assert np.mean(np.array(right) == np.repeat(range(6), 3)) > 0.6
-    with pytest.raises(ValueError, match=f"seed {HELD_OUT_SEEDS[0]}"):
+    with pytest.raises(RecipeError) as refused:
         speaker_data.training_features(HELD_OUT_SEEDS[0], 1, 1)
+    assert refused.value.param == "seed"
 
 
 def test_people_of_training_and_held_out_people_share_no_variant() -> None:
     rng = Random(1)
     trained = {speaker_data.person(rng).voice.name.partition("+")[2] for _ in range(400)}
-    held_out = {who.voice.name.partition("+")[2] for who in speaker_data.held_out_people(rng, 40)}
+    held_out = {one.voice.name.partition("+")[2] for one in speaker_data.held_out_people(rng, 40)}
     assert len(held_out) == 10
     assert not trained & held_out
 
@@ -299,7 +301,7 @@ def test_the_committed_weights_tell_held_out_people_apart() -> None:
     assert rate < 0.12
     silero = speaker_evaluate.Silero()
     for speakers, bound in ((2, 0.15), (3, 0.15)):
-        made = speaker_evaluate.held_out_dialogues(speakers, 8, speaker_data.HEARD)
-        heard = [speaker_evaluate.hear(encoder, one, silero) for one in made]
+        made = speaker_evaluate.held_out_dialogues(speakers, 8, speaker_data.DETECTED)
+        heard = [speaker_evaluate.prepare(encoder, one, silero) for one in made]
         error, _ = speaker_evaluate.diarization(heard, encoder.shape.alike)
         assert error < bound, speakers

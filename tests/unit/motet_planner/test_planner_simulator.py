@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motet_planner.outcome import Outcome, Slo, gap
+from motet_planner.outcome import SimulationOutcome, Slo, gap
 from motet_planner.policy import RolePolicy
 from motet_planner.simulator import Scenario, simulate
 from motet_planner.sizing import Demand, size
@@ -81,7 +81,7 @@ def arrivals(*requests: tuple[float, int, int]) -> list[Arrival]:
     return [Arrival(*request) for request in requests]
 
 
-def times(outcome: Outcome) -> list[tuple[float, float]]:
+def times(outcome: SimulationOutcome) -> list[tuple[float, float]]:
     """(first token, end) of each request."""
     return [(round(job.first, 6), round(job.ended, 6)) for job in outcome.jobs]
 

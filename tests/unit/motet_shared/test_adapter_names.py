@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from motet_cli.checkpoints import model_folders as models
 from motet_cli.commands.models import run as list_models
 from motet_cli.commands.server import Listed, Server
 from motet_cli.main import parser
-from motet_cli.supervision import model_folders as models
 from motet_pipelines.chat.models import accepts_images, servable
 from motet_shared.errors import ConfigError
 from motet_shared.messages import PROTOCOL, Heartbeat, ModelCard

@@ -400,8 +400,8 @@ async def test_a_digest_mismatch_is_an_error_and_keeps_the_lease(
         ({"key": "0-" + "0" * 32}, "0" * 32),
         ({"key": "4095-" + "a" * 32}, "4095"),
         ({"key": "99999-" + "a" * 32}, "99999"),
-        ({"key": "no key"}, ""),
-        ({"key": ""}, ""),
+        ({"key": "no key"}, None),
+        ({"key": ""}, None),
         ({"nbytes": 3}, "7 .* 3"),
         ({"nbytes": -1}, "-1"),
         ({"nbytes": 1 << 60}, str(1 << 60)),
@@ -409,7 +409,7 @@ async def test_a_digest_mismatch_is_an_error_and_keeps_the_lease(
     ],
 )
 async def test_wrong_references_are_typed_errors(
-    owner: BlobStore, reader: BlobStore, way: Any, fields: dict[str, Any], named: str
+    owner: BlobStore, reader: BlobStore, way: Any, fields: dict[str, Any], named: str | None
 ) -> None:
     ref = way(owner.put(b"payload"))
     with pytest.raises(BlobError, match=named):
@@ -429,8 +429,8 @@ async def test_an_unknown_transport_or_address_is_a_typed_error(
         ({"transport": "tcp", "address": "127.0.0.1:1"}, r"127\.0\.0\.1:1"),
         ({"transport": "tcp", "address": "127.0.0.1:99999"}, "99999"),
         ({"transport": "tcp", "address": "a..b:80"}, r"a\.\.b"),
-        ({"transport": "tcp", "address": "é" * 100 + ":80"}, ""),
-        ({"transport": "tcp", "address": "a\0b:80"}, ""),
+        ({"transport": "tcp", "address": "é" * 100 + ":80"}, None),
+        ({"transport": "tcp", "address": "a\0b:80"}, None),
     ]:
         with pytest.raises(BlobError, match=named):
             await reader.get(changed(ref, **fields))
@@ -721,13 +721,13 @@ OK_8 = msgspec.msgpack.encode(["k", 8])
             "9 .*8",
         ),
         (head(100) + b"\x92", "1 of 100"),
-        (head(2) + b"\x91\xc1", ""),
+        (head(2) + b"\x91\xc1", None),
         (b"HTTP/1.1 400 Bad Request\r\n", "HTTP"),
-        (b"", ""),
+        (b"", None),
     ],
 )
 async def test_a_truncated_or_malformed_transfer_is_a_typed_error(
-    reader: BlobStore, reply: bytes, named: str
+    reader: BlobStore, reply: bytes, named: str | None
 ) -> None:
     server, address = await fake_server(reply)
     try:

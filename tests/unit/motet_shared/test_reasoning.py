@@ -75,7 +75,7 @@ REPLIES = [
         "Hm. <|tool_calls\n<|tool_calls_section_begin|>x",
         "Hm. <|tool_calls",
         "<|tool_calls_section_begin|>x",
-        44,
+        45,
     ),
     Reply("granite", OPTIONAL, "<response>Yes</response>", "", "Yes"),
     Reply("granite", CLOSED, "\n<response>Yes</resp</response>\n", "", "Yes</resp\n"),

@@ -14,7 +14,16 @@ from motet_shared.errors import Draining, InternalError, Overloaded, StreamBroke
 from motet_shared.messages import Resume, Sampling, Text
 from motet_shared.testing import die, settle
 from support.tiny_tokenizers import EOS, byte_level, write_folder
-from support.tokenizer_stage import CALL, REPLY, SCRIPT, TOOL, Answer, Stage, chat, stage_in_memory
+from support.tokenizer_stage import (
+    CALL,
+    REPLY,
+    SCRIPT,
+    TOOL,
+    Answer,
+    Stage,
+    chat,
+    stage_in_memory,
+)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from motet_shared.errors import BadRequest, BlobError, ConfigError, PayloadTooLa
 from motet_shared.messages import EncodedImage
 from motet_vision.cache import EmbeddingCache
 from motet_vision.service import Vision
-from support.films import film
 from support.refusals import refuses
+from support.videos import random_video
 from support.vlm_checkpoints import picture, tiny_vlm
 from support.vlm_stage import Stage, png, stage
 
@@ -74,7 +74,7 @@ async def test_another_resolution_is_another_sight(world: tuple[Stage, Vision]) 
 
 async def test_a_video_is_a_sight_of_its_own(world: tuple[Stage, Vision]) -> None:
     made, vision = world
-    image = msgspec.structs.replace(made.file(film(10), param="video"), is_video=True)
+    image = msgspec.structs.replace(made.file(random_video(10), param="video"), is_video=True)
     seen = await made.see(image)
     family = vision.encoder.thread.engine.family
     assert seen.ids == [family.placeholder] * 2 * TOKENS  # a second long: two frames

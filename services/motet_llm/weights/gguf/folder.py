@@ -46,8 +46,8 @@ def _write(header: Header, folder: Path) -> None:
 def _generation(header: Header) -> dict[str, Any]:
     """Return generation_config.json: what ends a reply, and the sampling that the file recommends."""
     found: dict[str, Any] = {"eos_token_id": end_ids(header)} if end_ids(header) else {}
-    for theirs, ours in _SAMPLING.items():
-        value = header.fields.get(f"general.sampling.{theirs}")
+    for gguf_name, name in _SAMPLING.items():
+        value = header.fields.get(f"general.sampling.{gguf_name}")
         if isinstance(value, int | float):
-            found |= {ours: value, "do_sample": True}
+            found |= {name: value, "do_sample": True}
     return found
