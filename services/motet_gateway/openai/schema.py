@@ -56,7 +56,7 @@ class ImagePart(Strict, tag="image_url"):
 
 
 class VideoPart(Strict, tag="video_url"):
-    """A video, in the format that servers of open models share; an extension of OpenAI's.
+    """Hold a video, in the format common to servers of open models; not part of OpenAI's API.
 
     `max_pixels` applies to each frame.
     """

@@ -121,8 +121,10 @@ class ModelRunner:
         )
         num_snapshots = config.max_running if config.prefix_cache else 0
         self.states = self._make_states(config.max_running, num_snapshots)
-        self._recent = config.recent
-        layout = layout_of(self._shapes.layers, config.block_size, self._kv_dtype, self._recent)
+        self._sink_window = config.sink_window
+        layout = layout_of(
+            self._shapes.layers, config.block_size, self._kv_dtype, self._sink_window
+        )
         staging = self._staging_bytes(config.block_size) if config.long_context else 0
         num_blocks = config.num_blocks or self._blocks_in_memory(config, layout, staging)
         self.kv = self._make_kv(num_blocks, config.block_size)
@@ -185,7 +187,12 @@ class ModelRunner:
 
     def _make_kv(self, num_blocks: int, block_size: int) -> KvCache:
         return KvCache(
-            self._shapes.layers, num_blocks, block_size, self._kv_dtype, self.device, self._recent
+            self._shapes.layers,
+            num_blocks,
+            block_size,
+            self._kv_dtype,
+            self.device,
+            self._sink_window,
         )
 
     def resize(self, blocks_per_group: int) -> None:

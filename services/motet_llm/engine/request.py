@@ -253,7 +253,10 @@ class Request:
 
     @property
     def out_of_credit(self) -> bool:
-        """Return True if a step might emit more than is granted: scores and tokens are apart."""
+        """Return True if a step might emit more outputs than are granted.
+
+        Scores of the prompt and tokens are outputs of their own.
+        """
         return self.emitted + self.constraints.scores_prompt >= self.credit
 
     @property

@@ -109,7 +109,7 @@ def test_scores_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
             sampling = Sampling(prompt_logprobs=most, max_tokens=most, temperature=0)
             engine.add((key, most), prompt, sampling)
     found = run(engine)
-    for (key, most), outputs in found.items():  # type: ignore[misc, str-unpack]
+    for (key, most), outputs in found.items():  # type: ignore[misc]
         tokens = scored(outputs)
         assert {len(one.top) for one in tokens} == {most}
         assert_scores(reference, prompts[key], tokens)
@@ -129,8 +129,9 @@ def test_scores_neither_use_the_prefix_cache_nor_spoil_it(folder: Path) -> None:
     for key in ("cold", "warm"):
         engine.add(key, prompt, plain)
         expected = run(engine)[key]
-        assert expected[-1].usage is not None
-    assert expected[-1].usage.cached_tokens > 40
+    usage = expected[-1].usage
+    assert usage is not None
+    assert usage.cached_tokens > 40
     for count in (0, 4):
         engine.add("scored", prompt, Sampling(max_tokens=count, temperature=0, prompt_logprobs=1))
         outputs = run(engine)["scored"]
