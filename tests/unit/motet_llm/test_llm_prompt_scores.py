@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Hashable
 from pathlib import Path
@@ -80,7 +81,10 @@ def reference_of(name: str, folder: Path) -> PreTrainedModel:
 
 @torch.inference_mode()
 def assert_scores(reference: PreTrainedModel, prompt: list[int], tokens: list[ScoredToken]) -> None:
-    logits = reference(torch.tensor([prompt]), use_cache=False).logits[0].float()
+    inputs: dict[str, Any] = {"input_ids": torch.tensor([prompt])}
+    if "position_ids" in inspect.signature(reference.forward).parameters:
+        inputs["position_ids"] = torch.arange(len(prompt)).unsqueeze(0)  # those of `generate`
+    logits = reference(**inputs, use_cache=False).logits[0].float()
     logprobs = logits.log_softmax(-1)
     assert [one.id for one in tokens] == prompt[1:]
     for row, one in zip(logprobs, tokens, strict=False):

@@ -55,7 +55,7 @@ def test_the_first_token_of_a_text_stays_the_first() -> None:
     infill = Infill.of(backend)
     assert infill is not None
     prompt = infill.encode(backend, PREFIX, SUFFIX)
-    assert prompt.count(start) == 1
+    assert [token for token in prompt if token == start] == [start]
     assert prompt[:2] == [start, backend.token_to_id("<|fim_prefix|>")]
 
 
