@@ -203,6 +203,15 @@ def test_logits_are_kept_for_a_few_rows_at_a_time(
     assert_scores(reference_of("LlamaForCausalLM", folder), prompt, scored(outputs))
 
 
+def test_a_reply_of_one_token_ends_with_it(folder: Path) -> None:
+    engine = make_engine(folder, token_budget=64)
+    engine.add("one", [5, 6, 7, 8], Sampling(max_tokens=1, temperature=0, prompt_logprobs=1))
+    outputs = run(engine)["one"]
+    assert [len(one.ids) for one in outputs] == [1]
+    assert outputs[0].finish == "length"
+    assert len(scored(outputs)) == 3
+
+
 def test_with_drafts_and_compression_scores_are_the_same(folder: Path) -> None:
     prompt = [3 + at % 9 for at in range(60)]
     reference = reference_of("LlamaForCausalLM", folder)
