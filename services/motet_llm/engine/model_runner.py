@@ -344,9 +344,10 @@ class ModelRunner:
         """
         backbone, kept = checkpoint.backbone(self.model), self._backbone_output
         rows_R = torch.tensor([*rows], device=self.device)
+        tokens = self._hidden_1ND.shape[:2]  # some classes slice only if it matches the input
         with _replaced_forward(backbone, lambda *_args, **_named: kept):
             output = self.model(
-                input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device),
+                input_ids=torch.zeros(tokens, dtype=torch.long, device=self.device),
                 use_cache=False,
                 logits_to_keep=rows_R,
             )
