@@ -516,14 +516,14 @@ def _add_pull(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     pull = _command(
         commands,
         "pull",
-        "commands.pull",
+        "hub.pull",
         "Download models from a hub, or the files of them that changed.",
     )
     pull.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
 
 
 def _add_remove(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    remove = _command(commands, "remove", "commands.remove", "Delete downloaded models.")
+    remove = _command(commands, "remove", "hub.remove", "Delete downloaded models.")
     remove.add_argument("models", metavar="MODEL", nargs="+", help=_HUB_NAME)
 
 

@@ -65,7 +65,7 @@ async def load_adapter(service: GatewayContext, http: Exchange) -> None:
     body = _load_decoder.decode(await http.body(_MAX_BODY))
     path = _checked_path(body.lora_path)
     directory, link = service.bus.directory, _link_of(folder, body.lora_name)
-    if os.path.lexists(link) and body.load_inplace:
+    if body.load_inplace and _exists(link):
         _unlink(link, body.lora_name)
         await _wait(directory, body.lora_name, present=False)
     _check_free(directory, link, body.lora_name)
@@ -87,7 +87,7 @@ async def unload_adapter(service: GatewayContext, http: Exchange) -> None:
     folder = _folder_of(service)
     body = _unload_decoder.decode(await http.body(_MAX_BODY))
     link = _link_of(folder, body.lora_name)
-    if not os.path.lexists(link):
+    if not _exists(link):
         raise NotFound(
             f"lora_name: {body.lora_name!r} is not loaded; load it with POST /v1/load_lora_adapter",
             param="lora_name",
@@ -136,9 +136,14 @@ def _link_of(folder: Path, name: str) -> Path:
     return folder / entry
 
 
+def _exists(link: Path) -> bool:
+    """Return True for an entry of the folder, also if it links to nothing any more."""
+    return os.path.lexists(link)
+
+
 def _check_free(directory: Directory, link: Path, name: str) -> None:
     announced = [card for role in ("tokenizer", "decode") for card in _cards(directory, name, role)]
-    if os.path.lexists(link) or announced or name in directory.presence.models("decode"):
+    if _exists(link) or announced or name in directory.presence.models("decode"):
         raise BadRequest(
             f"lora_name: {name!r} is taken; give another name, or `load_inplace` for an adapter"
             " loaded here",

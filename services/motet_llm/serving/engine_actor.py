@@ -97,10 +97,14 @@ class EngineActor(Actor):
         done: asyncio.Future[None] = loop.create_future()
         runner = self.thread.engine.runner
 
+        def finish() -> None:
+            if not done.cancelled():
+                done.set_result(None)
+
         def run() -> None:
             if change():
                 runner.forget_recordings()
-            _call_on(loop, lambda: done.cancelled() or done.set_result(None))
+            _call_on(loop, finish)
 
         self.thread.between_steps(run)
         await done

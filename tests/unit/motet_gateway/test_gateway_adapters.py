@@ -40,15 +40,17 @@ class WatchingDecode(FakeDecode):
 
 @asynccontextmanager
 async def serving(folder: Path) -> AsyncIterator[World]:
-    folder.mkdir()
-    async with world(adapter_folder=folder) as here:
-        async with memory_buses("decode", hub=here.hub) as (bus,):
-            decode = WatchingDecode(None, bus)
-            decode.folder = folder
-            await decode.start()
-            await here.buses[2].close()  # the fake one that watches nothing
-            await settle()
-            yield here
+    folder.mkdir()  # noqa: ASYNC240  # a test's own folder
+    async with (
+        world(adapter_folder=folder) as here,
+        memory_buses("decode", hub=here.hub) as (bus,),
+    ):
+        decode = WatchingDecode(None, bus)
+        decode.folder = folder
+        await decode.start()
+        await here.buses[2].close()  # the fake one that watches nothing
+        await settle()
+        yield here
 
 
 def adapter(path: Path) -> str:
@@ -91,7 +93,7 @@ async def test_an_adapter_is_loaded_replaced_and_unloaded(tmp_path: Path, name: 
 async def test_refusals_name_their_field_and_leave_no_link(tmp_path: Path) -> None:
     good = adapter(tmp_path / "good")
     (tmp_path / "empty").mkdir()
-    refused = [
+    refused: list[tuple[int, str, dict[str, Any]]] = [
         (400, "lora_name", {"lora_name": MODEL, "lora_path": good}),
         (400, "lora_name", {"lora_name": "", "lora_path": good}),
         (400, "lora_name", {"lora_name": "ä" * 150, "lora_path": good}),
