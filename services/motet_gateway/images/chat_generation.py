@@ -117,7 +117,7 @@ class ImageChatChunks(ChatChunks):
         response_id: str,
         created: int,
         model: str,
-        **usage: bool,
+        **usage: Any,
     ):
         super().__init__(response_id, created, model, **usage)
         self.generation = generation

@@ -86,6 +86,7 @@ class Handovers:
             or request.times.transfer_seconds is not None
             or request.constraints.prefill_only
             or request.images is not None
+            or request.constraints.scores_prompt
         ):
             return
         instance = self._placement.choose(

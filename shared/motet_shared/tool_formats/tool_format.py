@@ -27,7 +27,7 @@ class ReplyGrammar(Protocol):
         ...
 
     def instead(self, answer: str, tools: Sequence[Tool], *, several: bool) -> list[str]:
-        """Return the rules of calls, or of an expression `answer`."""
+        """Return rules that match either tool calls or the expression `answer`."""
         ...
 
 
