@@ -54,7 +54,12 @@ def reference(folder: Path) -> Any:
 @asynccontextmanager
 async def stack(folder: Path) -> AsyncIterator[App]:
     hub = MemoryHub()
-    options: dict[str, Any] = {"num_blocks": 200, "block_size": 8, "token_budget": 64, "max_running": 8}
+    options: dict[str, Any] = {
+        "num_blocks": 200,
+        "block_size": 8,
+        "token_budget": 64,
+        "max_running": 8,
+    }
     decode = DecodeConfig(
         model=str(folder), name=MODEL, threads=1, metrics_port=-1, dtype="float32", **options
     )
