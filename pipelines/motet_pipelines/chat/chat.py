@@ -101,7 +101,7 @@ async def chat_with_prompt(
 
 @dataclass(slots=True)
 class _PromptPosition:
-    """What has been received of a prompt, which every attempt sends from the beginning."""
+    """Hold what has been received of a prompt, which every attempt sends from the beginning."""
 
     scored: int = 0  # tokens whose log-probabilities have been received
     has_ids: bool = False

@@ -37,7 +37,7 @@ _OPTIONS = ImageOptions.__struct_fields__
 
 @dataclass(frozen=True, slots=True)
 class ChatImageGeneration:
-    """How the images of a chat are generated, and whether progress is reported."""
+    """Hold how the images of a chat are generated, and whether progress is reported."""
 
     request: Draw
     progress: bool
