@@ -56,6 +56,19 @@ class RateLimited(Overloaded):
         self.kind, self.retry_after = kind, retry_after
 
 
+class ModelLoading(Unavailable):
+    """Signal that a model is loaded on demand, later than the client waits for it.
+
+    `retry_after`: whole seconds until it is expected to be ready.
+    """
+
+    code = "model_loading"
+
+    def __init__(self, message: str, retry_after: int):
+        super().__init__(message, param="model")
+        self.retry_after = retry_after
+
+
 class QuotaExceeded(BadRequest):
     """Signal that the tenant's stored bytes have reached their limit (`stored_bytes`)."""
 
@@ -143,6 +156,8 @@ class Problem:
             return cls(
                 status, known.kind, known.code, known.message, known.param, known.retry_after
             )
+        if isinstance(known, ModelLoading):
+            return cls(status, kind, known.code, known.message, known.param, known.retry_after)
         allow = known.allow if isinstance(known, MethodNotAllowed) else ""
         return cls(status, kind, known.code, without_names(known.message), known.param, allow=allow)
 
