@@ -18,7 +18,7 @@ Load = Literal["at start", "on demand"]
 FOREVER = "forever"  # a `keep_alive` without an end
 
 
-class Table(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class Table(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True, frozen=True):
     """Reject unknown fields; base of every table."""
 
 

@@ -355,7 +355,7 @@ class Stack:
         return ChildSpec(
             name=name,
             role=role,
-            argv=(sys.executable, "-m", module, *common, *self.role_flags.get(role, ()), *argv),
+            argv=(sys.executable, "-m", module, *self.role_flags.get(role, ()), *argv, *common),
             env=self._secrets(role) | thread_limits(threads) | _NO_PROGRESS_BARS,
             stage=stage,
             grace=grace,

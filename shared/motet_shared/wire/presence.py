@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from motet_shared.errors import ConfigError, Unavailable
+from motet_shared.errors import ConfigError, LoadFailed
 from motet_shared.messages import Heartbeat, Offer
 
 # Roles that announce models.
@@ -92,10 +92,10 @@ class Presence:
         return [one for one in every if one.role == role]
 
     def check_offer(self, role: str, model: str) -> None:
-        """Raise Unavailable if a model that is loaded on demand could not be started."""
+        """Raise LoadFailed if a model that is loaded on demand could not be started."""
         offer = self.offer(role, model)
         if offer is not None and offer.stage == "failed":
-            raise Unavailable(
+            raise LoadFailed(
                 f"model {model!r} cannot be loaded: {offer.problem}; see the log of `motet up`",
                 param="model",
             )
