@@ -951,6 +951,7 @@ class ModelCard(Struct, omit_defaults=True, kw_only=True):
     kv_format: str = ""
     parent: str = ""  # base model of an adapter
     resident: bool = True  # False: an adapter that must be loaded first
+    problem: str = ""  # why an adapter cannot be served
     hash_root: int = 0  # initial value of its block hash chains (`prefixes`)
 
 

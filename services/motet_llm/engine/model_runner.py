@@ -153,13 +153,13 @@ class ModelRunner:
     def _make_adapters(
         self, config: EngineConfig, matrices: dict[str, Matrix]
     ) -> AdapterBank | None:
-        """Return the adapter bank, or None where no adapters are served.
+        """Return the adapter bank, or None where no adapters are served or may come.
 
         Factors have the activations' type on a GPU; on a CPU float32 with float32 weights, else
         bfloat16.
         """
         folders = named_folders(config.adapters, config.adapter_folder, config.model_name)
-        if not folders:
+        if not folders and not config.adapter_folder:
             return None
         narrow = torch.float32 if self._weights == "float32" else torch.bfloat16
         return AdapterBank(
@@ -198,6 +198,10 @@ class ModelRunner:
     def resize(self, blocks_per_group: int) -> None:
         """Replace the cache by an empty one of `blocks_per_group` blocks per group of layers."""
         self.kv = self._make_kv(blocks_per_group * len(self.kv.groups), self.kv.block_size)
+        self._memories = {}
+
+    def forget_recordings(self) -> None:
+        """Forget the recordings of steps, after tensors that they read have moved."""
         self._memories = {}
 
     @contextmanager
