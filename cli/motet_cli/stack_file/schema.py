@@ -22,7 +22,7 @@ class Table(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     """Reject unknown fields; base of every table."""
 
 
-class UpSettings(Table):
+class UpSettings(Table, frozen=True):
     """[settings]: flags of `motet up` without dashes, as underscores; the command line overrides."""
 
     host: str | None = None
@@ -57,7 +57,7 @@ class UpSettings(Table):
     state_file: str | None = None
 
 
-class OnDemandTable(Table):
+class OnDemandTable(Table, frozen=True):
     """[on_demand]: what all models share that are loaded on demand.
 
     memory: bytes for those that are loaded; by default what models loaded at start leave of
@@ -71,13 +71,13 @@ class OnDemandTable(Table):
     keep_alive: str | float = "5m"
 
 
-class RoleTable(Table):
+class RoleTable(Table, frozen=True):
     """[roles.NAME]: settings of all processes of a role, as their flags (`--help` lists them)."""
 
     settings: dict[str, Setting] = {}
 
 
-class ModelTable(Table):
+class ModelTable(Table, frozen=True):
     """[models.NAME]: one model, served under the name of its table.
 
     source: a folder, a local model, org/name on a hub or a GGUF file; by default NAME.
@@ -101,7 +101,7 @@ class ModelTable(Table):
     settings: dict[str, Setting] = {}
 
 
-class StackFile(Table):
+class StackFile(Table, frozen=True):
     """motet.toml."""
 
     settings: UpSettings = UpSettings()

@@ -104,8 +104,10 @@ class Directory:
     def is_coming(self, role: str, model: str) -> bool:
         """Return True if work for `model` should wait.
 
-        The model is starting, or was lost a moment ago and may be replaced.
+        The model is starting, was lost a moment ago and may be replaced, or is loaded on demand.
         """
+        if self.presence.offer(role, model) is not None:
+            return True
         return self.is_starting(role, model) or self.presence.may_return(role, model)
 
     def is_starting(self, role: str, model: str) -> bool:

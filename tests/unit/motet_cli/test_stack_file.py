@@ -10,7 +10,7 @@ from msgspec.structs import fields
 
 from motet_cli.checkpoints import model_folders
 from motet_cli.main import main, parser
-from motet_cli.stack_file.arguments import find_stack_file, flag_defaults
+from motet_cli.stack_file.arguments import find_stack_file, flag_defaults, stack_file_of
 from motet_cli.stack_file.read import read_stack_file
 from motet_cli.stack_file.schema import StackFile, UpSettings
 from motet_cli.supervision import up
@@ -191,4 +191,4 @@ def test_the_file_of_the_folder_is_read_unless_none_is_wanted(
 
 
 def test_a_command_line_without_a_file_has_an_empty_one() -> None:
-    assert up.stack_file_of(Namespace()) == StackFile()
+    assert stack_file_of(Namespace()) == StackFile()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from pathlib import Path
 from typing import get_args
@@ -16,11 +17,16 @@ from motet_cli.stack_file.read import read_stack_file
 from motet_cli.stack_file.schema import ModelTable, OnDemandTable
 from motet_gateway.config import GatewayConfig
 from motet_llm.config import DecodeConfig
+from motet_shared.process.config import ProcessConfig
 from motet_tokenizer.config import TokenizerConfig
 
 ROOT = Path(__file__).parents[3]
 FLAGS, STACK = ((ROOT / "docs" / name).read_text() for name in ("flags.md", "stack-file.md"))
-CONFIGS = {"decode": DecodeConfig, "tokenizer": TokenizerConfig, "gateway": GatewayConfig}
+CONFIGS: dict[str, type[ProcessConfig]] = {
+    "decode": DecodeConfig,
+    "tokenizer": TokenizerConfig,
+    "gateway": GatewayConfig,
+}
 OURS = re.compile(r"(\w+) `(?:--)?([\w-]+)`")
 
 
@@ -36,7 +42,7 @@ def known() -> dict[str, set[str]]:
     (commands,) = (a for a in top._actions if isinstance(a, argparse._SubParsersAction))
     up = {flag.lstrip("-") for flag in commands.choices["up"]._option_string_actions}
     found = {
-        role: {name.replace("_", "-") for name in config.__dataclass_fields__}
+        role: {one.name.replace("_", "-") for one in dataclasses.fields(config)}
         for role, config in CONFIGS.items()
     }
     toml = {one.name for table in (ModelTable, OnDemandTable) for one in fields(table)}
