@@ -29,7 +29,7 @@ from motet_cli.supervision.connection import (
     with_environment,
 )
 from motet_cli.supervision.logs import Log
-from motet_cli.supervision.nursery import Nursery
+from motet_cli.supervision.nursery import Nursery, NotForked
 from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready
 from motet_cli.supervision.stack import AccessOptions, Stack, nursery_environment, starts_at_once
 from motet_cli.supervision.supervisor import Supervisor
@@ -365,9 +365,22 @@ class Up:
         # Imported here: it imports the bus, which nothing else in this process needs.
         from motet_cli.on_demand.start import loader_of
 
+        modules = {spec.argv[2] for _, specs in models for spec in specs if spec.forks}
+        importing = asyncio.create_task(self._import(sorted(modules)), name="import")
         stack = self._options.stack
         loader = loader_of(stack, models, self._supervisor, self._log.note)
-        await loader.run(with_environment(_connection(stack.nats_url, stack.credentials)))
+        try:
+            await loader.run(with_environment(_connection(stack.nats_url, stack.credentials)))
+        finally:
+            importing.cancel()
+
+    async def _import(self, modules: list[str]) -> None:
+        """Import what models on demand will need, so that the first request does not wait for it."""
+        if self._nursery is None:
+            return
+        for module in modules:
+            with contextlib.suppress(NotForked, OSError):  # told when a process is to be forked
+                await self._nursery.load(module)
 
     def _note_serving(self, stack: Stack) -> None:
         adapters = [f"{adapter.partition('=')[0]} (adapter)" for adapter in stack.adapters]
