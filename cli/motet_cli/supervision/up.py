@@ -29,7 +29,7 @@ from motet_cli.supervision.connection import (
     with_environment,
 )
 from motet_cli.supervision.logs import Log
-from motet_cli.supervision.nursery import Nursery, NotForked
+from motet_cli.supervision.nursery import NotForked, Nursery
 from motet_cli.supervision.readiness import Health, wait_for_port, wait_until_ready
 from motet_cli.supervision.stack import AccessOptions, Stack, nursery_environment, starts_at_once
 from motet_cli.supervision.supervisor import Supervisor
