@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from motet_kernels.linear.group_weights import GroupWeights
-from motet_kernels.linear.grouped_linear import GroupedLinear
+from motet_kernels.linear.linear import Linear
 from motet_shared.errors import ConfigError
 
 from .coded_linear import CodedEmbedding, CodedLinear
@@ -208,6 +208,6 @@ def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
 
 def formats(model: nn.Module) -> str:
     """Return the formats of quantized matrices with their counts: "int4:32 (96), int8:16 (17)"."""
-    found = [module.format for module in model.modules() if isinstance(module, GroupedLinear)]
+    found = [module.format for module in model.modules() if isinstance(module, Linear)]
     count = Counter(form for form in found if ":" in form)  # others were quantized here
     return ", ".join(f"{form} ({number})" for form, number in sorted(count.items()))

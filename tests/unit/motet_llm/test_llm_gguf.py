@@ -17,12 +17,12 @@ from motet_llm.weights.coded_linear import checked
 from motet_llm.weights.gguf.blocks import KINDS, read_blocks
 from motet_shared.errors import ConfigError
 from support.checkpoints import tiny_checkpoint
-from support.quantized_checkpoints import SIZES, answer, check, engine_of
+from support.quantized_checkpoints import SIZES, answer, calmed, check, engine_of
 
 TYPES: Any = gguf.GGMLQuantizationType
 # Where a block's float16 are, and how large: codes and small scales may be anything, these not.
 _HALVES = {"Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
-_SIZE = {"Q4_0": 0.02, "Q5_0": 0.01, "Q8_0": 0.002, "Q4_K": 0.0004, "Q6_K": 0.0002}
+_SIZE = {"Q4_0": 0.013, "Q5_0": 0.006, "Q8_0": 0.0008, "Q4_K": 0.00018, "Q6_K": 0.00013}
 _LAYER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -87,7 +87,7 @@ def back(rows: np.ndarray, heads: int) -> np.ndarray:
 def make(folder: Path, family: str, kinds: dict[str, str], **sizes: Any) -> tuple[Path, Path]:
     """A folder with a GGUF file whose matrices have the type of the first ending in `kinds`, and what it stands for."""
     plain = tiny_checkpoint(family, folder / "plain", **{**SIZES, **sizes})
-    tensors = load_file(plain / "model.safetensors")
+    tensors = calmed(load_file(plain / "model.safetensors"))
     coded = folder / "coded"
     shutil.copytree(plain, coded, ignore=shutil.ignore_patterns("*.safetensors"))
     writer = gguf.GGUFWriter(

@@ -37,7 +37,7 @@ MADE: dict[str, tuple[Callable[[Path], tuple[Path, Path]], str]] = {
     ),
     "packed int4, groups of 16": (
         lambda at: made.compressed(at, "pack-quantized", group=16),
-        "int8:16",
+        "int4:16",
     ),
     "packed int8": (lambda at: made.compressed(at, "pack-quantized", bits=8), "int8:"),
     "int8": (lambda at: made.compressed(at, "int-quantized", bits=8), "int8:"),
